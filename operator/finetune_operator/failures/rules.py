@@ -309,7 +309,7 @@ def _has_succeeded(evidence: Evidence) -> bool:
 
 
 def _build_sort_key(verdict: Verdict) -> tuple[bool, bool, datetime, int]:
-    """Return a sort key by likelihood of the root cause: victims last, before them stopped nodes, then by time."""
+    """Return a sort key for root causes: victims after other failures, stopped nodes last, then by time."""
     evidence = verdict.evidence
     assert evidence is not None
     was_stopped = verdict.reason is Reason.STOPPED

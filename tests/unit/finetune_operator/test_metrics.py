@@ -50,7 +50,7 @@ async def test_responses_and_missing_responses_are_counted_by_code() -> None:
     api.faults += [
         ScriptedFault("GET", "pods", 500),
         ScriptedFault("GET", "pods", 0, times=2),
-    ]  # twice, because aiohttp retries idempotent requests once
+    ]  # counted twice, because aiohttp retries idempotent requests once
     async with serve_and_connect(api, RequestCounter(metrics.requests), last_request) as server:
         await server.call("GET", "/api/v1/pods")
     counts = {

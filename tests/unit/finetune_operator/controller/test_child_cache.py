@@ -24,7 +24,7 @@ def tombstone(name: str, *, attempt: int = 0, deleted_at: float = 0.0) -> Tombst
 
 
 class CacheUnderTest:
-    """ChildCache with a clock and current attempts set by the test; records the changed jobs."""
+    """ChildCache with a clock and current attempts that the test sets; records the changed jobs."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -58,7 +58,7 @@ def test_a_deleted_pod_leaves_a_tombstone_with_its_last_state() -> None:
     assert cache.children.deleted_pods(KEY) == (pod(status={"phase": "Failed"}),)
 
 
-def test_pod_with_changed_job_label_moves_to_the_other_job() -> None:
+def test_pod_with_a_changed_job_label_is_moved_to_the_other_job() -> None:
     cache = CacheUnderTest()
     cache.children.on_pod_event(None, pod())
     cache.children.on_pod_event(pod(), pod(job="other"))
@@ -87,7 +87,7 @@ def test_tombstones_of_a_deleted_job_expire() -> None:
     cache = CacheUnderTest()
     cache.children.on_pod_event(None, pod())
     cache.children.forget(KEY)
-    cache.attempts.clear()  # pods are deleted after the job, by the garbage collector
+    cache.attempts.clear()  # the garbage collector deletes pods after their job
     cache.children.on_pod_event(pod(), None)
     cache.now = TOMBSTONE_TTL.total_seconds()
     cache.children.prune()
@@ -99,12 +99,12 @@ def test_a_tombstone_of_the_current_attempt_never_expires() -> None:
     assert retained == (tombstone("a-1-0", attempt=1),)
 
 
-def test_current_attempt_keeps_one_tombstone_per_node() -> None:
+def test_one_tombstone_per_node_is_kept_for_the_current_attempt() -> None:
     tombstones = [tombstone(f"a-1-{rank}", attempt=1, deleted_at=rank) for rank in range(1000)]
     assert prune_tombstones(tombstones, current_attempt=1, now=FOREVER) == tuple(tombstones)
 
 
-def test_current_attempt_keeps_only_the_newest_tombstone_of_a_pod_name() -> None:
+def test_only_the_newest_tombstone_of_a_pod_name_is_kept_for_the_current_attempt() -> None:
     tombstones = [tombstone("a-0-0", deleted_at=1.0), tombstone("a-0-0", deleted_at=2.0)]
     assert prune_tombstones(tombstones, current_attempt=0, now=3.0) == (tombstone("a-0-0", deleted_at=2.0),)
 

@@ -143,7 +143,7 @@ async def test_failed_pass_is_retried_and_logged_once_until_a_pass_succeeds(capl
     assert [vars(record)["job"] for record in caplog.records] == ["default/a"] * 2
 
 
-async def test_status_write_with_lost_response_is_detected_without_the_watch() -> None:
+async def test_status_write_with_a_lost_response_is_detected_without_the_watch() -> None:
     api = HttpApi()
     api.faults.append(ScriptedFault("PUT", "finetunejobs", 0, after_execution=True))
     async with running_controller(api) as (controller, _):
@@ -151,7 +151,7 @@ async def test_status_write_with_lost_response_is_detected_without_the_watch() -
         await wait_until(lambda: len(list_pod_names(api)) == 2)
 
 
-async def test_retry_drops_a_job_that_was_replaced_by_another_of_the_same_name() -> None:
+async def test_retry_drops_a_job_that_was_replaced_by_a_job_of_the_same_name() -> None:
     api = HttpApi()
     api.faults.append(ScriptedFault("PUT", "finetunejobs", 500, times=3))
     async with running_controller(api) as (controller, _):
@@ -208,7 +208,7 @@ async def test_job_deleted_during_its_pass_stays_deleted() -> None:
         assert len(controller.jobs) == 0
 
 
-async def test_resync_finds_jobs_and_deletions_missed_by_the_watch() -> None:
+async def test_resync_detects_jobs_and_deletions_that_the_watch_missed() -> None:
     api = HttpApi()
     deleted = put_job(api, "deleted")
     async with running_controller(api) as (controller, _):

@@ -67,14 +67,14 @@ async def test_children_are_created_only_after_uncached_reads() -> None:
     assert cluster.requests[3:] == CREATES
 
 
-async def test_pod_only_in_the_list_is_not_created_again() -> None:
+async def test_listed_pod_missing_from_the_cache_is_not_created_again() -> None:
     cluster = RecordingCluster(pods=(pod(job(), 0),))
     await run_pass(cluster, raw_job(status_after()))
 
     assert list_create_requests(cluster) == [line for line in CREATES if line != "create Pod bert-0-0"]
 
 
-async def test_pod_missing_from_the_cache_but_listed_counts_as_running() -> None:
+async def test_listed_pod_missing_from_the_cache_counts_as_running() -> None:
     cluster = RecordingCluster(pods=running_pods())
     result = await run_pass(cluster, raw_job(status_after(running_pods())), cached_state(running_pod(job(), 0)))
 
@@ -82,7 +82,7 @@ async def test_pod_missing_from_the_cache_but_listed_counts_as_running() -> None
     assert result.requeue_after is None
 
 
-async def test_pod_only_in_the_cache_counts_as_deleted_and_is_not_created_again() -> None:
+async def test_cached_pod_missing_from_the_list_counts_as_deleted_and_is_not_created_again() -> None:
     cluster = RecordingCluster(pods=())
     result = await run_pass(cluster, raw_job(status_after()), cached_state(pod(job(), 0)))
 
@@ -122,7 +122,7 @@ async def test_foreign_service_is_not_used_as_the_service_of_the_job() -> None:
         pytest.param({"type": "ExternalName", "externalName": "example.com", "clusterIP": ""}, id="other type"),
     ],
 )
-async def test_edited_service_is_deleted_but_an_intact_one_is_kept(edit: RawBody) -> None:
+async def test_edited_service_is_deleted_but_an_intact_service_is_kept(edit: RawBody) -> None:
     service = build_service(plan_run(job(), attempt=0, settings=SETTINGS))
     metadata = {**service["metadata"], "uid": "uid-9"}
     intact = {"metadata": metadata, "spec": {**service["spec"], "type": "ClusterIP", "sessionAffinity": "None"}}

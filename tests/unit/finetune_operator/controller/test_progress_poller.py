@@ -144,7 +144,7 @@ def test_polled_host_is_node_0_of_the_current_attempt(pods: tuple[RawBody, ...],
 
 
 class PollerUnderTest:
-    """Progress poller with one job, whose only pod serves its status on this port."""
+    """Progress poller with one job; the only pod of the job serves its status on this port."""
 
     def __init__(self, port: int) -> None:
         self.clock = 0.0
@@ -186,7 +186,7 @@ async def test_single_missing_response_is_ignored() -> None:
     async with run_status_server(respond) as port:
         setup = PollerUnderTest(port)
         await setup.poll()
-    await setup.poll()  # the server has stopped
+    await setup.poll()  # this poll fails, because the server has stopped
     latest = setup.poller.get_latest_progress(KEY)
     assert latest is not None
     assert (latest.step, len(setup.advanced)) == (1, 1)
@@ -194,7 +194,7 @@ async def test_single_missing_response_is_ignored() -> None:
 
 async def test_unreachable_endpoint_is_reported_once_until_the_next_response() -> None:
     async def respond(_: web.Request) -> web.Response:
-        return web.json_response({})  # any response clears the report, even without progress
+        return web.json_response({})  # a response clears the report even if it contains no progress
 
     async with run_status_server(respond) as port:
         setup = PollerUnderTest(port)

@@ -54,21 +54,21 @@ async def test_an_unchanged_status_is_not_written() -> None:
     assert result == PassResult(raw_job(status))
 
 
-async def test_known_rejected_create_is_retried_after_a_delay() -> None:
+async def test_repeatedly_rejected_create_is_retried_after_a_delay() -> None:
     rejected_before = (RejectedCreate("Pod", "bert-0-1", 403, "exceeded quota"),)
     error = CreateRejected("exceeded quota", status=403, kind="Pod", name="bert-0-1")
     cluster = RecordingCluster(errors={CREATES[3]: error})
     first = await run_pass(cluster, raw_job(status_after()), CachedState(rejected_creates=rejected_before))
     second = await run_pass(cluster, first.job, CachedState(rejected_creates=rejected_before))
 
-    assert first.requeue_after == timedelta()  # because the pending reason was written
+    assert first.requeue_after == timedelta()  # requeued at once, because the pending reason was written
     assert (second.rejected_creates, second.requeue_after) == (rejected_before, timedelta(seconds=1))
 
 
 @pytest.mark.parametrize(
     ("deadline", "requeue_after"), [(120, timedelta(seconds=60)), (360, MAX_REQUEUE_AFTER), (86_400, MAX_REQUEUE_AFTER)]
 )
-async def test_requeue_delay_is_limited_in_case_the_clock_is_corrected(deadline: int, requeue_after: timedelta) -> None:
+async def test_requeue_delay_is_limited_to_five_minutes(deadline: int, requeue_after: timedelta) -> None:
     status = status_after(running_pods(), running_pods(), activeDeadlineSeconds=deadline)
     job_body = raw_job(status, activeDeadlineSeconds=deadline)
     result = await run_pass(RecordingCluster(), job_body, cached_state(*running_pods()))
@@ -126,7 +126,7 @@ async def test_running_pods_are_stopped_if_the_spec_becomes_invalid() -> None:
     assert cluster.requests == ["write status", *deletions, "event InvalidSpec"]
     assert first.job["status"]["attempts"][-1]["state"] == "Failed"
 
-    second_cluster = RecordingCluster()  # simulates a crash before the deletions were sent
+    second_cluster = RecordingCluster()  # a new cluster object simulates a crash before the deletions were sent
     await run_pass(second_cluster, first.job, cached_state(*running_pods()))
     assert second_cluster.requests == deletions
 
@@ -143,6 +143,6 @@ def test_empty_status_fields_are_omitted_except_restarts() -> None:
     assert render_status(JobStatus()) == {"restarts": 0}
 
 
-def test_rendered_status_is_parsed_to_an_equal_status() -> None:
+def test_rendered_status_can_be_parsed_without_loss() -> None:
     status = status_after(running_pods())
     assert FineTuneJob.parse(raw_job(status)).status == status

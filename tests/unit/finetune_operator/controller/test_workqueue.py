@@ -27,24 +27,24 @@ class PassLog:
     max_concurrent: Counter[str] = field(default_factory=Counter)
     _running: Counter[str] = field(default_factory=Counter)
 
-    async def run_worker(self, queue: WorkQueue[str], *, seconds: float = 1.0) -> None:
-        """Run a worker whose passes take `seconds`."""
+    async def run_worker(self, queue: WorkQueue[str], *, pass_seconds: float = 1.0) -> None:
+        """Run a worker whose passes take `pass_seconds`."""
         try:
             while True:
                 async with queue.next() as key:
                     self.starts.append((key, asyncio.get_running_loop().time()))
                     self._running[key] += 1
                     self.max_concurrent[key] = max(self.max_concurrent[key], self._running[key])
-                    await asyncio.sleep(seconds)
+                    await asyncio.sleep(pass_seconds)
                     self._running[key] -= 1
         except QueueClosed:
             return
 
 
 async def run_workers(
-    queue: WorkQueue[str], log: PassLog, *, workers: int = 1, end_seconds: float, seconds: float = 1.0
+    queue: WorkQueue[str], log: PassLog, *, workers: int = 1, end_seconds: float, pass_seconds: float = 1.0
 ) -> None:
-    tasks = [asyncio.create_task(log.run_worker(queue, seconds=seconds)) for _ in range(workers)]
+    tasks = [asyncio.create_task(log.run_worker(queue, pass_seconds=pass_seconds)) for _ in range(workers)]
     await asyncio.sleep(end_seconds - asyncio.get_running_loop().time())
     queue.close()
     await asyncio.gather(*tasks)
@@ -61,7 +61,7 @@ def test_key_added_repeatedly_gets_one_pass() -> None:
     assert run_in_virtual_time(scenario()).starts == [("a", 0.0)]
 
 
-def test_add_during_a_pass_causes_another_pass() -> None:
+def test_key_added_during_its_pass_gets_another_pass() -> None:
     async def scenario() -> PassLog:
         queue, log = WorkQueue[str](), PassLog()
         queue.add("a")
@@ -97,7 +97,7 @@ def test_workers_process_different_keys_concurrently() -> None:
 
 
 @pytest.mark.parametrize("delays", [pytest.param((3, 5), id="earlier first"), pytest.param((5, 3), id="later first")])
-def test_earlier_of_two_delayed_adds_wins(delays: tuple[float, float]) -> None:
+def test_earlier_of_two_delayed_adds_takes_precedence(delays: tuple[float, float]) -> None:
     async def scenario() -> PassLog:
         queue, log = WorkQueue[str](), PassLog()
         for delay in delays:
@@ -164,7 +164,7 @@ def test_a_removed_key_gets_no_pass() -> None:
     assert run_in_virtual_time(scenario()).starts == []
 
 
-def test_constantly_added_key_is_rate_limited_and_does_not_delay_other_keys() -> None:
+def test_rate_limit_of_a_constantly_added_key_does_not_delay_other_keys() -> None:
     async def add_constantly(queue: WorkQueue[str]) -> None:
         while not queue.closed:
             queue.add("a")
@@ -174,7 +174,7 @@ def test_constantly_added_key_is_rate_limited_and_does_not_delay_other_keys() ->
         queue, log = WorkQueue[str](), PassLog()
         adding = asyncio.create_task(add_constantly(queue))
         asyncio.get_running_loop().call_at(5.05, queue.add, "b")
-        await run_workers(queue, log, end_seconds=20, seconds=0.001)
+        await run_workers(queue, log, end_seconds=20, pass_seconds=0.001)
         await adding
         return log
 
@@ -195,7 +195,7 @@ def test_the_token_bucket_refills_while_a_key_is_idle() -> None:
     async def scenario() -> PassLog:
         queue, log = WorkQueue[str](), PassLog()
         refill_seconds = PASS_BURST * SECONDS_PER_PASS
-        worker = asyncio.create_task(run_workers(queue, log, end_seconds=2 * refill_seconds, seconds=0.001))
+        worker = asyncio.create_task(run_workers(queue, log, end_seconds=2 * refill_seconds, pass_seconds=0.001))
         await add_burst(queue)
         await asyncio.sleep(refill_seconds)
         await add_burst(queue)
@@ -205,12 +205,12 @@ def test_the_token_bucket_refills_while_a_key_is_idle() -> None:
     assert len(run_in_virtual_time(scenario()).starts) == 2 * PASS_BURST
 
 
-def test_closed_queue_finishes_running_passes_and_starts_no_others() -> None:
+def test_closed_queue_finishes_running_passes_and_starts_no_new_ones() -> None:
     async def scenario() -> PassLog:
         queue, log = WorkQueue[str](), PassLog()
         queue.add("a")
         queue.add("b")
-        await run_workers(queue, log, end_seconds=0.5, seconds=3.0)
+        await run_workers(queue, log, end_seconds=0.5, pass_seconds=3.0)
         return log
 
     log = run_in_virtual_time(scenario())
@@ -218,12 +218,12 @@ def test_closed_queue_finishes_running_passes_and_starts_no_others() -> None:
     assert log._running["a"] == 0
 
 
-def test_metrics_include_waiting_keys_and_running_passes() -> None:
+def test_metrics_report_the_wait_of_keys_and_the_duration_of_passes() -> None:
     async def scenario() -> tuple[int, float, float]:
         queue, log = WorkQueue[str](), PassLog()
         queue.add("a")
         queue.add("b")
-        worker = asyncio.create_task(log.run_worker(queue, seconds=100.0))
+        worker = asyncio.create_task(log.run_worker(queue, pass_seconds=100.0))
         await asyncio.sleep(30)
         metrics = len(queue), queue.oldest_wait_seconds(), queue.longest_pass_seconds()
         worker.cancel()
@@ -246,7 +246,7 @@ def test_waiting_time_starts_at_the_first_add() -> None:
     assert waits == [3.0]
 
 
-Step = tuple[str, str, float]  # (operation, key, seconds)
+Step = tuple[str, str, float]  # operation, key, delay in seconds
 steps = st.lists(
     st.tuples(
         st.sampled_from(("add", "add_after", "retry", "wait")),
@@ -257,17 +257,19 @@ steps = st.lists(
 )
 
 
-@given(steps=steps, workers=st.integers(1, 4), seconds=st.floats(min_value=0, max_value=3))
+@given(steps=steps, workers=st.integers(1, 4), pass_seconds=st.floats(min_value=0, max_value=3))
 @settings(max_examples=200, deadline=None)
 def test_every_add_causes_a_pass_and_passes_of_a_key_never_overlap(
-    steps: list[Step], workers: int, seconds: float
+    steps: list[Step], workers: int, pass_seconds: float
 ) -> None:
-    expected: list[tuple[str, int, float]] = []  # (key, number of passes already started, due time of the next one)
+    expected: list[tuple[str, int, float]] = []  # key, number of passes started before, due time of the next pass
 
     async def scenario() -> PassLog:
         queue, log = WorkQueue[str](), PassLog()
         loop = asyncio.get_running_loop()
-        running = asyncio.create_task(run_workers(queue, log, workers=workers, end_seconds=10_000.0, seconds=seconds))
+        running = asyncio.create_task(
+            run_workers(queue, log, workers=workers, end_seconds=10_000.0, pass_seconds=pass_seconds)
+        )
         for verb, key, amount in steps:
             now = loop.time()
             if verb == "add":
@@ -284,7 +286,7 @@ def test_every_add_causes_a_pass_and_passes_of_a_key_never_overlap(
         return log
 
     log = run_in_virtual_time(scenario())
-    max_delay = (len(steps) + 3) * max(seconds, 0.001) + SECONDS_PER_PASS * len(steps)
+    max_delay = (len(steps) + 3) * max(pass_seconds, 0.001) + SECONDS_PER_PASS * len(steps)
     for key, passes_before, due in expected:
         later = [start for k, start in log.starts[passes_before:] if k == key]
         assert later, f"no pass of {key} after it was added"

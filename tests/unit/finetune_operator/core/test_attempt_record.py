@@ -53,7 +53,9 @@ def test_attempts_that_never_trained_extend_the_downtime() -> None:
         pytest.param(TRAINED.model_copy(update={"first_step_time": None}), NEXT, id="never trained"),
     ],
 )
-def test_other_pauses_do_not_count_as_downtime(ended_record: AttemptRecord, current_record: AttemptRecord) -> None:
+def test_downtime_only_includes_pauses_after_a_failure(
+    ended_record: AttemptRecord, current_record: AttemptRecord
+) -> None:
     assert record_downtime((ended_record,), current_record) == (ended_record,)
 
 

@@ -1,4 +1,4 @@
-"""Tests that times from a wrong operator clock do not delay a job."""
+"""Tests that a wrong operator clock does not delay a job."""
 
 from datetime import timedelta
 
@@ -15,9 +15,9 @@ BEHIND = NOW - timedelta(hours=5)
 MINUTE = timedelta(minutes=1)
 
 
-def test_restart_delay_from_a_fast_clock_is_ignored() -> None:
+def test_restart_delay_recorded_by_a_fast_clock_is_ignored() -> None:
     ftjob, _ = decide_once(job(restartPolicy={"backoffSeconds": 30}), NOTHING)
-    for attempt in range(2):  # only the second restart is delayed
+    for attempt in range(2):  # two failures, because only the second restart is delayed
         failed = observation_of(
             ftjob, ended_pod(ftjob, 0, attempt=attempt, exit_code=137), running_pod(ftjob, 1, attempt=attempt)
         )

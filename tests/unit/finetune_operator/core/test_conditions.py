@@ -105,16 +105,16 @@ STAGES = [
 
 
 @pytest.mark.parametrize(("status", "phase", "conditions"), STAGES)
-def test_phase_and_conditions_of_each_stage(status: JobStatus, phase: Phase, conditions: dict[str, str]) -> None:
+def test_each_stage_has_its_phase_and_conditions(status: JobStatus, phase: Phase, conditions: dict[str, str]) -> None:
     assert (status.phase, select_true_conditions(status)) == (phase, conditions)
 
 
-def test_every_phase_is_covered_by_a_stage() -> None:
+def test_stages_cover_every_phase() -> None:
     assert {case.values[1] for case in STAGES} == set(Phase)
 
 
 @pytest.mark.parametrize(("status", "phase", "conditions"), STAGES)
-def test_running_and_suspended_are_always_present_and_others_only_if_true(
+def test_only_running_and_suspended_are_present_while_false(
     status: JobStatus, phase: Phase, conditions: dict[str, str]
 ) -> None:
     types = [condition.type for condition in status.conditions]

@@ -145,7 +145,7 @@ def test_suspended_is_true_only_after_all_pods_are_deleted() -> None:
     assert released.status.restarts == 0
 
 
-def test_resume_starts_the_next_attempt_and_excludes_the_pause_from_the_deadline() -> None:
+def test_resumed_job_starts_the_next_attempt_and_its_deadline_excludes_the_pause() -> None:
     ftjob = running_job()
     suspended_job = ftjob.model_copy(update={"spec": ftjob.spec.model_copy(update={"suspend": True})})
     for observation in (observation_of(ftjob, running_pod(ftjob, 0), running_pod(ftjob, 1)), observation_of(ftjob)):
@@ -155,7 +155,7 @@ def test_resume_starts_the_next_attempt_and_excludes_the_pause_from_the_deadline
     assert (resumed.status.attempt, resumed.status.suspended_seconds, resumed.status.restarts) == (1, 90, 0)
 
 
-def test_the_active_deadline_requeues_the_job_and_then_fails_it() -> None:
+def test_job_is_requeued_at_the_active_deadline_and_then_fails() -> None:
     ftjob = running_job(activeDeadlineSeconds=60)
     pods = (running_pod(ftjob, 0), running_pod(ftjob, 1))
     assert decide_once(ftjob, observation_of(ftjob, *pods))[1].requeue_after == timedelta(seconds=60)
@@ -175,7 +175,7 @@ def test_finished_job_is_deleted_only_after_its_ttl() -> None:
     )
 
 
-def test_early_stopping_completes_the_job_and_reports_the_kept_weights() -> None:
+def test_job_stopped_early_is_complete_and_reports_which_weights_were_kept() -> None:
     ftjob = running_job()
     message = (
         "stopped early at step 40 of 300: 3 evaluations without a better eval_loss; the weights are those of step 25"
@@ -214,7 +214,7 @@ def test_a_job_with_a_deletion_timestamp_gets_no_actions() -> None:
     assert (ftjob.status, decision.actions) == (JobStatus(), ())
 
 
-def test_read_write_once_claim_fails_a_job_of_several_nodes() -> None:
+def test_job_with_several_nodes_fails_if_its_claim_is_read_write_once() -> None:
     ftjob = started_job()
     claims = (Claim("models", ("ReadWriteOnce",)),)
     failed, _ = decide_once(ftjob, Observation(fresh=True, claims=claims))
@@ -223,7 +223,7 @@ def test_read_write_once_claim_fails_a_job_of_several_nodes() -> None:
     assert decide_once(single_node, Observation(fresh=True, claims=claims))[0].status.completion_time is None
 
 
-def test_invalid_create_fails_the_job_but_exceeded_quota_is_retried() -> None:
+def test_job_fails_if_a_create_is_invalid_but_waits_if_the_quota_is_exceeded() -> None:
     ftjob = started_job()
     invalid = RejectedCreate("Pod", "bert-0-0", 422, "spec.containers[0].resources: Invalid value")
     assert (

@@ -27,8 +27,8 @@ def unschedulable_pod(ftjob: FineTuneJob, node_rank: int, *, attempt: int = 0) -
     return body
 
 
-def half_started_job(**fields: Any) -> tuple[FineTuneJob, Observation]:
-    """Return a job, with node 0 running since NOW and node 1 unschedulable, and its observation."""
+def job_with_one_running_node(**fields: Any) -> tuple[FineTuneJob, Observation]:
+    """Return a job and its observation: node 0 runs since NOW, and node 1 is unschedulable."""
     ftjob = started_job(**fields)
     one_running = observation_of(ftjob, running_pod(ftjob, 0), unschedulable_pod(ftjob, 1))
     return decide_once(ftjob, one_running)[0], one_running
@@ -61,7 +61,7 @@ def test_running_nodes_are_released_if_another_node_cannot_be_created(rejected_c
 
 @pytest.mark.parametrize("rejected_create", [QUOTA, PREDECESSOR], ids=["quota exceeded", "predecessor terminating"])
 def test_operator_restart_does_not_delay_the_release_of_running_nodes(rejected_create: RejectedCreate) -> None:
-    """Rejected creates are only kept in memory, but the start time in the status survives an operator restart."""
+    """Rejected creates are lost when the operator restarts, but the status contains the start of the wait."""
     ftjob = started_job(startupDeadlineSeconds=60)
     one_running = observation_of(ftjob, running_pod(ftjob, 0), rejected_creates=(rejected_create,))
     ftjob, _ = decide_once(ftjob, one_running)
@@ -113,8 +113,8 @@ def test_running_nodes_are_released_in_time_despite_fast_node_clocks() -> None:
     assert ftjob.status.attempts[0].state is AttemptState.STOPPING
 
 
-def test_waiting_nodes_are_released_and_restarted_later() -> None:
-    ftjob, one_running = half_started_job(startupDeadlineSeconds=60)
+def test_running_nodes_are_released_at_the_startup_deadline_and_restarted_later() -> None:
+    ftjob, one_running = job_with_one_running_node(startupDeadlineSeconds=60)
     ftjob, waiting = decide_once(ftjob, one_running, now=NOW + timedelta(seconds=59))
     assert waiting.requeue_after == timedelta(seconds=1)
     assert ftjob.status.attempts[0].state is AttemptState.STARTING
@@ -139,7 +139,7 @@ def pod_with_rendezvous_timeout(ftjob: FineTuneJob, node_rank: int, **fields: An
 
 def test_rendezvous_timeout_caused_by_an_unschedulable_node_is_not_a_failure() -> None:
     """The rendezvous timeout of a command may be shorter than startupDeadlineSeconds."""
-    ftjob, _ = half_started_job(restartPolicy={"maxRestarts": 0})
+    ftjob, _ = job_with_one_running_node(restartPolicy={"maxRestarts": 0})
     ftjob, _ = decide_once(
         ftjob, observation_of(ftjob, pod_with_rendezvous_timeout(ftjob, 0), unschedulable_pod(ftjob, 1))
     )
@@ -152,7 +152,7 @@ def test_rendezvous_timeout_caused_by_an_unschedulable_node_is_not_a_failure() -
 
 
 def test_failure_counts_even_if_another_node_is_unschedulable() -> None:
-    ftjob, _ = half_started_job()
+    ftjob, _ = job_with_one_running_node()
     failed = pod_with_rendezvous_timeout(ftjob, 0, errorType="DatasetError", message="row 3 has no messages")
     ftjob, _ = decide_once(ftjob, observation_of(ftjob, failed, unschedulable_pod(ftjob, 1)))
     ftjob, _ = decide_once(ftjob, NOTHING)
@@ -161,7 +161,7 @@ def test_failure_counts_even_if_another_node_is_unschedulable() -> None:
 
 
 def test_rendezvous_timeout_is_a_failure_if_all_nodes_are_scheduled() -> None:
-    ftjob, _ = half_started_job()
+    ftjob, _ = job_with_one_running_node()
     ftjob, _ = decide_once(ftjob, observation_of(ftjob, pod_with_rendezvous_timeout(ftjob, 0), running_pod(ftjob, 1)))
     ftjob, _ = decide_once(ftjob, NOTHING)
 
@@ -188,12 +188,12 @@ def test_nodes_are_released_only_if_one_runs_and_a_startup_deadline_is_set() -> 
     ftjob, _ = decide_once(ftjob, observation, now=NOW + timedelta(hours=5))
     assert ftjob.status.attempts[0].state is AttemptState.STARTING
 
-    ftjob, one_running = half_started_job(startupDeadlineSeconds=0)
+    ftjob, one_running = job_with_one_running_node(startupDeadlineSeconds=0)
     ftjob, _ = decide_once(ftjob, one_running, now=NOW + timedelta(hours=5))
     assert ftjob.status.attempts[0].state is AttemptState.STARTING
 
 
-def test_releases_do_not_use_the_restart_budget() -> None:
+def test_released_attempts_do_not_count_against_the_restart_budget() -> None:
     ftjob, now = (
         started_job(startupDeadlineSeconds=60, restartPolicy={"maxInfrastructureRestarts": 0, "maxRestarts": 0}),
         NOW,
@@ -211,8 +211,8 @@ def test_releases_do_not_use_the_restart_budget() -> None:
     assert ftjob.status.completion_time is None
 
 
-def test_pending_deadline_spans_releases_and_fails_the_job() -> None:
-    ftjob, one_running = half_started_job(startupDeadlineSeconds=60, pendingDeadlineSeconds=400)
+def test_pending_deadline_includes_releases_and_fails_the_job() -> None:
+    ftjob, one_running = job_with_one_running_node(startupDeadlineSeconds=60, pendingDeadlineSeconds=400)
     for seconds in (60, 60, 61):
         ftjob, _ = decide_once(
             ftjob,

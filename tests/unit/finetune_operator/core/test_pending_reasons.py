@@ -26,7 +26,7 @@ def unschedulable_pod(node_rank: int) -> RawBody:
 
 
 def scheduled_pod(node_rank: int, ready_status: str = "", state: RawBody | None = None) -> RawBody:
-    """Return a pod scheduled at NOW; `ready_status` is that of its PodReadyToStartContainers condition."""
+    """Return a pod scheduled at NOW whose condition PodReadyToStartContainers has the status `ready_status`."""
     conditions = [{"type": "PodScheduled", "status": "True", "lastTransitionTime": NOW.isoformat()}]
     if ready_status:
         conditions.append({**conditions[0], "type": "PodReadyToStartContainers", "status": ready_status})
@@ -114,7 +114,7 @@ def find_image_pull_reason(
         (NOT_FOUND, False),
         ("pull access denied: failed to authorize: unexpected status: 401 Unauthorized", False),
         ("dial tcp: lookup registry.exampel.com: no such host", False),
-        # namespacelabs/foundation #846, rook #13567, containerd #8971, docker/hub-feedback #2082, cri-o #189
+        # from namespacelabs/foundation #846, rook #13567, containerd #8971, docker/hub-feedback #2082, cri-o #189
         ("unexpected status code https://registry-1.docker.io/v2/x/manifests/y: 429 Too Many Requests", True),
         ('Get "https://quay.io/v2/": dial tcp 3.216.1.2:443: i/o timeout', True),
         ("httpReadSeeker: failed open: failed to do request: Get https://harbor.example/v2/x: EOF", True),
@@ -226,7 +226,7 @@ def test_job_waits_for_terminating_children_of_a_predecessor() -> None:
     )
 
 
-def test_a_deleted_pod_has_no_pending_reason() -> None:
+def test_deleted_pod_has_no_pending_reason() -> None:
     observation = Observation(nodes=observation_of(JOB, tombstones=(waiting_pod(0, "ErrImagePull"),)).nodes)
     assert len(observation.nodes) == 1
     assert find_pending_reason(JOB, observation, observation.nodes, NOW + timedelta(hours=1)) is None

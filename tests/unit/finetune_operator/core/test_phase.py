@@ -1,4 +1,4 @@
-"""Tests of the predicates for the phase of a job; test_conditions.py tests the phase itself."""
+"""Tests of the predicates for the phase of a job; test_conditions.py tests derive_phase."""
 
 from finetune_api.v1alpha1.status import AttemptState
 from finetune_operator.core.phase import is_suspended

@@ -110,7 +110,7 @@ def derive_status_and_batch(
     return status, f"{batch.per_device_train_batch_size} x {batch.gradient_accumulation_steps} x {batch.world_size}"
 
 
-def test_batch_chosen_for_auto_is_kept_in_the_status_once_reported() -> None:
+def test_batch_chosen_by_the_trainer_is_kept_in_the_status() -> None:
     ftjob = job(
         status=JobStatus(attempt=0, attempts=(AttemptRecord(attempt=0, state=AttemptState.RUNNING),)), training=AUTO
     )
@@ -134,7 +134,7 @@ def test_invalid_micro_batch_size_is_ignored(size: int) -> None:
     )
 
 
-def test_a_reported_size_does_not_override_the_spec() -> None:
+def test_reported_micro_batch_size_does_not_override_the_spec() -> None:
     ftjob = job(training={"perDeviceTrainBatchSize": 2, "gradientAccumulationSteps": 4})
 
     assert (
@@ -143,7 +143,7 @@ def test_a_reported_size_does_not_override_the_spec() -> None:
     )
 
 
-def test_repair_overrides_auto() -> None:
+def test_repair_overrides_an_automatic_micro_batch_size() -> None:
     repair = Repair(per_device_train_batch_size=1, gradient_accumulation_steps=8)
     ftjob = job(status=JobStatus(repair=repair), training=AUTO)
 
@@ -160,7 +160,7 @@ def termination_message(outcome: Outcome = Outcome.FAILED, **fields: Any) -> str
 def build_context(
     *pods: RawBody, record: AttemptRecord = RECORD, polled_progress: Progress | None = None
 ) -> JobContext:
-    """Return the job context whose current attempt has this record."""
+    """Return the context of a job whose current attempt has this record."""
     ftjob = job(status=JobStatus(attempt=0, attempts=(record,)))
     return JobContext(ftjob, observation_of(ftjob, *pods, progress=polled_progress), NOW, SETTINGS)
 

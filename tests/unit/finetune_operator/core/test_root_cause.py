@@ -34,7 +34,7 @@ def pod_restarted_in_place(ftjob: FineTuneJob, node_rank: int, **terminated_fiel
     return body
 
 
-def test_root_cause_is_found_even_if_observed_after_its_victim() -> None:
+def test_root_cause_observed_after_its_victim_is_found() -> None:
     ftjob = running_job()
     ftjob, _ = decide_once(
         ftjob, observation_of(ftjob, ended_pod(ftjob, 0, **VICTIM), running_pod(ftjob, 1)), now=LATER
@@ -160,7 +160,7 @@ def test_missing_pod_counts_as_deleted() -> None:
     assert (ftjob.status.attempts[0].reason, ftjob.status.attempts[0].node_rank) == ("PodDeleted", 1)
 
 
-def test_root_cause_has_a_grace_period_to_end_before_pods_are_deleted() -> None:
+def test_pods_are_deleted_only_after_the_grace_period_of_the_root_cause() -> None:
     """If the root cause received SIGTERM first, it would report that it was stopped, and its victim would be blamed."""
     ftjob = running_job()
     pods = (ended_pod(ftjob, 0, **VICTIM), running_pod(ftjob, 1))
@@ -176,6 +176,6 @@ def test_root_cause_has_a_grace_period_to_end_before_pods_are_deleted() -> None:
     assert during_grace.actions == ()
     assert during_grace.requeue_after == timedelta(
         seconds=1.4
-    )  # grace period of the root cause, from the end of the victim at 0.4 s
+    )  # grace period of the root cause, which starts when the victim ends at 0.4 s
     assert after_grace.actions == (DeletePod("bert-0-1", "pod-0-1", ABORT_GRACE_SECONDS),)
     assert (ftjob.status.attempts[0].reason, ftjob.status.attempts[0].node_rank) == ("UserCodeError", 1)

@@ -1,4 +1,4 @@
-"""Tests that a sidecar which never ends does not keep a pod after its trainer ended."""
+"""Tests that a pod is deleted after its trainer ended even if a sidecar still runs."""
 
 from datetime import timedelta
 
@@ -16,7 +16,7 @@ HALF_A_MINUTE = timedelta(seconds=30)
 def pod_kept_by_sidecar(
     ftjob: FineTuneJob, node_rank: int, *, exit_code: int = 0, outcome: str = "succeeded"
 ) -> RawBody:
-    """Return a pod whose trainer ended at NOW but whose proxy sidecar still runs."""
+    """Return a pod whose trainer ended at NOW and whose proxy sidecar still runs."""
     message = f'{{"final": true, "outcome": "{outcome}"}}'
     state = {"terminated": {"exitCode": exit_code, "message": message, "finishedAt": NOW.isoformat()}}
     proxy = {"name": "proxy", "state": {"running": {"startedAt": NOW.isoformat()}}}

@@ -28,7 +28,7 @@ def failed_pod(ftjob: FineTuneJob, node_rank: int, *, attempt: int) -> RawBody:
     return ended_pod(ftjob, node_rank, attempt=attempt, finishedAt="2026-01-01T12:00:00Z", message=json.dumps(message))
 
 
-def measure_size_in_bytes(status: JobStatus) -> int:
+def measure_status_bytes(status: JobStatus) -> int:
     return len(json.dumps(render_status(status), separators=(",", ":")))
 
 
@@ -38,7 +38,7 @@ def test_status_of_the_largest_job_with_the_most_attempts_fits_into_etcd() -> No
     all_failed = observation_of(ftjob, *(failed_pod(ftjob, rank, attempt=0) for rank in range(MAX_NODES)))
     ftjob, _ = decide_once(ftjob, all_failed)
     assert ftjob.status.attempts[-1].state is AttemptState.STOPPING
-    stopping_bytes = measure_size_in_bytes(ftjob.status)
+    stopping_bytes = measure_status_bytes(ftjob.status)
 
     ftjob, _ = decide_once(ftjob, all_failed)
     ended_attempt = ftjob.status.attempts[0]

@@ -57,7 +57,7 @@ def test_the_grace_period_of_other_pods_depends_on_the_stop_reason(first_pod: An
     assert [a.grace_seconds for a in decision.actions if isinstance(a, DeletePod)] == [grace_seconds]
 
 
-def test_a_failure_during_a_drain_shortens_the_grace_period_of_the_other_pods() -> None:
+def test_node_failure_during_a_drain_shortens_the_grace_period_of_other_pods() -> None:
     ftjob = running_job()
     pods = (
         terminating_pod(running_pod(ftjob, 0), deadline=NOW + timedelta(seconds=GRACE_SECONDS)),

@@ -88,7 +88,7 @@ def test_memory_limit_is_raised_after_a_host_out_of_memory_failure() -> None:
         ),
     ],
 )
-def test_repair_of_auto_starts_from_the_reported_size(
+def test_repair_of_an_automatic_batch_starts_from_the_reported_size(
     reported_progress: Progress | None, description: str, repair: Repair
 ) -> None:
     ftjob = running_job(training={"perDeviceTrainBatchSize": "auto", "globalBatchSize": 32})
@@ -99,7 +99,7 @@ def test_repair_of_auto_starts_from_the_reported_size(
     ftjob, _ = decide_once(
         ftjob, observation_of(ftjob, ended_pod(ftjob, 0, **VICTIM), ended_pod(ftjob, 1, message=last_message))
     )
-    ftjob, _ = decide_once(ftjob, observation_of(ftjob))  # all pods are gone
+    ftjob, _ = decide_once(ftjob, observation_of(ftjob))  # all pods are deleted now
 
     assert ftjob.status.attempts[0].message.endswith(f"retried with {description}")
     assert ftjob.status.repair == repair

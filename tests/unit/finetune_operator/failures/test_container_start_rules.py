@@ -22,7 +22,7 @@ def start_error_evidence(message: str) -> Evidence:
     )
 
 
-def test_message_reports_that_the_image_has_no_python() -> None:
+def test_verdict_message_reports_an_image_without_python() -> None:
     message = 'exec: "python3": executable file not found in $PATH: unknown'
     verdict = judge_node(start_error_evidence(message))
     assert (verdict.reason, verdict.action) == ("StartError", FailureAction.FAIL)
@@ -47,7 +47,7 @@ def test_image_that_cannot_start_is_a_user_error(message: str) -> None:
 @pytest.mark.parametrize(
     ("message", "reason"),
     [
-        # NVIDIA/nvidia-docker #1252, #1505, #1280, k8s-device-plugin #98, #1400
+        # messages from NVIDIA/nvidia-docker #1252, #1505, #1280, k8s-device-plugin #98, #1400
         ("nvidia-container-cli: initialization error: driver error: failed to process request", "GpuUnavailable"),
         ("nvidia-container-cli: initialization error: nvml error: driver not loaded: unknown", "GpuUnavailable"),
         ("nvidia-container-cli: detection error: nvml error: unknown error: unknown", "GpuUnavailable"),
@@ -58,7 +58,7 @@ def test_image_that_cannot_start_is_a_user_error(message: str) -> None:
             "nvidia-container-cli: requirement error: unsatisfied condition: cuda>=12.4, please update your driver",
             "DriverMismatch",
         ),
-        # goharbor/harbor #15944, clearcontainers/runtime #642, cri-o #9082
+        # messages from goharbor/harbor #15944, clearcontainers/runtime #642, cri-o #9082
         ("fork/exec /proc/24330/exe: resource temporarily unavailable: unknown", "ContainerRuntimeError"),
         ("write /sys/fs/cgroup/cpu/kubepods/tasks: no space left on device", "ContainerRuntimeError"),
         ("sd-bus call: Unit kubepods-burstable.slice not found.: I/O error", "ContainerRuntimeError"),
@@ -93,12 +93,12 @@ CREATE, CONFIG = "CreateContainerError", "CreateContainerConfigError"
 @pytest.mark.parametrize(
     ("reason", "message", "expected"),
     [
-        # containerd #4604, cri-o #8596, #7263, dra-driver-nvidia-gpu #736
+        # messages from containerd #4604, cri-o #8596, #7263, dra-driver-nvidia-gpu #736
         (CREATE, 'failed to reserve container name "a_0": name "a_0" is reserved for "7c54"', "ContainerRuntimeError"),
         (CREATE, "error reserving ctr name a_0 for id 77d1: name is reserved", "ContainerRuntimeError"),
         (CREATE, "context was either canceled or the deadline exceeded", "ContainerRuntimeError"),
         (CREATE, "CDI device injection failed: unresolvable CDI devices nvidia.com/gpu=0", "GpuUnavailable"),
-        # from containerd 2.2 on
+        # message of containerd 2.2 and later
         (
             CREATE,
             'failed to generate container "a2d4" spec: failed to generate spec: no command specified',
@@ -106,7 +106,7 @@ CREATE, CONFIG = "CreateContainerError", "CreateContainerConfigError"
         ),
         (CREATE, f"failed to create containerd container: {SECCOMP}", "Unexplained"),
         (CONFIG, "container's runAsUser breaks non-root policy", "InvalidSpec"),
-        # harbor-operator #82
+        # message from harbor-operator #82
         (CONFIG, "container has runAsNonRoot and image will run as root", "InvalidSpec"),
         (CONFIG, "container has runAsNonRoot and image has non-numeric user (nonroot)", "InvalidSpec"),
     ],
@@ -132,7 +132,7 @@ def test_unknown_message_leads_to_an_unknown_fault(message: str) -> None:
     assert "check spec.image" in verdict.message
 
 
-def test_rejection_under_node_pressure_differs_from_eviction_for_own_usage() -> None:
+def test_node_pressure_causes_a_restart_but_exceeded_ephemeral_storage_a_failure() -> None:
     rejected, evicted = (
         judge_node(Evidence(node_rank=0, ended=True, reason="Evicted", message=message))
         for message in (
@@ -150,5 +150,5 @@ def test_rejection_under_node_pressure_differs_from_eviction_for_own_usage() -> 
 def test_only_user_errors_of_the_corpus_fail_the_job(entry: LabelledStartFailure) -> None:
     expected_error = (
         "retried" if entry.source == "cilium/cilium#32198" else ""
-    )  # unexplained AppArmor error, retried twice
+    )  # AppArmor error without an explanation, which is retried twice
     assert find_wrong_action(entry) == expected_error

@@ -52,7 +52,7 @@ def test_every_node_has_evidence() -> None:
     assert [evidence.node_rank for evidence in collect_evidence()] == [0, 1]
 
 
-def test_nodes_removed_from_the_spec_have_evidence() -> None:
+def test_evidence_includes_nodes_removed_from_the_spec() -> None:
     fewer = collect_initial_evidence(RECORD, observe_nodes(running_pod(JOB, 1)), 1)
     assert [evidence.node_rank for evidence in fewer] == [0, 1]
 
@@ -81,8 +81,8 @@ def test_a_pod_that_was_never_created_is_not_the_root_cause() -> None:
     assert (verdict.reason, verdict.evidence and verdict.evidence.node_rank) == ("Preempted", 1)
 
 
-def test_pod_found_later_adds_its_evidence_although_assumed_never_created() -> None:
-    """The labels of the pod were edited early, so it is found by name only when the attempt is judged."""
+def test_evidence_of_a_pod_assumed_never_created_is_added_when_the_pod_is_found() -> None:
+    """The pod lost its labels before it was observed, so it is only found by name when the attempt is judged."""
     half_created = RECORD.model_copy(update={"created": False})
     recorded = collect_evidence(ended_pod(JOB, 0, message=termination_message(victim=True)), record=half_created)
 
@@ -96,7 +96,7 @@ def test_pod_found_later_adds_its_evidence_although_assumed_never_created() -> N
     assert (verdict.evidence and verdict.evidence.node_rank, verdict.victim) == (1, False)
 
 
-def test_deleted_pod_assumed_never_created_is_not_attributed_to_the_operator() -> None:
+def test_deletion_of_a_pod_assumed_never_created_is_not_attributed_to_the_operator() -> None:
     half_created = RECORD.model_copy(update={"created": False})
     victim = ended_pod(JOB, 1, message=termination_message(victim=True))
     stopped = terminating_pod(ended_pod(JOB, 0, message=termination_message(Outcome.STOPPED)))
@@ -131,7 +131,7 @@ def test_deleted_pod_assumed_never_created_is_not_attributed_to_the_operator() -
         ),
     ],
 )
-def test_pod_deleted_before_the_stop_is_not_attributed_to_the_operator(
+def test_deletion_before_the_stop_is_not_attributed_to_the_operator(
     pods: tuple[RawBody, ...], tombstones: tuple[RawBody, ...], is_deleted: bool
 ) -> None:
     assert collect_evidence(*pods, tombstones=tombstones)[0].deleted is is_deleted
@@ -193,13 +193,13 @@ def test_a_node_stopped_by_the_operator_has_outcome_stopped(second_pod: RawBody,
             running_pod(JOB, 0),
             disrupted_pod(terminating_pod(running_pod(JOB, 0)), "EvictionByEvictionAPI"),
             "",
-            id="eviction after our deletion",
+            id="eviction after deletion by the operator",
         ),
         pytest.param(
             running_pod(JOB, 0),
             disrupted_pod(terminating_pod(running_pod(JOB, 0)), "DeletionByTaintManager"),
             "DeletionByTaintManager",
-            id="Kubernetes node lost after our deletion",
+            id="Kubernetes node lost after deletion by the operator",
         ),
         pytest.param(
             disrupted_pod(terminating_pod(running_pod(JOB, 0)), "EvictionByEvictionAPI"),
@@ -211,11 +211,11 @@ def test_a_node_stopped_by_the_operator_has_outcome_stopped(second_pod: RawBody,
             terminating_pod(running_pod(JOB, 0)),
             disrupted_pod(terminating_pod(running_pod(JOB, 0)), "PreemptionByScheduler"),
             "PreemptionByScheduler",
-            id="late disruption of a foreign deletion",
+            id="late disruption of a deletion not by the operator",
         ),
     ],
 )
-def test_disruption_is_recorded_only_for_deletions_by_others(
+def test_disruption_after_a_deletion_by_the_operator_is_ignored_unless_the_node_is_lost(
     first_pod: RawBody, second_pod: RawBody, disruption: str
 ) -> None:
     assert merge_observed_evidence(first_pod, second_pod).disruption == disruption

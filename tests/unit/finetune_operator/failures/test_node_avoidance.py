@@ -45,10 +45,10 @@ def test_avoided_nodes_depend_on_reason_and_number_of_failures(
     assert nodes_to_avoid(attempts, NOW) == avoided_nodes
 
 
-def prune_after_each(
+def append_and_prune_attempts(
     *first_attempts: AttemptRecord, added_count: int, reason: str = "GangIncomplete"
 ) -> tuple[AttemptRecord, ...]:
-    """Append `added_count` attempts with this reason, prune after each attempt, and return the remaining ones."""
+    """Append `added_count` attempts with this reason, prune after each, and return the remaining attempts."""
     remaining: tuple[AttemptRecord, ...] = ()
     for number, record in enumerate((*first_attempts, *(failed_attempt(reason, "") for _ in range(added_count)))):
         remaining = prune_attempts((*remaining, record.model_copy(update={"attempt": number})), NOW)
@@ -56,13 +56,13 @@ def prune_after_each(
 
 
 def test_the_latest_attempts_are_kept() -> None:
-    remaining = prune_after_each(added_count=50)
+    remaining = append_and_prune_attempts(added_count=50)
 
     assert [record.attempt for record in remaining] == list(range(50 - MAX_KEPT_ATTEMPTS, 50))
 
 
-def test_attempts_that_cause_avoidance_are_kept_before_newer_ones() -> None:
-    remaining = prune_after_each(
+def test_attempts_that_cause_node_avoidance_are_kept_longer_than_newer_attempts() -> None:
+    remaining = append_and_prune_attempts(
         failed_attempt("UserCodeError"),
         failed_attempt("Hang"),
         failed_attempt("Hang"),
@@ -81,23 +81,23 @@ def test_attempts_that_cause_avoidance_are_kept_before_newer_ones() -> None:
         pytest.param((failed_attempt("GpuHardware", hours_ago=25),), id="older than a day"),
     ],
 )
-def test_attempts_that_cause_no_avoidance_are_dropped(first_attempts: tuple[AttemptRecord, ...]) -> None:
-    assert [record.reason for record in prune_after_each(*first_attempts, added_count=30)] == [
+def test_attempts_that_cause_no_node_avoidance_are_dropped(first_attempts: tuple[AttemptRecord, ...]) -> None:
+    assert [record.reason for record in append_and_prune_attempts(*first_attempts, added_count=30)] == [
         "GangIncomplete"
     ] * MAX_KEPT_ATTEMPTS
 
 
-def test_oldest_attempt_is_dropped_if_all_cause_avoidance() -> None:
+def test_oldest_attempt_is_dropped_if_all_attempts_cause_node_avoidance() -> None:
     attempts = tuple(failed_attempt("GpuHardware", f"gpu-{number}") for number in range(30))
 
-    remaining = prune_after_each(*attempts, added_count=0)
+    remaining = append_and_prune_attempts(*attempts, added_count=0)
     assert len(remaining) == MAX_KEPT_ATTEMPTS
     assert remaining[-1].attempt == 29
     assert remaining[-2].attempt == 28
 
 
 def run_job_with_broken_gpu(**fields: Any) -> tuple[JobStatus, str, dict[str, Any]]:
-    """Fail a GPU of node 1; return the status, the event and a pod of the next attempt."""
+    """Return status, event and a pod of the next attempt after a GPU of node 1 failed."""
     message = Termination(
         final=True,
         outcome=Outcome.FAILED,
@@ -120,7 +120,7 @@ def run_job_with_broken_gpu(**fields: Any) -> tuple[JobStatus, str, dict[str, An
     return ftjob.status, event, pod
 
 
-def test_next_attempt_avoids_and_reports_the_failed_kubernetes_node() -> None:
+def test_next_attempt_avoids_the_failed_kubernetes_node_and_reports_it() -> None:
     status, event, pod = run_job_with_broken_gpu()
 
     first, second = status.attempts

@@ -74,7 +74,7 @@ def test_progress_resets_the_budget() -> None:
     )
 
 
-def test_reaching_the_same_step_again_is_not_progress() -> None:
+def test_attempt_that_reaches_the_same_step_again_makes_no_progress() -> None:
     assert not plan_next_restart(verdict_with_fault(), RestartCounts(counted=3, best_step=40), last_step=40).allowed
 
 

@@ -159,7 +159,7 @@ EXAMPLES: dict[rules.Rule, tuple[Evidence, str, Fault, FailureAction]] = {
 
 @pytest.mark.parametrize("rule", rules.RULES, ids=lambda rule: rule.__name__)
 def test_each_rule_is_the_first_match_for_its_example(rule: rules.Rule) -> None:
-    evidence, reason, fault, action = EXAMPLES[rule]  # KeyError if a rule has no example
+    evidence, reason, fault, action = EXAMPLES[rule]  # raises KeyError if a rule has no example
     verdict = judge_node(evidence)
 
     own_verdict = rule(evidence)
@@ -186,7 +186,7 @@ def test_a_victim_is_not_the_root_cause_even_if_it_failed_first() -> None:
     assert (verdict.reason, verdict.evidence) == ("RankKilled", root_cause)
 
 
-def test_hanging_node_is_the_root_cause_and_waiting_node_its_victim() -> None:
+def test_hanging_node_is_the_root_cause_and_the_waiting_node_is_its_victim() -> None:
     waiting = node_evidence(
         node_rank=0,
         k8s_node="",

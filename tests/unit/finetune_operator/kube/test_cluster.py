@@ -48,7 +48,7 @@ async def test_a_status_write_contains_the_resource_version_of_the_job() -> None
     assert request.body["metadata"]["resourceVersion"] == body["metadata"]["resourceVersion"]
 
 
-async def test_status_write_with_an_old_version_is_a_conflict_and_not_retried() -> None:
+async def test_status_write_with_an_old_version_raises_conflict_without_a_retry() -> None:
     api = HttpApi()
     body = stored_job(api)
     api.put("finetunejobs", {**body, "spec": {"numNodes": 3}})
@@ -93,12 +93,12 @@ async def test_a_failed_status_write_is_not_retried_by_the_client(status: int) -
     assert len(api.find_requests("PUT", "finetunejobs")) == 1
 
 
-async def test_status_write_with_lost_response_takes_effect_once() -> None:
+async def test_status_write_with_a_lost_response_takes_effect_once() -> None:
     api = HttpApi()
     body = stored_job(api)
     api.faults.append(ScriptedFault("PUT", "finetunejobs", 0, after_execution=True))
     async with serve_and_connect(api) as server:
-        with pytest.raises(ClusterError):  # would be a Conflict if aiohttp sent the request again
+        with pytest.raises(ClusterError):  # a second request by aiohttp would raise Conflict
             await KubernetesCluster(server).write_status(body, {"phase": "Running"})
 
     written = api.objects["finetunejobs", "default", "a"]
@@ -106,7 +106,7 @@ async def test_status_write_with_lost_response_takes_effect_once() -> None:
     assert int(written["metadata"]["resourceVersion"]) == int(body["metadata"]["resourceVersion"]) + 1
 
 
-async def test_create_with_lost_response_is_retried_and_finds_its_own_object() -> None:
+async def test_create_with_a_lost_response_is_retried_and_finds_its_own_object() -> None:
     api = HttpApi()
     api.faults.append(ScriptedFault("POST", "pods", 0, after_execution=True))
     async with serve_and_connect(api) as server:
@@ -116,7 +116,7 @@ async def test_create_with_lost_response_is_retried_and_finds_its_own_object() -
     assert ("pods", "default", "a-0-0") in api.objects
 
 
-async def test_an_existing_object_of_the_same_owner_counts_as_created() -> None:
+async def test_create_succeeds_if_the_object_exists_with_the_same_owner() -> None:
     api = HttpApi()
     api.put("pods", pod())
     async with serve_and_connect(api) as server:
@@ -138,7 +138,7 @@ async def test_an_existing_object_of_the_same_owner_counts_as_created() -> None:
         pytest.param({}, True, "Pod a-0-0 of a deleted job of the same name is still there", id="job of the same name"),
     ],
 )
-async def test_name_taken_error_distinguishes_foreign_objects_from_those_of_a_predecessor(
+async def test_name_taken_error_distinguishes_foreign_objects_from_children_of_a_predecessor(
     owner_fields: RawBody, is_predecessor: bool, message: str
 ) -> None:
     api = HttpApi()
@@ -282,7 +282,7 @@ async def test_delete_of_a_missing_or_replaced_object_does_nothing() -> None:
     assert api.objects["pods", "default", "a-0-0"]["metadata"]["uid"] == new_uid
 
 
-async def test_a_conflict_on_the_same_object_is_an_error() -> None:
+async def test_delete_raises_an_error_on_a_conflict_with_the_same_object() -> None:
     api = HttpApi()
     uid = api.put("pods", pod())["metadata"]["uid"]
     api.faults.append(ScriptedFault("DELETE", "pods", 409))

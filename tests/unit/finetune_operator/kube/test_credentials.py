@@ -40,7 +40,7 @@ def test_kubeconfig_contains_server_namespace_and_token(tmp_path: Path) -> None:
     assert (credentials.server, credentials.namespace, credentials.token) == ("http://api.example:6443", "team", SECRET)
 
 
-def test_first_of_several_kubeconfigs_takes_precedence(tmp_path: Path) -> None:
+def test_first_kubeconfig_takes_precedence(tmp_path: Path) -> None:
     one = write_kubeconfig(tmp_path / "one", user={"token": ONE}, name="dev")
     two = write_kubeconfig(tmp_path / "two", user={"token": TWO}, name="prod")
     assert load_kubeconfig([tmp_path / "absent", one, two]).token == ONE
@@ -76,7 +76,7 @@ def test_missing_service_account_token_raises_an_error(monkeypatch: pytest.Monke
         find_credentials()
 
 
-def test_secrets_are_not_printed() -> None:
+def test_repr_of_credentials_contains_no_secrets() -> None:
     assert SECRET not in repr(ClusterCredentials(server="https://api.example", token=SECRET))
 
 
@@ -86,7 +86,7 @@ def test_token_file_is_read_again_after_it_was_replaced(tmp_path: Path) -> None:
     (tmp_path / "token").symlink_to("first")
     bearer = BearerToken(ClusterCredentials(server="https://api.example", token_file=tmp_path / "token"))
     assert bearer.get_token() == "one"
-    (tmp_path / "new").symlink_to("second")  # the kubelet also rotates tokens by replacing a symbolic link
+    (tmp_path / "new").symlink_to("second")  # the kubelet rotates tokens by replacing a symbolic link
     os.replace(tmp_path / "new", tmp_path / "token")
     assert bearer.get_token() == "two"
 

@@ -32,18 +32,18 @@ class ChangeRecorder:
         self.changes: list[str] = []
         self.objects: dict[str, RawBody] = {}
 
-    def record(self, before: RawBody | None, after: RawBody | None) -> None:
-        body = after or before
+    def record(self, old_body: RawBody | None, new_body: RawBody | None) -> None:
+        body = new_body or old_body
         assert body is not None
         name = body["metadata"]["name"]
-        verb = "deleted" if after is None else "added" if before is None else "changed"
+        verb = "deleted" if new_body is None else "added" if old_body is None else "changed"
         self.changes.append(f"{verb} {name}")
-        if after is None:
+        if new_body is None:
             del self.objects[body["metadata"]["uid"]]
         else:
-            self.objects[body["metadata"]["uid"]] = after
+            self.objects[body["metadata"]["uid"]] = new_body
 
-    def matches(self, api: HttpApi) -> bool:
+    def has_same_objects(self, api: HttpApi) -> bool:
         versions = {body["metadata"]["uid"]: body["metadata"]["resourceVersion"] for body in api.objects.values()}
         return versions == {uid: body["metadata"]["resourceVersion"] for uid, body in self.objects.items()}
 
@@ -55,7 +55,7 @@ async def running_informer(api: HttpApi, path: str = "/api/v1/pods") -> AsyncIte
         informer = Informer(server, path, selector="managed=test", on_change=recorder.record)
         task = asyncio.create_task(informer.run())
         try:
-            async with asyncio.timeout(60):  # only a failing test waits that long
+            async with asyncio.timeout(60):  # timeout of a failing test
                 await informer.synced.wait()
             yield informer, recorder
         finally:
@@ -64,7 +64,7 @@ async def running_informer(api: HttpApi, path: str = "/api/v1/pods") -> AsyncIte
 
 
 async def wait_until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):  # only a failing test waits that long
+    async with asyncio.timeout(60):  # timeout of a failing test
         while not condition():  # noqa: ASYNC110  the server has no event for every condition of a test
             await asyncio.sleep(0.005)
 
@@ -136,7 +136,7 @@ async def test_a_new_watch_continues_at_the_version_of_the_previous_one() -> Non
     async with running_informer(api) as (_, recorder):
         await wait_until(lambda: api.watches == 1)
         api.end_watches()
-        put_pod(api, "b")  # between two watches
+        put_pod(api, "b")  # this change falls between two watches
         await wait_until(lambda: len(recorder.changes) == 2)
     assert recorder.changes == ["added a", "added b"]
     assert len([r for r in api.find_requests("GET", "pods") if "watch" not in r.params]) == 1, "no second LIST"
@@ -167,7 +167,7 @@ async def test_a_deletion_between_two_watches_is_reported_after_the_relist() -> 
         api.compact()
         api.end_watches()
         await wait_until(lambda: "deleted a" in recorder.changes)
-        await wait_until(lambda: recorder.matches(api))
+        await wait_until(lambda: recorder.has_same_objects(api))
     assert recorder.changes == ["added a", "added b", "added c", "deleted a"]
 
 
@@ -187,7 +187,7 @@ async def test_object_replaced_between_two_watches_is_reported_as_deletion_and_a
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the connection can be cut silently on Linux only")
-async def test_a_silently_dropped_connection_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_silently_dropped_connection_is_detected_and_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     """TCP keepalive detects a dropped connection long before the next bookmark is overdue."""
     short_timeouts = {"TCP_KEEPIDLE": 1, "TCP_KEEPINTVL": 1, "TCP_KEEPCNT": 1, "TCP_USER_TIMEOUT": 1000}
     monkeypatch.setattr(credentials, "TCP_OPTIONS", short_timeouts)
@@ -219,7 +219,7 @@ async def test_failed_lists_and_watches_are_retried(status: int) -> None:
         api.faults.append(ScriptedFault("GET", "pods", status, times=5))
         api.end_watches()
         put_pod(api, "b")
-        await wait_until(lambda: recorder.matches(api))
+        await wait_until(lambda: recorder.has_same_objects(api))
         assert informer.seconds_since_activity() < 5
 
 

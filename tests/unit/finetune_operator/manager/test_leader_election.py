@@ -21,7 +21,7 @@ from testing.fakes.http_api import HttpApi, ScriptedFault
 
 
 class FakeMonotonicClock:
-    """Monotonic clock whose seconds are set by the test."""
+    """Monotonic clock whose time is set by the test."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -75,7 +75,7 @@ async def test_lease_is_taken_over_if_it_is_not_renewed_within_its_duration() ->
     api = HttpApi()
     async with run_two_replicas(api) as (one, two, clock):
         await one.acquire()
-        assert await is_waiting(two)  # the lease duration starts when the replica first reads the lease
+        assert await is_waiting(two)  # the lease duration starts with the first read of the lease by this replica
         clock.now += LEASE_DURATION_SECONDS - 0.1
         assert await is_waiting(two)
         clock.now += 0.2
@@ -164,7 +164,7 @@ async def test_a_renewal_whose_response_was_lost_does_not_lose_the_lease() -> No
 
 
 @pytest.mark.parametrize("seed", range(5))
-async def test_two_replicas_never_lead_at_the_same_time(seed: int) -> None:
+async def test_at_most_one_of_two_replicas_leads(seed: int) -> None:
     api, chance = HttpApi(), random.Random(seed)
     successes, frozen_until = Counter[str](), {"one": 0.0, "two": 0.0}
     async with run_two_replicas(api) as (one, two, clock):

@@ -134,14 +134,14 @@ async def test_sigterm_ends_the_process_and_releases_the_lease(tmp_path: Path) -
     assert api.objects["leases", "default", "finetune-operator"]["spec"]["holderIdentity"] == ""
 
 
-async def test_a_standby_does_nothing_until_the_leader_stops(tmp_path: Path) -> None:
+async def test_standby_reconciles_no_job_until_the_leader_stops(tmp_path: Path) -> None:
     api = HttpApi()
     (tmp_path / "two").mkdir()
     async with serve_api(api) as url, running_operator(url, tmp_path) as one:
         await wait_until(lambda: one.has_logged("leading"))
         async with running_operator(url, tmp_path / "two") as two:
             await wait_until(lambda: two.has_logged("watching"))
-            one.process.send_signal(signal.SIGSTOP)  # the leader is paused, so only the standby can act
+            one.process.send_signal(signal.SIGSTOP)  # pauses the leader, so that only the standby can act
             put_job(api)
             await asyncio.sleep(0.5)
             assert list_names(api, "pods") == []
@@ -176,7 +176,7 @@ async def test_only_jobs_of_the_configured_namespaces_are_reconciled(tmp_path: P
     assert {r.resource.namespace for r in api.requests if r.resource.plural == "pods"} == {"one", "two"}
 
 
-async def test_next_pass_detects_a_deletion_that_the_watch_missed(tmp_path: Path) -> None:
+async def test_next_pass_detects_a_job_deletion_that_the_watch_missed(tmp_path: Path) -> None:
     api = HttpApi()
     async with serve_api(api) as url, running_operator(url, tmp_path) as operator:
         put_job(api)
@@ -188,7 +188,7 @@ async def test_next_pass_detects_a_deletion_that_the_watch_missed(tmp_path: Path
             status = {"phase": "Running", "podIP": "127.0.0.1", "containerStatuses": [running]}
             api.put(
                 "pods", {**body, "status": status}
-            )  # causes a pass, whose status write fails because the job is gone
+            )  # causes a pass whose status write fails, because the job is gone
         async with asyncio.timeout(20):
             while "finetune_jobs{phase=" in (await operator.get("/metrics"))[1]:  # noqa: ASYNC110  another process
                 await asyncio.sleep(0.1)
@@ -219,7 +219,7 @@ async def test_all_connections_use_the_rotated_token(tmp_path: Path) -> None:
         api.allowed_token = "another"  # noqa: S105
         api.end_watches()
         await wait_until(lambda: bool([r for r in api.requests[-3:] if "one" in r.headers["Authorization"]]))
-        await asyncio.sleep(0.5)  # all requests are rejected meanwhile
+        await asyncio.sleep(0.5)  # all requests are rejected during this time
         token.write_text("another")
         put_job(api)
         await wait_until(lambda: len(list_names(api, "pods")) == 2)

@@ -23,7 +23,7 @@ JOB = job()
 INITIALIZING = {"waiting": {"reason": "PodInitializing"}}
 
 
-def observe(body: RawBody, *, is_tombstone: bool = False) -> NodeObservation:
+def observe_single_pod(body: RawBody, *, is_tombstone: bool = False) -> NodeObservation:
     node = observe_pod(body, gone=is_tombstone)
     assert node is not None
     return node
@@ -76,16 +76,16 @@ def build_condition(condition_type: str, status: str, **fields: str) -> RawBody:
     ],
 )
 def test_container_state_takes_precedence_over_pod_phase(body: RawBody, phase: PodPhase) -> None:
-    assert observe(body).phase is phase
+    assert observe_single_pod(body).phase is phase
 
 
 def test_a_pod_without_status_is_pending() -> None:
     body = {key: value for key, value in pod(JOB, 0).items() if key != "status"}
-    assert (observe(body).phase, observe(body).waiting) == (PodPhase.PENDING, None)
+    assert (observe_single_pod(body).phase, observe_single_pod(body).waiting) == (PodPhase.PENDING, None)
 
 
 def test_a_tombstone_has_no_running_process() -> None:
-    live, gone = observe(running_pod(JOB, 0)), observe(running_pod(JOB, 0), is_tombstone=True)
+    live, gone = observe_single_pod(running_pod(JOB, 0)), observe_single_pod(running_pod(JOB, 0), is_tombstone=True)
     assert (live.ended, live.may_run(NOW), live.evidence.ended) == (False, True, False)
     assert (gone.ended, gone.may_run(NOW), gone.evidence.ended) == (True, False, True)
 
@@ -93,20 +93,22 @@ def test_a_tombstone_has_no_running_process() -> None:
 def test_other_containers_do_not_affect_the_pod_phase() -> None:
     sidecar = {"name": "proxy", "state": {"terminated": {"exitCode": 1}}}
     trainer = {"name": names.CONTAINER, "state": {"running": {}}}
-    assert observe(pod(JOB, 0, containerStatuses=[sidecar, trainer])).phase is PodPhase.RUNNING
-    assert observe(pod(JOB, 0, containerStatuses=[sidecar])).phase is PodPhase.PENDING
+    assert observe_single_pod(pod(JOB, 0, containerStatuses=[sidecar, trainer])).phase is PodPhase.RUNNING
+    assert observe_single_pod(pod(JOB, 0, containerStatuses=[sidecar])).phase is PodPhase.PENDING
 
 
 @pytest.mark.parametrize("reason", ["ContainerCreating", "PodInitializing"])
-def test_container_creating_is_not_a_waiting_state(reason: str) -> None:
-    assert observe(pod_with_waiting_container(reason)).waiting is None
+def test_container_creation_is_not_reported_as_a_waiting_state(reason: str) -> None:
+    assert observe_single_pod(pod_with_waiting_container(reason)).waiting is None
 
 
 def test_waiting_state_contains_reason_and_message() -> None:
-    assert observe(pod_with_waiting_container("ErrImagePull", message="not found")).waiting == WaitingState(
+    assert observe_single_pod(pod_with_waiting_container("ErrImagePull", message="not found")).waiting == WaitingState(
         "ErrImagePull", "not found"
     )
-    assert observe(pod_with_waiting_container("ImagePullBackOff")).waiting == WaitingState("ImagePullBackOff", "")
+    assert observe_single_pod(pod_with_waiting_container("ImagePullBackOff")).waiting == WaitingState(
+        "ImagePullBackOff", ""
+    )
 
 
 @pytest.mark.parametrize(
@@ -132,40 +134,46 @@ def test_waiting_state_contains_reason_and_message() -> None:
 def test_unscheduled_pod_has_the_reason_of_its_condition(
     conditions: list[RawBody], expected: WaitingState | None
 ) -> None:
-    assert observe(pod(JOB, 0, conditions=conditions)).waiting == expected
+    assert observe_single_pod(pod(JOB, 0, conditions=conditions)).waiting == expected
 
 
-def test_container_creating_starts_when_the_pod_is_scheduled_or_ready() -> None:
+def test_container_creation_starts_when_the_pod_is_scheduled_or_ready() -> None:
     since = {"lastTransitionTime": "2026-01-01T12:00:00Z"}
     assert (
-        observe(
+        observe_single_pod(
             pod(JOB, 0, conditions=[{**build_condition("PodScheduled", "False"), **since}])
         ).container_creating_since
         is None
     )
-    assert observe(pod(JOB, 0, conditions=[build_condition("PodScheduled", "True")])).container_creating_since is None
+    assert (
+        observe_single_pod(pod(JOB, 0, conditions=[build_condition("PodScheduled", "True")])).container_creating_since
+        is None
+    )
     scheduled = {**build_condition("PodScheduled", "True"), **since}
-    assert observe(pod(JOB, 0, conditions=[scheduled])).container_creating_since == NOW
+    assert observe_single_pod(pod(JOB, 0, conditions=[scheduled])).container_creating_since == NOW
     for ready, creating_since in (("False", NOW), ("True", NOW + timedelta(minutes=1))):
         ready_condition = {
             **build_condition("PodReadyToStartContainers", ready),
             "lastTransitionTime": "2026-01-01T12:01:00Z",
         }
-        assert observe(pod(JOB, 0, conditions=[scheduled, ready_condition])).container_creating_since == creating_since
+        assert (
+            observe_single_pod(pod(JOB, 0, conditions=[scheduled, ready_condition])).container_creating_since
+            == creating_since
+        )
 
 
 def test_a_pod_with_a_node_name_is_scheduled() -> None:
     scheduled = pod(JOB, 0)
     unscheduled = {**scheduled, "spec": {key: value for key, value in scheduled["spec"].items() if key != "nodeName"}}
-    assert (observe(scheduled).scheduled, observe(scheduled).k8s_node) == (True, "gpu-0")
-    assert (observe(unscheduled).scheduled, observe(unscheduled).k8s_node) == (False, "")
+    assert (observe_single_pod(scheduled).scheduled, observe_single_pod(scheduled).k8s_node) == (True, "gpu-0")
+    assert (observe_single_pod(unscheduled).scheduled, observe_single_pod(unscheduled).k8s_node) == (False, "")
 
 
 @pytest.mark.parametrize("edit", [{}, {names.ATTEMPT: "7"}, {names.NODE_RANK: "first"}, {names.MANAGED_BY: ""}])
 def test_attempt_and_rank_are_parsed_from_the_pod_name(edit: dict[str, str]) -> None:
     body = pod(JOB, 1, attempt=3)
     edited = {**body, "metadata": {**body["metadata"], "labels": {**body["metadata"]["labels"], **edit}}}
-    node = observe(edited)
+    node = observe_single_pod(edited)
     assert (node.attempt, node.node_rank, node.relabelled) == (3, 1, False)
 
 
@@ -173,8 +181,8 @@ def test_attempt_and_rank_are_parsed_from_the_pod_name(edit: dict[str, str]) -> 
 def test_live_pod_without_the_job_label_counts_as_relabelled(labels: dict[str, str] | None) -> None:
     body = pod(JOB, 0)
     edited = {**body, "metadata": {**body["metadata"], "labels": labels}}
-    assert observe(edited).relabelled
-    assert not observe(edited, is_tombstone=True).relabelled
+    assert observe_single_pod(edited).relabelled
+    assert not observe_single_pod(edited, is_tombstone=True).relabelled
 
 
 @pytest.mark.parametrize("name", ["bert", "bert-0", "bert-0-1-2", "bert-0-1000", "bert-x-0", "bert--1-0", "other-0-0"])
@@ -193,15 +201,15 @@ def test_pod_without_an_owner_reference_is_not_a_node() -> None:
 
 def test_pod_that_neither_ended_nor_was_deleted_counts_as_disappeared() -> None:
     bodies = (running_pod(JOB, 0), pod(JOB, 0), terminating_pod(running_pod(JOB, 0)), ended_pod(JOB, 0))
-    assert [observe(body, is_tombstone=True).disappeared for body in bodies] == [True, True, False, False]
-    assert not observe(running_pod(JOB, 0)).disappeared
+    assert [observe_single_pod(body, is_tombstone=True).disappeared for body in bodies] == [True, True, False, False]
+    assert not observe_single_pod(running_pod(JOB, 0)).disappeared
 
 
 def test_container_restarted_in_place_has_ended_but_may_still_run() -> None:
     restarted_pod = running_pod(JOB, 0)
     first = {"terminated": {"exitCode": 143, "finishedAt": "2026-01-01T12:00:00Z"}}
     restarted_pod["status"]["containerStatuses"][0] |= {"restartCount": 1, "lastState": first}
-    node = observe(restarted_pod)
+    node = observe_single_pod(restarted_pod)
     assert (node.restarted, node.phase, node.evidence.ended, node.evidence.exit_code) == (
         True,
         PodPhase.RUNNING,
@@ -209,11 +217,11 @@ def test_container_restarted_in_place_has_ended_but_may_still_run() -> None:
         143,
     )
     assert node.may_run(NOW)
-    assert not observe(running_pod(JOB, 0)).restarted
+    assert not observe_single_pod(running_pod(JOB, 0)).restarted
 
 
 def test_last_state_of_an_evicted_pod_does_not_count_as_a_restart() -> None:
-    """The kubelet reports the end in lastState and the current state as ContainerCreating."""
+    """The kubelet reports the terminated state in lastState, and ContainerCreating as the current state."""
     last = {"terminated": {"exitCode": 137, "reason": "ContainerStatusUnknown"}}
     waiting = {"name": "trainer", "state": {"waiting": {"reason": "ContainerCreating"}}, "lastState": last}
     evicted: RawBody = {
@@ -221,7 +229,7 @@ def test_last_state_of_an_evicted_pod_does_not_count_as_a_restart() -> None:
         "message": "Usage of EmptyDir volume exceeds the limit.",
         "phase": "Failed",
     }
-    node = observe(pod(JOB, 0, containerStatuses=[{**waiting, "restartCount": 1}], **evicted))
+    node = observe_single_pod(pod(JOB, 0, containerStatuses=[{**waiting, "restartCount": 1}], **evicted))
 
     assert (node.restarted, node.phase, node.evidence.reason) == (False, PodPhase.FAILED, "Evicted")
     assert judge_node(node.evidence).reason == "Evicted"
@@ -231,18 +239,21 @@ def test_a_pod_on_a_lost_kubernetes_node_is_fenced_after_its_deletion_deadline()
     fenced = NOW + timedelta(seconds=FENCED_AFTER_SECONDS)
     body = terminating_pod(running_pod(JOB, 0), deadline=NOW)
     taint = build_condition("DisruptionTarget", "True", reason="DeletionByTaintManager")
-    lost_node = observe({**body, "status": {**body["status"], "conditions": [taint]}})
+    lost_node = observe_single_pod({**body, "status": {**body["status"], "conditions": [taint]}})
     assert lost_node.may_run(fenced - timedelta(seconds=1))
     assert not lost_node.may_run(fenced)
-    overdue = NOW + timedelta(seconds=OVERDUE_SECONDS)  # limit for other disruption reasons, as after a drain
-    assert observe(body).may_run(overdue - timedelta(seconds=1))
-    assert not observe(body).may_run(overdue)
+    overdue = NOW + timedelta(seconds=OVERDUE_SECONDS)  # limit for other disruption reasons, such as a drain
+    assert observe_single_pod(body).may_run(overdue - timedelta(seconds=1))
+    assert not observe_single_pod(body).may_run(overdue)
 
 
 def test_a_terminating_pod_has_a_deletion_deadline() -> None:
-    terminating = observe(terminating_pod(running_pod(JOB, 0), deadline=NOW))
+    terminating = observe_single_pod(terminating_pod(running_pod(JOB, 0), deadline=NOW))
     assert (terminating.deleting, terminating.deletion_deadline) == (True, NOW)
-    assert (observe(running_pod(JOB, 0)).deleting, observe(running_pod(JOB, 0)).deletion_deadline) == (False, None)
+    assert (
+        observe_single_pod(running_pod(JOB, 0)).deleting,
+        observe_single_pod(running_pod(JOB, 0)).deletion_deadline,
+    ) == (False, None)
 
 
 def test_live_pod_takes_precedence_over_its_own_tombstone() -> None:
@@ -287,7 +298,7 @@ def pod_with_init_container(state: RawBody, trainer_state: RawBody) -> RawBody:
 
 
 def test_the_waiting_state_of_an_init_container_is_reported() -> None:
-    node = observe(
+    node = observe_single_pod(
         pod_with_init_container({"waiting": {"reason": "ErrImagePull", "message": "no such tag"}}, INITIALIZING)
     )
 
@@ -296,7 +307,9 @@ def test_the_waiting_state_of_an_init_container_is_reported() -> None:
 
 
 def test_a_failed_init_container_fails_the_node() -> None:
-    node = observe(pod_with_init_container({"terminated": {"exitCode": 1, "message": "disk full"}}, INITIALIZING))
+    node = observe_single_pod(
+        pod_with_init_container({"terminated": {"exitCode": 1, "message": "disk full"}}, INITIALIZING)
+    )
 
     assert node.phase is PodPhase.FAILED
     assert (node.evidence.exit_code, node.evidence.message) == (1, "disk full")
@@ -304,6 +317,6 @@ def test_a_failed_init_container_fails_the_node() -> None:
 
 @pytest.mark.parametrize("trainer_state", [{"running": {}}, {"terminated": {"exitCode": 0}}], ids=["running", "ended"])
 def test_failed_init_container_is_ignored_after_the_trainer_started(trainer_state: RawBody) -> None:
-    node = observe(pod_with_init_container({"terminated": {"exitCode": 143}}, trainer_state))
+    node = observe_single_pod(pod_with_init_container({"terminated": {"exitCode": 143}}, trainer_state))
 
     assert node.phase is not PodPhase.FAILED

@@ -22,14 +22,14 @@ TERMINATION = {
 }
 
 
-def observe(body: RawBody) -> NodeObservation:
+def observe_single_pod(body: RawBody) -> NodeObservation:
     node = observe_pod(body, gone=False)
     assert node is not None
     return node
 
 
 def observe_evidence(body: RawBody) -> Evidence:
-    return observe(body).evidence
+    return observe_single_pod(body).evidence
 
 
 def build_condition(condition_type: str, status: str, **fields: str) -> RawBody:
@@ -68,7 +68,7 @@ def test_finish_time_of_the_supervisor_has_subsecond_precision() -> None:
     ],
 )
 def test_other_messages_are_treated_as_log_output(text: str) -> None:
-    node = observe(ended_pod(JOB, 0, message=f"  {text}\n"))
+    node = observe_single_pod(ended_pod(JOB, 0, message=f"  {text}\n"))
     assert node.termination is None
     assert (node.evidence.outcome, node.evidence.message) == ("", text)
 
@@ -119,4 +119,4 @@ def test_exit_code_0_without_a_published_result_is_not_a_success(
     exit_code: int, outcome: Outcome, has_succeeded: bool
 ) -> None:
     message = json.dumps({"final": True, "outcome": outcome})
-    assert observe(ended_pod(JOB, 0, exit_code=exit_code, message=message)).succeeded is has_succeeded
+    assert observe_single_pod(ended_pod(JOB, 0, exit_code=exit_code, message=message)).succeeded is has_succeeded

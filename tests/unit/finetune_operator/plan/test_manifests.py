@@ -88,7 +88,7 @@ def test_service_selects_pods_of_all_attempts_even_if_not_ready() -> None:
 
 
 @pytest.mark.parametrize("fields", [pytest.param({}, id="minimal"), pytest.param(ALL_FIELDS, id="everything")])
-def test_the_config_map_contains_the_planned_spec(fields: dict[str, Any]) -> None:
+def test_config_map_contains_the_spec_of_the_run_plan(fields: dict[str, Any]) -> None:
     run = build_run_plan(**fields)
     text = build_children(run)[1]["data"]["job.json"]
     assert FineTuneJobSpec.model_validate_json(text) == run.spec

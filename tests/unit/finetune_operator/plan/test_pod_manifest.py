@@ -55,12 +55,12 @@ def test_user_toleration_overrides_the_default() -> None:
     assert build_tolerations(toleration) == {UNREACHABLE: 5, NOT_READY: LOST_NODE_SECONDS}
 
 
-def test_user_toleration_of_all_taints_replaces_the_defaults() -> None:
+def test_user_toleration_for_all_taints_replaces_the_defaults() -> None:
     toleration = {"operator": "Exists"}
     assert build_first_pod_manifest(podTemplate={"tolerations": [toleration]})["spec"]["tolerations"] == [toleration]
 
 
-def test_user_toleration_of_another_effect_keeps_the_default() -> None:
+def test_user_toleration_with_another_effect_keeps_the_default() -> None:
     toleration = {"key": NOT_READY, "operator": "Exists", "effect": "NoSchedule"}
     tolerations_of_pod = build_first_pod_manifest(podTemplate={"tolerations": [toleration]})["spec"]["tolerations"]
     assert [(toleration["key"], toleration["effect"]) for toleration in tolerations_of_pod] == [
@@ -92,7 +92,7 @@ def test_pods_conform_to_the_restricted_pod_security_standard() -> None:
             assert restricted_violations(pod) == ()
 
 
-def test_only_user_fields_violate_the_restricted_standard() -> None:
+def test_only_fields_set_by_the_user_violate_the_restricted_standard() -> None:
     assert restricted_violations(build_first_pod_manifest(**ALL_FIELDS)) == (
         "volume models: nfs",
         "volume disk: hostPath",
@@ -104,7 +104,7 @@ def test_only_user_fields_violate_the_restricted_standard() -> None:
     )
 
 
-def test_affinity_only_excludes_nodes_if_the_user_sets_none() -> None:
+def test_affinity_contains_only_the_excluded_nodes_if_the_user_sets_none() -> None:
     assert exclude_nodes(None, ()) is None
     assert exclude_nodes(None, ("gpu-7",)) == {
         "nodeAffinity": {REQUIRED: {"nodeSelectorTerms": [{"matchFields": [NOT_GPU_7]}]}}

@@ -25,7 +25,7 @@ def test_equal_arguments_give_equal_plans() -> None:
     assert build_run_plan(attempt=3) == build_run_plan(attempt=3)
 
 
-def test_master_address_is_the_pod_of_node_0() -> None:
+def test_master_address_is_the_dns_name_of_node_0() -> None:
     assert build_run_plan(numNodes=3).master_addr == "bert-0-0.bert.default.svc.cluster.local"
 
 
@@ -47,7 +47,7 @@ def test_attempts_share_only_the_service_name() -> None:
     assert first.service_name == second.service_name
 
 
-def test_jobs_of_the_same_name_have_different_config_maps() -> None:
+def test_jobs_of_the_same_name_have_different_config_map_names() -> None:
     first = build_run_plan()
     second = replace(first, job_uid="f67e6b24-28e4-4058-a8ce-7b40039a7daa")
     assert (first.config_map_name, second.config_map_name) == ("bert-0-11111111", "bert-0-f67e6b24")
@@ -79,7 +79,7 @@ def test_world_size_is_nodes_times_ranks_per_node(fields: dict[str, Any], world_
     assert run.world_size == len(run.nodes) * run.nproc_per_node == world_size
 
 
-def test_image_defaults_to_that_of_the_settings() -> None:
+def test_image_defaults_to_the_trainer_image_of_the_settings() -> None:
     assert build_run_plan(image="mine:1").image == "mine:1"
     assert build_run_plan().image == SETTINGS.trainer_image
 
