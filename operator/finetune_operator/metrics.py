@@ -89,9 +89,8 @@ class RequestCounter:
 def describe_request(method: str, path: str, *, is_watch: bool = False) -> tuple[str, str]:
     """Return RBAC verb and resource of a request, without object names to limit the number of label values."""
     segments = [segment for segment in path.split("/") if segment]
-    prefix_length = {"api": 2, "apis": 3}.get(
-        segments[0] if segments else "", 0
-    )  # number of segments in api/v1 and apis/<group>/<version>
+    # a path starts with api/v1 or apis/<group>/<version>
+    prefix_length = {"api": 2, "apis": 3}.get(segments[0] if segments else "", 0)
     resource_segments = segments[prefix_length:] if prefix_length else []
     if len(resource_segments) > 2 and resource_segments[0] == "namespaces":
         resource_segments = resource_segments[2:]

@@ -1,4 +1,4 @@
-"""Controller: watch events enqueue jobs in the work queue, and workers reconcile the queued jobs."""
+"""Controller that enqueues a job on each watch event and reconciles queued jobs in workers."""
 
 import asyncio
 import logging
@@ -30,7 +30,7 @@ Namespaces = tuple[str, ...] | tuple[None]  # (None,) watches all namespaces
 
 
 class Controller:
-    """Holds the in-memory state between passes. Losing it is safe: the cluster is the source of truth."""
+    """Holds the state between passes in memory only, because the cluster is the source of truth."""
 
     def __init__(
         self, api: ApiClient, dependencies: PassDependencies, metrics: Metrics, *, namespaces: Namespaces

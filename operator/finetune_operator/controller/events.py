@@ -9,9 +9,9 @@ from finetune_operator.core.actions import Emit
 from finetune_operator.observation.ownership import RawBody
 
 
-def build_event(job: ObjectMeta, emit: Emit, now: datetime) -> RawBody:
+def build_event(job: ObjectMeta, event_action: Emit, now: datetime) -> RawBody:
     """Build an Event about the job, with a hash of the key in its name, so that the API server rejects duplicates."""
-    digest = hashlib.sha256(f"{job.uid}/{emit.key}".encode()).hexdigest()[:16]
+    digest = hashlib.sha256(f"{job.uid}/{event_action.key}".encode()).hexdigest()[:16]
     timestamp = now.strftime("%Y-%m-%dT%H:%M:%SZ")
     return {
         "apiVersion": "v1",
@@ -24,9 +24,9 @@ def build_event(job: ObjectMeta, emit: Emit, now: datetime) -> RawBody:
             "namespace": job.namespace,
             "uid": job.uid,
         },
-        "type": emit.type,
-        "reason": emit.reason,
-        "message": emit.message[:1024],
+        "type": event_action.type,
+        "reason": event_action.reason,
+        "message": event_action.message[:1024],
         "source": {"component": names.MANAGER},
         "reportingComponent": names.MANAGER,
         "firstTimestamp": timestamp,

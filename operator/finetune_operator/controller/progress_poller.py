@@ -99,9 +99,8 @@ class ProgressPoller:
                 self._store_progress(target.key, response.progress)
 
         targets = self._find_targets()
-        for key in self._failing_since.keys() - {
-            target.key for target in targets
-        }:  # jobs whose node rank 0 no longer runs
+        # jobs whose node rank 0 no longer runs are not unreachable
+        for key in self._failing_since.keys() - {target.key for target in targets}:
             self._clear_failures(key)
         await asyncio.gather(*(poll(target) for target in targets))
 
@@ -136,7 +135,7 @@ class ProgressPoller:
 
 
 async def fetch_status(session: aiohttp.ClientSession, url: str) -> StatusResponse | None:
-    """Fetch /status of a pod, or return None if it does not respond. User code may have forged the response."""
+    """Fetch /status of a pod, or return None if it does not respond. User code can forge the response."""
     try:
         async with session.get(url, allow_redirects=False) as response:
             if response.status != 200:

@@ -99,7 +99,7 @@ async def _handle_invalid_spec(
     cluster, now = dependencies.cluster, dependencies.now
     try:
         status = JobStatus.model_validate(job.get("status") or {})
-    except ValidationError as status_error:  # another release of the operator may have written it
+    except ValidationError as status_error:  # another release of the operator may have written the status
         problems = explain_validation_error(status_error, parent_path="status")
         raise ClusterError(f"status cannot be read, the job is left alone: {problems}") from status_error
     metadata = ObjectMeta.model_validate(job["metadata"])

@@ -78,7 +78,7 @@ class WorkQueue(Generic[Key]):
 
     @asynccontextmanager
     async def next(self) -> AsyncIterator[Key]:
-        """Yield the key that has waited longest; no other worker processes it until the block ends."""
+        """Yield the key that has waited longest; no other worker processes it until the `with` block ends."""
         while not self._ready:
             if self.closed:
                 raise QueueClosed
@@ -108,7 +108,7 @@ class WorkQueue(Generic[Key]):
         return max((_now() - added_at for added_at in self._ready.values()), default=0.0)
 
     def longest_pass_seconds(self) -> float:
-        """Return how long the longest of the passes in progress has been running."""
+        """Return how long the longest current pass has been running."""
         return max((_now() - started_at for started_at in self._running.values()), default=0.0)
 
     def _enqueue_or_throttle(self, key: Key, *, added_at: float) -> None:

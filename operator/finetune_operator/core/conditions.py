@@ -88,7 +88,7 @@ def _explain_missing_progress(observation: Observation) -> str:
 
 
 def _describe_resume_point(job: FineTuneJob, status: JobStatus) -> str:
-    """Describe the checkpoint from which a suspended job resumes; empty for a command (unknown checkpoints)."""
+    """Describe the checkpoint from which a suspended job resumes; empty for a command."""
     if job.spec.command is not None:
         return ""
     checkpoint = status.progress.last_checkpoint if status.progress else None

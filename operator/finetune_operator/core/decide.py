@@ -41,13 +41,13 @@ def decide(job: FineTuneJob, observation: Observation, now: datetime, settings: 
     The function is deterministic; deciding again after the actions were executed changes nothing.
     """
     context = JobContext(job, observation, now, settings)
-    # a job that is being deleted: the garbage collector deletes its children
+    # if the job is being deleted, leave its children to the garbage collector
     if job.metadata.deletion_timestamp is not None:
         return Decision(job.status)
-    # a finished job: delete leftover pods, and the job after its TTL
+    # if the job has finished, delete leftover pods, and the job after its TTL
     if job.status.completion_time is not None:
         return _clean_up_finished(context)
-    # a new job: begin attempt 0, unless it is created suspended
+    # if the job is new, begin attempt 0, unless spec.suspend is set
     if not job.status.attempts:
         return suspend_before_start(context) if job.spec.suspend else _begin_first_attempt(context)
     # otherwise continue with the current attempt
@@ -91,7 +91,7 @@ def _continue_attempt(context: JobContext) -> Decision:
         decision = step(context)
         if decision is not None:
             return decision
-    # nothing to stop or create: record whether the attempt runs
+    # if nothing is to be stopped or created, record whether the attempt runs
     return _update_running_state(context)
 
 
@@ -151,7 +151,7 @@ def _create_missing_children(context: JobContext) -> Decision | None:
     record = context.record
     if record.created:
         return None
-    # fencing: first stop the pods of older attempts
+    # first stop the pods of older attempts (fencing)
     older_pods = _find_pods_of_older_attempts(context)
     blocking_pods = [node for node in older_pods if node.may_run(context.now)]
     if blocking_pods:
@@ -193,7 +193,7 @@ def _compute_remaining_delay(record: AttemptRecord, now: datetime) -> timedelta:
 
 
 def _compute_create_retry_delay(context: JobContext) -> timedelta | None:
-    """Return the delay before the next retry of rejected creates: as long as the job has waited, within limits."""
+    """Return the delay before the next retry of rejected creates, which grows with the time waited so far."""
     if not context.observation.rejected_creates:
         return None
     waited = context.now - context.status.waiting.since if context.status.waiting else MIN_CREATE_RETRY
@@ -229,7 +229,7 @@ def _check_start_deadlines(context: JobContext) -> Decision | None:
 
 
 def _update_running_state(context: JobContext) -> Decision:
-    """Record whether all pods exist and run, and restore Service and ConfigMap."""
+    """Record whether all pods exist and run, and restore a missing Service or ConfigMap."""
     record = record_start(context)
     is_running = record.state is AttemptState.RUNNING
     # emit events, delete pods of older attempts, restore Service and ConfigMap

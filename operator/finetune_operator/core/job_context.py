@@ -40,7 +40,7 @@ class JobContext:
 
     @property
     def pending_reason(self) -> PendingReason | None:
-        """Reason why pods of the current attempt do not start; None if there is no such pod or no attempt."""
+        """Reason why pods of the current attempt do not start; None without such a pod or an attempt."""
         return find_pending_reason(self.job, self.observation, self.nodes, self.now) if self.status.attempts else None
 
     def running_pods(self) -> list[NodeObservation]:

@@ -101,30 +101,34 @@ def _explain_rejected_create(rejected_create: RejectedCreate) -> PendingReason:
 
 
 def _explain_waiting_state(
-    node: NodeObservation, waiting: WaitingState, blocked_pods: str, avoidance: str
+    node: NodeObservation, waiting_state: WaitingState, blocked_pods: str, avoidance: str
 ) -> PendingReason:
     """Return the pending reason of an unscheduled pod or of a container in a waiting state."""
     verdict = container_create_failed(
-        node.evidence.model_copy(update={"reason": waiting.reason, "message": waiting.message})
+        node.evidence.model_copy(update={"reason": waiting_state.reason, "message": waiting_state.message})
     )
     if verdict is not None:
-        message = f"{node.pod_name} on {node.k8s_node}: {waiting.message}; its kubelet retries"
+        message = f"{node.pod_name} on {node.k8s_node}: {waiting_state.message}; its kubelet retries"
         return PendingReason(Reason.CREATE_CONTAINER_ERROR, message, verdict=verdict)
-    if waiting.reason == CONFIG_ERROR:
+    if waiting_state.reason == CONFIG_ERROR:
         return PendingReason(
-            Reason.CONFIG_MISSING, f"{node.pod_name}: {waiting.message}; create what is missing and the pod starts"
+            Reason.CONFIG_MISSING,
+            f"{node.pod_name}: {waiting_state.message}; create what is missing and the pod starts",
         )
-    if waiting.reason == Reason.UNSCHEDULABLE:
-        return PendingReason(Reason.UNSCHEDULABLE, f"{blocked_pods} cannot be placed: {waiting.message}{avoidance}")
-    return PendingReason(waiting.reason, f"{node.pod_name}: {waiting.message}")
+    if waiting_state.reason == Reason.UNSCHEDULABLE:
+        message = f"{blocked_pods} cannot be placed: {waiting_state.message}{avoidance}"
+        return PendingReason(Reason.UNSCHEDULABLE, message)
+    return PendingReason(waiting_state.reason, f"{node.pod_name}: {waiting_state.message}")
 
 
-def _explain_image_pull(node: NodeObservation, waiting: WaitingState, wait_status: WaitStatus | None) -> PendingReason:
+def _explain_image_pull(
+    node: NodeObservation, waiting_state: WaitingState, wait_status: WaitStatus | None
+) -> PendingReason:
     """Return the pending reason of a failing image pull; registry outages are retried without limit.
 
     Between two pulls the kubelet reports ImagePullBackOff without a cause; the last known cause is kept meanwhile.
     """
-    cause = _BACK_OFF.sub("", waiting.message)
+    cause = _BACK_OFF.sub("", waiting_state.message)
     known_message = ""
     if wait_status is not None and wait_status.reason == Reason.IMAGE_PULL_FAILED and not cause:
         known_message = wait_status.message
@@ -140,14 +144,15 @@ def _explain_image_pull(node: NodeObservation, waiting: WaitingState, wait_statu
     if known_message:
         message = known_message
     elif _REGISTRY_UNAVAILABLE.search(cause):
-        message = f"{location}: {cause}; {waiting.image_source} {_RETRIED}"
+        message = f"{location}: {cause}; {waiting_state.image_source} {_RETRIED}"
     else:
-        message = f"{node.pod_name}: {cause or waiting.reason}; check {waiting.image_source} and spec.imagePullSecrets"
+        check = f"check {waiting_state.image_source} and spec.imagePullSecrets"
+        message = f"{node.pod_name}: {cause or waiting_state.reason}; {check}"
     return PendingReason(
         Reason.IMAGE_PULL_FAILED,
         message,
         image_pull=not message.endswith(_RETRIED),
-        permanent=waiting.reason == "InvalidImageName",
+        permanent=waiting_state.reason == "InvalidImageName",
     )
 
 

@@ -58,9 +58,9 @@ def summarise_steps(context: JobContext) -> dict[str, object]:
 
 
 def resolve_current_batch(job: FineTuneJob, observation: Observation) -> Batch | None:
-    """Return the batch of the repaired spec or, for auto, the batch that the trainer reported last.
+    """Return the batch of the repaired spec or, for `auto`, the batch that the trainer reported last.
 
-    None for a command, and for auto until the trainer has reported its choice.
+    None for a command, and for `auto` until the trainer has reported its choice.
     """
     spec = apply_repair(job.spec, job.status.repair)
     if spec.command is not None or not spec.training.has_auto_batch:

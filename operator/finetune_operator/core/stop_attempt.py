@@ -75,7 +75,7 @@ def continue_stopping(context: JobContext) -> Decision:
 
 
 def _compute_root_cause_grace(context: JobContext, record: AttemptRecord) -> timedelta:
-    """Return how long to delay the deletion of pods, because a victim is often observed before the root cause.
+    """Return how long to delay the deletion of pods, so that a root cause observed after its victims is recorded.
 
     A node that receives SIGTERM reports that it was stopped, so its own error is lost.
     """

@@ -13,9 +13,8 @@ from finetune_operator.failures.verdict import Verdict, describe_node, extract_l
 START_ERRORS = frozenset({"StartError", "ContainerCannotRun"})
 CREATE_ERROR, CONFIG_ERROR = "CreateContainerError", "CreateContainerConfigError"
 _PREFIX = re.compile("stderr: |container process: |container init: ")
-_HOST_PROGRAMS = (
-    "containerd|runc|crun|apparmor_parser|nvidia-"  # programs of the host; any other program belongs to the image
-)
+# all other programs belong to the image
+_HOST_PROGRAMS = "containerd|runc|crun|apparmor_parser|nvidia-"
 _PATTERNS = (  # first match applies; without a match, the fault is unknown (decisions/203)
     (Reason.DRIVER_MISMATCH, r"nvidia-container-cli(\.real)?: requirement error"),
     (Reason.GPU_UNAVAILABLE, r"nvidia-container|nvml error|CDI devices?\b|/dev/nvidia|nvidiactl"),

@@ -31,7 +31,7 @@ def plan_restart(
 ) -> RestartPlan:
     """Decide whether and when a failed attempt is restarted.
 
-    `job`: uid, used as seed of the jitter, and restart policy.
+    `job`: the uid, which seeds the jitter, and the restart policy.
     """
     uid, policy = job
     last_step = failed_attempt.last_step or 0

@@ -27,7 +27,7 @@ class Verdict:
 
     @property
     def fault(self) -> Fault:
-        """Category of the cause of the failure."""
+        """Fault category of the reason."""
         assert self.reason.fault is not None  # every reason of a verdict has a fault
         return self.reason.fault
 

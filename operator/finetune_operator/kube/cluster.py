@@ -12,7 +12,7 @@ logger = logging.getLogger(__name__)
 
 
 class ClusterError(Exception):
-    """Error after which the pass is retried, if `retry_after` is set no sooner than after that many seconds."""
+    """Error after which the pass is retried, after at least `retry_after` seconds if this is set."""
 
     def __init__(self, message: str, *, retry_after: float | None = None) -> None:
         super().__init__(message)

@@ -105,9 +105,8 @@ class Informer:
 
     def _handle_error(self, error: ApiError) -> None:
         self._failures += 1
-        if (
-            400 <= error.status < 500 and error.status != 429
-        ):  # usually 410 Gone, because the resourceVersion is too old
+        # usually 410 Gone, because the resourceVersion is too old
+        if 400 <= error.status < 500 and error.status != 429:
             self._version = None
         level = logging.INFO if error.status == STATUS_GONE else logging.WARNING
         if error.message == self._last_error:

@@ -60,9 +60,8 @@ def build_settings() -> kopf.OperatorSettings:
     settings.networking.request_timeout = 30.0
     settings.networking.connect_timeout = 5.0
     settings.watching.server_timeout = WATCH_SECONDS
-    settings.process.ultimate_exiting_timeout = (
-        None  # no timeout, because the grace period of the pod limits the shutdown
-    )
+    # no timeout, because the grace period of the pod limits the shutdown
+    settings.process.ultimate_exiting_timeout = None
     return settings
 
 

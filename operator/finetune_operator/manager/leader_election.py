@@ -91,9 +91,8 @@ class LeaderElection:
             self._observed = None
             logger.warning("lease: no answer in time")
             return False
-        self._renewed_at = (
-            requested_at  # time of the request, because standbys measure the lease duration from the write
-        )
+        # the time before the request, because standbys measure the lease duration from the write
+        self._renewed_at = requested_at
         return True
 
     def _compute_remaining_seconds(self) -> float:

@@ -38,9 +38,7 @@ RETRY_INTERVAL_SECONDS = 5.0
 DRAIN_TIMEOUT_SECONDS = 10.0
 
 WATCH_SILENCE_LIMIT_SECONDS = 180.0  # a bookmark is due every 60 s, and the client times out after 90 s
-JOB_WATCH_SILENCE_LIMIT_SECONDS = (
-    WATCH_SECONDS + 120.0
-)  # only the start of a kopf watch is observable, not its bookmarks
+JOB_WATCH_SILENCE_LIMIT_SECONDS = WATCH_SECONDS + 120.0  # kopf exposes the start of a watch, not its bookmarks
 PASS_DURATION_LIMIT_SECONDS = 300.0
 LOOP_LAG_LIMIT_SECONDS = 10.0
 

@@ -16,7 +16,7 @@ from finetune_operator.observation.ownership import RawBody, find_controlling_ow
 from finetune_operator.observation.read_evidence import find_condition, read_evidence
 
 FENCED_AFTER_SECONDS = 30  # how long after its deletion deadline a pod deleted by the taint manager may still run
-# The same for any other pod, because a different disruption may hide that its kubelet is lost.
+# how long any other deleted pod may still run, because another disruption may hide the loss of its kubelet
 OVERDUE_SECONDS = 300
 
 
@@ -237,9 +237,9 @@ def _find_container_creating_start(scheduled_condition: RawBody, ready_condition
 
 
 def _find_sidecar_start(status: RawBody, terminated_state: RawBody | None) -> datetime | None:
-    """Return when the trainer container ended; None if the pod has also ended.
+    """Return when the trainer container ended; None if the pod has ended, too.
 
-    After every exit, the pod has not ended for about a second, because its phase lags behind the container state.
+    The pod phase lags about a second behind the container state, so the result is set for a second after every exit.
     """
     ended = status.get("phase") in ("Succeeded", "Failed")
     return None if ended or terminated_state is None else parse_time(terminated_state.get("finishedAt"))

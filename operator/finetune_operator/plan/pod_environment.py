@@ -64,7 +64,7 @@ def _build_output_environment(run_plan: RunPlan) -> dict[str, str]:
 
 
 def _build_secret_environment(run_plan: RunPlan) -> dict[str, str]:
-    """Return a variable with the names of all variables from Secrets, whose values the supervisor redacts."""
+    """Return a variable that lists the variables from Secrets, so that the supervisor redacts their values."""
     secret_names = [variable.name for variable in run_plan.spec.env if "secretKeyRef" in (variable.value_from or {})]
     return {names.ENV_HIDDEN: ",".join(secret_names)} if secret_names else {}
 

@@ -1,4 +1,4 @@
-"""Defines and computes the run plan of an attempt, from which its manifests are built."""
+"""Computes the run plan of an attempt, from which the manifests are built."""
 
 from dataclasses import dataclass
 

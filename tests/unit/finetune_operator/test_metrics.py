@@ -47,10 +47,8 @@ def test_requests_are_labelled_with_rbac_verb_and_resource(
 
 async def test_responses_and_missing_responses_are_counted_by_code() -> None:
     api, metrics, last_request = HttpApi(), Metrics(), LastRequestTime()
-    api.faults += [
-        ScriptedFault("GET", "pods", 500),
-        ScriptedFault("GET", "pods", 0, times=2),
-    ]  # counted twice, because aiohttp retries idempotent requests once
+    # two faults without a response, because aiohttp retries idempotent requests once
+    api.faults += [ScriptedFault("GET", "pods", 500), ScriptedFault("GET", "pods", 0, times=2)]
     async with serve_and_connect(api, RequestCounter(metrics.requests), last_request) as server:
         await server.call("GET", "/api/v1/pods")
     counts = {

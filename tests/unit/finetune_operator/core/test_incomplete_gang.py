@@ -151,7 +151,7 @@ def test_rendezvous_timeout_caused_by_an_unschedulable_node_is_not_a_failure() -
     assert (ftjob.status.without_progress.counted, following.not_before) == (0, NOW + timedelta(seconds=300))
 
 
-def test_failure_counts_even_if_another_node_is_unschedulable() -> None:
+def test_user_error_ends_the_attempt_even_if_another_node_is_unschedulable() -> None:
     ftjob, _ = job_with_one_running_node()
     failed = pod_with_rendezvous_timeout(ftjob, 0, errorType="DatasetError", message="row 3 has no messages")
     ftjob, _ = decide_once(ftjob, observation_of(ftjob, failed, unschedulable_pod(ftjob, 1)))
@@ -211,7 +211,7 @@ def test_released_attempts_do_not_count_against_the_restart_budget() -> None:
     assert ftjob.status.completion_time is None
 
 
-def test_pending_deadline_includes_releases_and_fails_the_job() -> None:
+def test_pending_deadline_is_not_reset_by_releases_and_fails_the_job() -> None:
     ftjob, one_running = job_with_one_running_node(startupDeadlineSeconds=60, pendingDeadlineSeconds=400)
     for seconds in (60, 60, 61):
         ftjob, _ = decide_once(

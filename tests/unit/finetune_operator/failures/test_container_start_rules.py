@@ -132,7 +132,7 @@ def test_unknown_message_leads_to_an_unknown_fault(message: str) -> None:
     assert "check spec.image" in verdict.message
 
 
-def test_node_pressure_causes_a_restart_but_exceeded_ephemeral_storage_a_failure() -> None:
+def test_node_pressure_is_retried_but_exceeded_ephemeral_storage_is_a_failure() -> None:
     rejected, evicted = (
         judge_node(Evidence(node_rank=0, ended=True, reason="Evicted", message=message))
         for message in (
@@ -148,7 +148,6 @@ def test_node_pressure_causes_a_restart_but_exceeded_ephemeral_storage_a_failure
     "entry", read_start_failures(held_out=False), ids=lambda entry: f"{entry.label}-{entry.source}"
 )
 def test_only_user_errors_of_the_corpus_fail_the_job(entry: LabelledStartFailure) -> None:
-    expected_error = (
-        "retried" if entry.source == "cilium/cilium#32198" else ""
-    )  # AppArmor error without an explanation, which is retried twice
+    # an AppArmor error without an explanation is retried twice
+    expected_error = "retried" if entry.source == "cilium/cilium#32198" else ""
     assert find_wrong_action(entry) == expected_error

@@ -77,7 +77,7 @@ def test_a_permanent_rejection_fails_the_job_as_a_user_fault(
         ),
     ],
 )
-def test_rejected_creates_are_retried_once_the_job_has_run(
+def test_rejected_creates_are_retried_after_the_job_has_run(
     rejected_creates: RejectedCreate, expected: PendingReason
 ) -> None:
     attempts = (AttemptRecord(attempt=0, state="Failed", created=True), AttemptRecord(attempt=1, state="Starting"))

@@ -55,7 +55,7 @@ async def running_informer(api: HttpApi, path: str = "/api/v1/pods") -> AsyncIte
         informer = Informer(server, path, selector="managed=test", on_change=recorder.record)
         task = asyncio.create_task(informer.run())
         try:
-            async with asyncio.timeout(60):  # timeout of a failing test
+            async with asyncio.timeout(60):  # only reached if the test fails
                 await informer.synced.wait()
             yield informer, recorder
         finally:
@@ -64,13 +64,13 @@ async def running_informer(api: HttpApi, path: str = "/api/v1/pods") -> AsyncIte
 
 
 async def wait_until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):  # timeout of a failing test
+    async with asyncio.timeout(60):  # only reached if the test fails
         while not condition():  # noqa: ASYNC110  the server has no event for every condition of a test
             await asyncio.sleep(0.005)
 
 
 @pytest.fixture(autouse=True)
-def _short_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
+def _shorten_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(informer_module, "INITIAL_BACKOFF_SECONDS", 0.01)
     monkeypatch.setattr(api_client, "RETRY_DELAYS_SECONDS", (0.01, 0.01))
 

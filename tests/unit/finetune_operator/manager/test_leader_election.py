@@ -31,7 +31,7 @@ class FakeMonotonicClock:
 
 
 @pytest.fixture(autouse=True)
-def _short_retry_period(monkeypatch: pytest.MonkeyPatch) -> None:
+def _shorten_retry_period(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(leader_module, "RETRY_PERIOD_SECONDS", 0.01)
 
 
@@ -52,7 +52,7 @@ def read_lease_spec(api: HttpApi) -> dict[str, object]:
 
 
 async def is_waiting(election: LeaderElection) -> bool:
-    """Return whether the replica cannot acquire the lease now."""
+    """Return whether the replica still waits for the lease."""
     try:
         async with asyncio.timeout(0.2):
             await election.acquire()

@@ -186,9 +186,8 @@ async def test_next_pass_detects_a_job_deletion_that_the_watch_missed(tmp_path: 
             body = api.objects["pods", "default", name]
             running = {"name": "trainer", "state": {"running": {"startedAt": "2026-01-01T00:00:00Z"}}}
             status = {"phase": "Running", "podIP": "127.0.0.1", "containerStatuses": [running]}
-            api.put(
-                "pods", {**body, "status": status}
-            )  # causes a pass whose status write fails, because the job is gone
+            # causes a pass whose status write fails, because the job is gone
+            api.put("pods", {**body, "status": status})
         async with asyncio.timeout(20):
             while "finetune_jobs{phase=" in (await operator.get("/metrics"))[1]:  # noqa: ASYNC110  another process
                 await asyncio.sleep(0.1)
