@@ -32,7 +32,7 @@ def main() -> int:
         from finetune_supervisor.launch.launcher import main as launch
 
         return launch(sys.argv[2:])
-    return _supervise()
+    return _run_supervisor()
 
 
 def _exec_program(program: list[str]) -> NoReturn:
@@ -42,7 +42,7 @@ def _exec_program(program: list[str]) -> NoReturn:
     os.execv(program[0], program)  # noqa: S606  replacing this process is the purpose
 
 
-def _supervise() -> int:
+def _run_supervisor() -> int:
     from finetune_supervisor.contract import InvalidEnvironment, Node
     from finetune_supervisor.judge import EXIT_PERMANENT
     from finetune_supervisor.launch.user_command import read_command

@@ -68,21 +68,21 @@ class RunFolder:
         return self.path / "ranks"
 
     @property
-    def stacks(self) -> Path:
+    def stack_dumps(self) -> Path:
         """Folder of the stack dumps that ranks write on request."""
         return self.path / "stacks"
 
     @property
-    def torchrun(self) -> Path:
-        """Folder of the error files of the ranks, written by the launcher or by torchrun in a user command."""
+    def error_files(self) -> Path:
+        """Folder of the ranks' error files, which the launcher or the user's torchrun writes."""
         return self.path / "torchrun"
 
     def have_ranks_started(self) -> bool:
-        """Return whether the launcher has started the ranks, for which it creates folders after the rendezvous."""
-        return any(self.torchrun.glob("*/attempt_*"))
+        """Return whether the ranks have started; the launcher creates their error file folders just before."""
+        return any(self.error_files.glob("*/attempt_*"))
 
     @property
-    def exits(self) -> Path:
+    def rank_exits(self) -> Path:
         """File with the exit code and end time of each failed rank."""
         return self.path / "exits.json"
 

@@ -24,7 +24,7 @@ class NodeEnd:
     running_message: TerminationMessage  # last message before the end
     exit_code: int  # exit code of the program; negative for a signal
     time: float  # seconds since the epoch
-    stop: StopRequest
+    stop_request: StopRequest
     is_command: bool = False  # whether the program is a user command
     is_published: bool = False  # whether the result is complete
     hang: RankFailure | None = None
@@ -35,7 +35,7 @@ class NodeEnd:
 
 def judge(node_end: NodeEnd) -> TerminationMessage:
     """Return the final termination message of a node whose program has ended."""
-    # A hang after the result was published is a success: some libraries hang on shutdown.
+    # A hang after publication counts as a success, because some libraries hang on shutdown.
     if node_end.hang is not None:
         return (
             build_success_message(node_end.running_message, now=node_end.time)
@@ -46,25 +46,25 @@ def judge(node_end: NodeEnd) -> TerminationMessage:
 
 
 def _judge_trainer(node_end: NodeEnd) -> TerminationMessage:
-    # Success: all ranks finished, or the result is complete.
+    # The node succeeded if all ranks finished or the result is complete.
     if (node_end.exit_code == 0 and node_end.phases == {contract.DONE}) or node_end.is_published:
         return build_success_message(node_end.running_message, now=node_end.time)
-    # Stop: the ranks saved a checkpoint, or were ended without one.
+    # The node was stopped if its ranks saved a checkpoint or were terminated without one.
     if node_end.phases == {contract.STOPPED}:
         return build_stop_message(
             node_end.running_message, "stopped on request; a checkpoint was saved", now=node_end.time
         )
-    if node_end.stop.reason:
-        return build_stop_message(node_end.running_message, node_end.stop.reason, now=node_end.time)
-    # Failure of a rank. After a stop request, victims failed only because their peers were stopped.
+    if node_end.stop_request.reason:
+        return build_stop_message(node_end.running_message, node_end.stop_request.reason, now=node_end.time)
+    # A rank failed. After a stop request, victims do not count, because they failed only when their peers were stopped.
     failure = find_first_failure(node_end.failures)
-    if node_end.stop.is_requested and (failure is None or failure.victim):
+    if node_end.stop_request.is_requested and (failure is None or failure.victim):
         return build_stop_message(
             node_end.running_message, "stopped, but other nodes ended before a checkpoint was saved", now=node_end.time
         )
     if failure is not None:
         return build_rank_failure_message(node_end, failure)
-    # Failure without a known cause.
+    # The cause of the failure is unknown.
     if node_end.exit_code == 0:
         message = "the ranks ended without an error and without a result"
         return build_failure_message(node_end.running_message, "RankExited", message, now=node_end.time)
@@ -76,10 +76,10 @@ def _judge_trainer(node_end: NodeEnd) -> TerminationMessage:
 
 
 def _judge_command(node_end: NodeEnd) -> TerminationMessage:
-    # Stop, even with exit code 0: many scripts save a checkpoint at SIGTERM and exit with 0.
-    if node_end.stop.is_requested:
+    # After a stop request, exit code 0 is not a success, because many scripts save at SIGTERM and exit with 0.
+    if node_end.stop_request.is_requested:
         return build_stop_message(
-            node_end.running_message, node_end.stop.reason or "stopped on request", now=node_end.time
+            node_end.running_message, node_end.stop_request.reason or "stopped on request", now=node_end.time
         )
     if node_end.exit_code == 0:
         return build_success_message(node_end.running_message, now=node_end.time)
@@ -115,7 +115,7 @@ def build_stop_message(running_message: TerminationMessage, reason: str, *, now:
 def build_failure_message(
     running_message: TerminationMessage, error_type: str, message: str, *, now: float
 ) -> TerminationMessage:
-    """Build the final termination message of a node that failed without a failed rank."""
+    """Build the final termination message for a failure that no rank reported."""
     return replace(
         running_message, final=True, outcome=contract.FAILED, error_type=error_type, message=message, time=now
     )

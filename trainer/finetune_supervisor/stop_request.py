@@ -47,7 +47,7 @@ class StopRequest:
         """
         stop = self
         actions: list[StopAction] = []
-        # First signal: request a checkpoint, unless training has not started.
+        # On the first signal, request a checkpoint if training has started.
         if signal_count and not stop.is_requested:
             stop = replace(stop, requested_at=now)
             if is_command:
@@ -56,7 +56,7 @@ class StopRequest:
                 stop = replace(stop, reason="stopped before training began")
             else:
                 actions.append(StopAction.SAVE)
-        # Second signal, or almost the end of the grace period: end the program without saving.
+        # On a second signal, or shortly before the grace period ends, terminate the program without saving.
         if not stop.reason:
             stop = replace(stop, reason=stop._find_forced_stop_reason(signal_count=signal_count, now=now))
         # Send SIGTERM once, then SIGKILL until the program has ended.

@@ -60,12 +60,12 @@ class Supervisor:
     def run(self) -> int:
         """Run the node, write its final termination message and return the exit code of the container."""
         try:
-            final = self._run_node()
-        except Exception as error:  # outermost handler: PID 1 must always leave a termination message
-            final = self._build_failure_message(type(error).__name__, f"the supervisor itself failed: {error}")
-            final = replace(final, stack=traceback.format_exc())
-        self._reporter.write_final_message(final)
-        return get_container_exit_code(final)
+            final_message = self._run_node()
+        except Exception as error:  # catch everything, because PID 1 must always write a termination message
+            final_message = self._build_failure_message(type(error).__name__, f"the supervisor itself failed: {error}")
+            final_message = replace(final_message, stack=traceback.format_exc())
+        self._reporter.write_final_message(final_message)
+        return get_container_exit_code(final_message)
 
     def _run_node(self) -> TerminationMessage:
         # Remove files of an earlier container, and write a first termination message.
@@ -119,7 +119,7 @@ class Supervisor:
             if now - written_at >= _MESSAGE_INTERVAL_SECONDS:
                 written_at = now
                 self._reporter.write_running_message()
-            # Record heartbeats, which ranks of the trainer must send from their start on.
+            # Record heartbeats; ranks of the trainer must send them from the start.
             if self._command is None and self._node.run.have_ranks_started():
                 detector.expect_heartbeats(range(self._node.ranks_per_node), now=now)
             heartbeats = read_heartbeats(self._node.run.heartbeats)
@@ -131,7 +131,7 @@ class Supervisor:
         return code
 
     def _check_for_hang(self, child: ChildProcess, detector: HangDetector, *, now: float) -> None:
-        """End the ranks if one of them hangs, without saving a checkpoint.
+        """Kill the ranks without saving a checkpoint if one of them hangs.
 
         All nodes detect a hang at about the same time. If this node is stopped while a rank is close to its limit,
         another node has detected the same hang first.
@@ -140,9 +140,9 @@ class Supervisor:
             return
         timeout = detector.find_near_timeout(now=now) if self._inbox.stop_count else detector.find_timeout(now=now)
         if timeout is not None:
-            self._end_hung_ranks(child, detector, timeout, now=now)
+            self._kill_hung_ranks(child, detector, timeout, now=now)
 
-    def _end_hung_ranks(
+    def _kill_hung_ranks(
         self, child: ChildProcess, detector: HangDetector, timeout: HeartbeatTimeout, *, now: float
     ) -> None:
         heartbeats = read_heartbeats(self._node.run.heartbeats)
@@ -188,7 +188,7 @@ class Supervisor:
             running_message=self._reporter.build_running_message(),
             exit_code=code,
             time=time.time(),
-            stop=self._stop,
+            stop_request=self._stop,
             is_command=self._command is not None,
             is_published=self._is_published(),
             hang=self._hang,
@@ -221,12 +221,12 @@ def _remove_leftovers(node: Node) -> None:
 
     Shared memory counts against the memory limit of the pod.
     """
-    for folder in (node.run.heartbeats, node.run.torchrun, node.run.stacks):
+    for folder in (node.run.heartbeats, node.run.error_files, node.run.stack_dumps):
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
-    for file in (node.run.exits, node.run.launcher_error, node.run.stop_request):
+    for file in (node.run.rank_exits, node.run.launcher_error, node.run.stop_request):
         file.unlink(missing_ok=True)
     if os.getpid() == 1:  # only in a container; local mode must not delete shared memory of other programs
         for entry in Path("/dev/shm").iterdir():  # noqa: S108
-            with contextlib.suppress(OSError):  # a folder, or a file of another user
+            with contextlib.suppress(OSError):  # folders and files of other users cannot be deleted
                 entry.unlink()

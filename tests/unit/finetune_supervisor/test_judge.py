@@ -37,13 +37,13 @@ PEERS_ENDED_REASON = "stopped, but other nodes ended before a checkpoint was sav
 
 
 def build_node_end(**fields: Any) -> NodeEnd:
-    """Build the end of node 1, which has ranks 2 and 3, at a time of 100 s."""
+    """Build a NodeEnd of node rank 1, which has ranks 2 and 3, at time 100 s."""
     base = NodeEnd(
         node=node(Path("/output"), node_rank=1),
         running_message=RUNNING_MESSAGE,
         exit_code=1,
         time=100.0,
-        stop=NO_STOP,
+        stop_request=NO_STOP,
         phases=TRAINING,
     )
     return replace(base, **fields)
@@ -54,7 +54,9 @@ SUCCESSES = [
     pytest.param(
         build_node_end(is_published=True, failures=(CAUSE,)), id="a rank crashed after the result was published"
     ),
-    pytest.param(build_node_end(is_published=True, stop=STOP_FORCED), id="stopped after the result was published"),
+    pytest.param(
+        build_node_end(is_published=True, stop_request=STOP_FORCED), id="stopped after the result was published"
+    ),
     pytest.param(build_node_end(exit_code=-9, is_published=True, hang=HANG), id="a rank hangs on shutdown"),
     pytest.param(build_node_end(exit_code=0, is_command=True), id="a command exits with 0"),
 ]
@@ -68,28 +70,38 @@ def test_complete_result_is_a_success(node_end: NodeEnd) -> None:
 @pytest.mark.parametrize(
     ("node_end", "reason"),
     [
-        pytest.param(build_node_end(exit_code=0, phases=STOPPED, stop=STOP_REQUESTED), SAVED_REASON, id="saved"),
         pytest.param(
-            build_node_end(exit_code=-15, stop=STOP_FORCED), STOP_FORCED.reason, id="ended without a checkpoint"
+            build_node_end(exit_code=0, phases=STOPPED, stop_request=STOP_REQUESTED), SAVED_REASON, id="saved"
         ),
         pytest.param(
-            build_node_end(stop=STOP_FORCED, failures=(CAUSE,)), STOP_FORCED.reason, id="failed while it was ended"
-        ),
-        pytest.param(build_node_end(stop=STOP_REQUESTED), PEERS_ENDED_REASON, id="no failure was recorded"),
-        pytest.param(
-            build_node_end(stop=STOP_REQUESTED, failures=(VICTIM,)), PEERS_ENDED_REASON, id="only a victim failed"
+            build_node_end(exit_code=-15, stop_request=STOP_FORCED),
+            STOP_FORCED.reason,
+            id="terminated without a checkpoint",
         ),
         pytest.param(
-            build_node_end(exit_code=0, is_command=True, stop=STOP_REQUESTED),
+            build_node_end(stop_request=STOP_FORCED, failures=(CAUSE,)),
+            STOP_FORCED.reason,
+            id="failed while being terminated",
+        ),
+        pytest.param(build_node_end(stop_request=STOP_REQUESTED), PEERS_ENDED_REASON, id="no failure was recorded"),
+        pytest.param(
+            build_node_end(stop_request=STOP_REQUESTED, failures=(VICTIM,)),
+            PEERS_ENDED_REASON,
+            id="only a victim failed",
+        ),
+        pytest.param(
+            build_node_end(exit_code=0, is_command=True, stop_request=STOP_REQUESTED),
             "stopped on request",
             id="a command exits with 0",
         ),
         pytest.param(
-            build_node_end(is_command=True, stop=STOP_REQUESTED, failures=(CAUSE,)),
+            build_node_end(is_command=True, stop_request=STOP_REQUESTED, failures=(CAUSE,)),
             "stopped on request",
             id="a command fails",
         ),
-        pytest.param(build_node_end(is_command=True, stop=STOP_FORCED), STOP_FORCED.reason, id="a command is ended"),
+        pytest.param(
+            build_node_end(is_command=True, stop_request=STOP_FORCED), STOP_FORCED.reason, id="a command is terminated"
+        ),
     ],
 )
 def test_node_is_stopped_after_a_stop_request(node_end: NodeEnd, reason: str) -> None:
@@ -103,43 +115,53 @@ def test_node_is_stopped_after_a_stop_request(node_end: NodeEnd, reason: str) ->
         pytest.param(build_node_end(failures=(VICTIM, CAUSE)), CAUSE, id="a victim failed first"),
         pytest.param(build_node_end(failures=(VICTIM,)), VICTIM, id="only a victim failed"),
         pytest.param(
-            build_node_end(failures=(CAUSE,), stop=STOP_REQUESTED), CAUSE, id="a rank failed after a stop request"
+            build_node_end(failures=(CAUSE,), stop_request=STOP_REQUESTED),
+            CAUSE,
+            id="a rank failed after a stop request",
         ),
         pytest.param(build_node_end(exit_code=-9, hang=HANG, failures=(CAUSE,)), HANG, id="a rank hangs"),
         pytest.param(
-            build_node_end(exit_code=-9, hang=HANG, stop=STOP_REQUESTED), HANG, id="a rank hangs and is stopped"
+            build_node_end(exit_code=-9, hang=HANG, stop_request=STOP_REQUESTED), HANG, id="a rank hangs and is stopped"
         ),
         pytest.param(build_node_end(is_command=True, exit_code=-9, hang=HANG), HANG, id="a command hangs"),
         pytest.param(build_node_end(is_command=True, failures=(CAUSE,)), CAUSE, id="a rank of a command failed"),
     ],
 )
 def test_first_failure_of_a_rank_is_reported(node_end: NodeEnd, failure: RankFailure) -> None:
-    final = judge(node_end)
+    final_message = judge(node_end)
 
-    assert (final.final, final.outcome, final.phase, final.progress) == (
+    assert (final_message.final, final_message.outcome, final_message.phase, final_message.progress) == (
         True,
         contract.FAILED,
         contract.TRAIN,
         RUNNING_MESSAGE.progress,
     )
-    assert (final.error_type, final.message, final.stack) == (failure.error_type, failure.message, failure.stack)
-    assert (final.exit_code, final.signal, final.victim) == (failure.exit_code, failure.signal, failure.victim)
-    assert (final.local_rank, final.time) == (failure.local_rank, failure.time)
+    assert (final_message.error_type, final_message.message, final_message.stack) == (
+        failure.error_type,
+        failure.message,
+        failure.stack,
+    )
+    assert (final_message.exit_code, final_message.signal, final_message.victim) == (
+        failure.exit_code,
+        failure.signal,
+        failure.victim,
+    )
+    assert (final_message.local_rank, final_message.time) == (failure.local_rank, failure.time)
     assert failure.local_rank is not None
-    assert final.rank == failure.local_rank + 2
+    assert final_message.rank == failure.local_rank + 2
 
 
 def test_only_the_end_of_a_long_stack_is_reported() -> None:
-    final = judge(build_node_end(failures=(replace(CAUSE, stack="s" * 5000 + "end"),)))
+    final_message = judge(build_node_end(failures=(replace(CAUSE, stack="s" * 5000 + "end"),)))
 
-    assert len(final.stack) == 3000
-    assert final.stack.endswith("end")
+    assert len(final_message.stack) == 3000
+    assert final_message.stack.endswith("end")
 
 
 def test_launcher_failure_has_no_rank() -> None:
-    final = judge(build_node_end(failures=(replace(CAUSE, local_rank=None),)))
+    final_message = judge(build_node_end(failures=(replace(CAUSE, local_rank=None),)))
 
-    assert (final.rank, final.local_rank) == (None, None)
+    assert (final_message.rank, final_message.local_rank) == (None, None)
 
 
 @pytest.mark.parametrize(
@@ -153,9 +175,9 @@ def test_launcher_failure_has_no_rank() -> None:
 def test_launcher_failure_is_reported_if_no_rank_failure_is_known(
     exit_code: int, error_type: str, message: str
 ) -> None:
-    final = judge(build_node_end(exit_code=exit_code, output_tail="last line"))
+    final_message = judge(build_node_end(exit_code=exit_code, output_tail="last line"))
 
-    assert final == build_failure_message(RUNNING_MESSAGE, error_type, message, now=100.0)
+    assert final_message == build_failure_message(RUNNING_MESSAGE, error_type, message, now=100.0)
 
 
 def test_mixture_of_done_and_stopped_ranks_is_a_failure() -> None:
@@ -165,17 +187,22 @@ def test_mixture_of_done_and_stopped_ranks_is_a_failure() -> None:
 def test_exception_of_a_command_is_parsed_from_its_output() -> None:
     traceback = "Traceback (most recent call last):\n  File \"train.py\", line 3, in <module>\nKeyError: 'text'\n"
 
-    final = judge(build_node_end(is_command=True, output_tail=f"step 1\n{traceback}"))
+    final_message = judge(build_node_end(is_command=True, output_tail=f"step 1\n{traceback}"))
 
-    assert (final.error_type, final.message, final.exit_code, final.time) == ("KeyError", "'text'", 1, 100.0)
+    assert (final_message.error_type, final_message.message, final_message.exit_code, final_message.time) == (
+        "KeyError",
+        "'text'",
+        1,
+        100.0,
+    )
 
 
 def test_last_line_is_reported_for_a_command_without_an_exception() -> None:
-    final = judge(build_node_end(is_command=True, exit_code=3, output_tail="loading\nno such option: --lr\n"))
+    final_message = judge(build_node_end(is_command=True, exit_code=3, output_tail="loading\nno such option: --lr\n"))
 
-    assert final.error_type == "RankExited"
-    assert final.message == "exited with code 3; its last line: no such option: --lr"
-    assert (final.exit_code, final.stack) == (3, "loading\nno such option: --lr\n")
+    assert final_message.error_type == "RankExited"
+    assert final_message.message == "exited with code 3; its last line: no such option: --lr"
+    assert (final_message.exit_code, final_message.stack) == (3, "loading\nno such option: --lr\n")
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,7 @@ def test_first_signal_requests_a_checkpoint_from_the_trainer(phase: str) -> None
 
 
 @pytest.mark.parametrize("phase", ["", contract.INIT, contract.LOAD])
-def test_first_signal_before_training_ends_the_ranks(phase: str) -> None:
+def test_first_signal_before_training_terminates_the_ranks(phase: str) -> None:
     stop, actions = advance(RUNNING, phase=phase)
 
     assert actions == (StopAction.TERMINATE,)
@@ -63,7 +63,7 @@ def test_two_simultaneous_signals_cause_both_actions() -> None:
     assert stop.reason == SECOND_SIGNAL_REASON
 
 
-def test_second_signal_ends_the_ranks_without_a_checkpoint() -> None:
+def test_second_signal_terminates_the_ranks_without_a_checkpoint() -> None:
     stop, actions = advance(SAVING, signal_count=2, now=105.0)
 
     assert actions == (StopAction.TERMINATE,)
@@ -74,12 +74,12 @@ def test_second_signal_ends_the_ranks_without_a_checkpoint() -> None:
     ("grace_seconds", "now", "has_expired"),
     [
         pytest.param(60, 155.0, False, id="five seconds before the kubelet's SIGKILL"),
-        pytest.param(60, 155.1, True, id="less than five seconds before it"),
+        pytest.param(60, 155.1, True, id="less than five seconds before SIGKILL"),
         pytest.param(4, 102.0, False, id="half of a short grace period"),
         pytest.param(4, 102.1, True, id="more than half of a short grace period"),
     ],
 )
-def test_ranks_are_ended_shortly_before_the_grace_period_expires(
+def test_ranks_are_terminated_shortly_before_the_grace_period_expires(
     grace_seconds: float, now: float, has_expired: bool
 ) -> None:
     stop, actions = advance(StopRequest(grace_seconds=grace_seconds, requested_at=100.0), now=now)

@@ -1,4 +1,4 @@
-"""Finds full volumes of a node, which error messages about missing space rarely name."""
+"""Finds the full volumes of a node, because out-of-space errors rarely name the volume."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _FULL_BELOW_BYTES = 2**20  # not 0, because the failed write may have released s
 
 
 def append_full_volumes(message: str, folders: Iterable[Path]) -> str:
-    """Append the names of full volumes to a message about missing space; other messages are unchanged."""
+    """Append the names of full volumes to an out-of-space error message, and return other messages unchanged."""
     if not _NO_SPACE_ERROR.search(message):
         return message
     full_volumes = sorted({str(folder) for folder in folders if str(folder) not in message and is_volume_full(folder)})

@@ -45,7 +45,7 @@ def find_first_failure(failures: Failures) -> RankFailure | None:
 
 def read_failures(run: RunFolder) -> Failures:
     """Read the failures of all ranks of this node, or the failure of the launcher if no rank failed."""
-    exits = _read_exits(run.exits)
+    exits = _read_rank_exits(run.rank_exits)
     with_error_file = {
         local_rank: _read_error_file(local_rank, path, exits.get(local_rank))
         for local_rank, path in _find_error_files(run).items()
@@ -61,7 +61,10 @@ def read_failures(run: RunFolder) -> Failures:
 
 
 def _read_error_file(local_rank: int | None, path: Path, rank_exit: RankExit | None) -> RankFailure:
-    """Read an error file of torchrun's @record; the mtime is used because its timestamp has only whole seconds."""
+    """Read an error file in the format of torchrun's @record.
+
+    The failure time is the file's mtime, because the recorded timestamp has only whole seconds.
+    """
     error_type, message, stack = _parse_error_file(path)
     return RankFailure(
         local_rank=local_rank,
@@ -90,13 +93,13 @@ def build_failure_from_exit_code(local_rank: int | None, code: int, time: float)
         time,
         exit_code=code,
         signal=number,
-        victim=number == signal.SIGTERM,  # sent by the launcher to the other ranks after a failure
+        victim=number == signal.SIGTERM,  # after a failure, the launcher sends SIGTERM to the other ranks
     )
 
 
 def _find_error_files(run: RunFolder) -> Mapping[int, Path]:
     """Return the error files by local rank, found at <run id>/attempt_0/<local rank>/error.json."""
-    paths = run.torchrun.glob("*/attempt_*/*/error.json")
+    paths = run.error_files.glob("*/attempt_*/*/error.json")
     return {int(path.parent.name): path for path in paths if path.parent.name.isdigit()}
 
 
@@ -112,7 +115,7 @@ def _parse_error_file(path: Path) -> tuple[str, str, str]:
     return error_type, message, stack
 
 
-def _read_exits(path: Path) -> dict[int, RankExit]:
+def _read_rank_exits(path: Path) -> dict[int, RankExit]:
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
         return {

@@ -39,5 +39,5 @@ def redact(text: str, secrets: tuple[str, ...]) -> str:
 
 
 def redact_termination(termination: TerminationMessage, secrets: tuple[str, ...]) -> TerminationMessage:
-    """Redact message and stack, because everyone who can read the job can read them."""
+    """Redact the message and the stack, because they are visible to everyone who can read the job."""
     return replace(termination, message=redact(termination.message, secrets), stack=redact(termination.stack, secrets))

@@ -1,4 +1,4 @@
-"""Parses the failure of a program without error files from exceptions and torchrun's report in its output.
+"""Parses exceptions and torchrun's failure report from the output of a program that wrote no error files.
 
 See decisions/306.
 """
@@ -66,7 +66,7 @@ def parse_exceptions(text: str) -> tuple[PrintedException, ...]:
 
 
 def find_root_exception(text: str, *, rank: int | None) -> PrintedException | None:
-    """Return the last exception of this rank, or of any rank if it is None.
+    """Return the last exception of this rank, or of all ranks if `rank` is None.
 
     Exceptions of victims and launchers are returned only if there are no others. The last exception is used, because
     earlier ones may have been caught and logged.
@@ -88,10 +88,10 @@ def _get_relevance(indexed_exception: tuple[int, PrintedException]) -> tuple[boo
 
 
 def explain_failures(failures: Failures, text: str, *, find_rank: Callable[[RankFailure], int | None]) -> Failures:
-    """Add the exceptions that the failed ranks printed to their failures.
+    """Add to each failure the exception that its rank printed.
 
-    torchrun may detect a victim first and terminate the rank that raised the original exception before it exits. If all
-    failures are victims, the exceptions of terminated ranks are therefore used as well.
+    torchrun may detect a victim first and terminate the rank that raised the original exception. Therefore, if all
+    failures are victims, the exceptions of terminated ranks are used as well.
     """
     explained = tuple(explain_failure(failure, text, rank=find_rank(failure)) for failure in failures)
     if not all(failure.victim for failure in explained):
@@ -100,7 +100,7 @@ def explain_failures(failures: Failures, text: str, *, find_rank: Callable[[Rank
 
 
 def explain_failure(failure: RankFailure, text: str, *, rank: int | None) -> RankFailure:
-    """Add the exception that the rank printed to its failure, unless the rank was killed.
+    """Add to the failure the exception that its rank printed, unless the rank was killed.
 
     A rank may abort after it raised an exception, while the threads of its collectives exit. In that case the exception
     replaces the abort only if it shows that the rank was a victim.
@@ -140,7 +140,7 @@ def _add_exception(failure: RankFailure, exception: PrintedException) -> RankFai
 
 
 def parse_failure_report(text: str, *, code: int, time: float) -> RankFailure:
-    """Parse the failure of a user's launcher: torchrun's root cause, or else the launcher's exit code."""
+    """Return the root cause that torchrun reported, or else a failure with the launcher's exit code."""
     root_causes = _ROOT_CAUSE_REPORT.findall(text)
     if root_causes:
         rank, local_rank, exit_code = (int(number) for number in root_causes[-1])
@@ -150,7 +150,7 @@ def parse_failure_report(text: str, *, code: int, time: float) -> RankFailure:
 
 
 def _find_original_failure(failure: RankFailure, text: str, *, first_rank: int) -> RankFailure:
-    """Return the failure of the rank with the original exception if torchrun's root cause is its victim.
+    """Replace torchrun's root cause if it is only a victim of a rank that raised an exception.
 
     torchrun may detect an aborted victim first and terminate the rank with the exception before it exits.
     `first_rank`: first global rank of this node.
@@ -164,7 +164,7 @@ def _find_original_failure(failure: RankFailure, text: str, *, first_rank: int) 
 
 
 def find_last_line(text: str, *, rank: int | None) -> str:
-    """Return the last line of this rank, or without a rank prefix, before torchrun's report.
+    """Return the last line before torchrun's report that has the prefix of this rank or no rank prefix.
 
     A carriage return of a progress bar starts a new line.
     """
@@ -176,7 +176,7 @@ def find_last_line(text: str, *, rank: int | None) -> str:
 
 
 def _split_rank_prefixes(text: str) -> Iterator[tuple[int | None, str]]:
-    """Yield the rank in the `[rank0]:` prefix of each line, or None, and the line without the prefix."""
+    """Yield each line as its rank and its text without the `[rank0]:` prefix; without a prefix, the rank is None."""
     for line in text.splitlines():
         prefix = _RANK_PREFIX.match(line)
         yield (int(prefix.group(1)), line[prefix.end() :]) if prefix else (None, line)

@@ -1,4 +1,4 @@
-"""Child process of the supervisor, with a copy of its output, stop signals and reaping of orphans."""
+"""Runs the program of a node as a child process, copies its output, forwards signals and reaps orphans."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def die_with_parent() -> None:
 
 
 def set_process_name(name: str) -> None:
-    """Set the process name shown by ps and top, of which the kernel keeps 15 bytes."""
+    """Set the process name that ps and top show; the kernel truncates it to 15 bytes."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode(), 0, 0, 0)
 
@@ -74,7 +74,7 @@ class ProcessOutput:
 
 
 class ChildProcess:
-    """Process of the node's program, in its own session so that Ctrl-C stops only the supervisor."""
+    """Process of the node's program, which has its own session so that Ctrl-C stops only the supervisor."""
 
     def __init__(self, program: LaunchProgram, *, output: ProcessOutput) -> None:
         self._signals_process_group = program.signals_process_group
@@ -114,7 +114,7 @@ class ChildProcess:
             os.kill(self.pid, number)
 
     def has_survivors(self) -> bool:
-        """Return whether the process group still runs: a launcher may exit at SIGTERM while its torchrun saves."""
+        """Return whether the process group is still alive, because a launcher may exit while torchrun still saves."""
         if not self._signals_process_group:
             return False
         try:

@@ -38,7 +38,10 @@ _SIGKILL_DELAY_SECONDS = 30.0
 
 
 def main(args: list[str]) -> int:
-    """Start the ranks and return 0 if all of them succeed; in a rank, return the exit code of its program."""
+    """Start the ranks and exit with 0 if all of them succeed.
+
+    In a forked rank, run the program and return its exit code.
+    """
     die_with_parent()
     # Import shared libraries once for all ranks (decisions/301).
     node, program = Node.from_environment(os.environ), RankProgram.parse(args)
@@ -57,10 +60,10 @@ def main(args: list[str]) -> int:
     # Wait for the other nodes.
     try:
         rendezvous = _join_rendezvous(node)
-    except Exception as error:  # outermost handler: DNS timeout, port in use, missing nodes
+    except Exception as error:  # report any error, such as a DNS timeout, a port in use or missing nodes
         _write_launcher_error(node.run, error)
         raise
-    # Let the ranks start, and wait until they have exited.
+    # Release the waiting ranks, and wait until they have exited.
     for local_rank in ranks.values():
         _get_error_file(node, local_rank).parent.mkdir(parents=True, exist_ok=True)
     inbox = SignalInbox(0)
@@ -87,7 +90,9 @@ def _preload(program: RankProgram) -> bool:
 def _fork() -> int:
     sys.stdout.flush()
     sys.stderr.flush()
-    with warnings.catch_warnings():  # Python warns about threads, but only BLAS has some, and it supports fork
+    with (
+        warnings.catch_warnings()
+    ):  # Python warns about forking with threads, but only BLAS has threads, and it supports fork
         warnings.simplefilter("ignore", DeprecationWarning)
         return os.fork()
 
@@ -118,7 +123,7 @@ def _join_rendezvous(node: Node) -> Rendezvous:
 
 def _get_error_file(node: Node, local_rank: int) -> Path:
     """Return the path of a rank's error file, in the folder layout of torchrun."""
-    return node.run.torchrun / "ranks" / "attempt_0" / str(local_rank) / "error.json"
+    return node.run.error_files / "ranks" / "attempt_0" / str(local_rank) / "error.json"
 
 
 def _write_launcher_error(run: RunFolder, error: Exception) -> None:
@@ -164,12 +169,12 @@ class _RunningRanks:
 
     def _record_failure(self, local_rank: int, code: int) -> None:
         self.exits[str(local_rank)] = {"code": code, "time": time.time()}
-        temporary = self.run.exits.with_suffix(".tmp")
+        temporary = self.run.rank_exits.with_suffix(".tmp")
         temporary.write_text(json.dumps(self.exits), encoding="utf-8")
-        temporary.replace(self.run.exits)
+        temporary.replace(self.run.rank_exits)
         if self.failed_at is None:
             self.failed_at = time.monotonic()
-            was_killed = code == -signal.SIGKILL  # killed externally, so the other ranks have no better error
+            was_killed = code == -signal.SIGKILL  # after an external kill, other ranks have no better error
             self.terminate_at = self.failed_at + (0.0 if was_killed else _FAILURE_GRACE_SECONDS)
             others = "; stopping the other ranks of this node" if self.local_ranks else ""
             print(f"launcher: local rank {local_rank} ended with {code}{others}", file=sys.stderr, flush=True)
@@ -199,5 +204,5 @@ class _RunningRanks:
 
     def _pause(self, seconds: float) -> None:
         if self.inbox.stop_count:
-            sys.exit(0)  # the other nodes are being stopped, too
+            sys.exit(0)  # exit code 0, because a stop request stops all nodes
         self.inbox.wait(seconds)

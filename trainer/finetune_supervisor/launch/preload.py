@@ -1,4 +1,4 @@
-"""Imports common libraries in the launcher before it forks the ranks, which saves seconds and memory per rank.
+"""Imports common libraries in the launcher before it forks the ranks, to save seconds and memory per rank.
 
 Only imports with the same effect in launcher and rank are run early: well-known libraries that the script imports
 before any statement that could affect them, and one torch module that the first optimizer imports anyway.
@@ -27,7 +27,7 @@ PRELOADABLE_LIBRARIES = frozenset(
 )
 _HARMLESS_CALLS = ("sys.path.append", "sys.path.insert", "warnings.filterwarnings", "warnings.simplefilter")
 _CUDA_ERROR_NOT_INITIALIZED = 3
-_OPTIMIZER_DEPENDENCY = "torch.distributed.tensor"  # takes 0.5 s of CPU time, with sympy
+_OPTIMIZER_DEPENDENCY = "torch.distributed.tensor"  # its import takes 0.5 s of CPU time, including sympy
 
 
 def preload_script(script: Path) -> None:
@@ -60,7 +60,7 @@ def find_leading_imports(source: str) -> Iterator[ast.stmt]:
 
 
 def can_fork_safely() -> bool:
-    """Return whether this process can be forked: it has no other Python thread and uses no GPU."""
+    """Return whether this process can be forked safely, without other Python threads and without a GPU in use."""
     return sys.platform == "linux" and threading.active_count() == 1 and not _is_gpu_in_use()
 
 
@@ -72,7 +72,7 @@ def _list_imported_packages(statement: ast.Import | ast.ImportFrom) -> Iterator[
 
 
 def _list_standard_modules() -> frozenset[str]:
-    """Return the names of standard library modules; on Python 3.9, which has no list of them, only common ones."""
+    """Return the names of standard library modules, or only of common ones on Python 3.9, which has no list."""
     common_modules = (
         "__future__",
         "argparse",
@@ -104,7 +104,7 @@ def _is_harmless(statement: ast.stmt) -> bool:
 
 
 def _is_gpu_in_use() -> bool:
-    """Return whether this process has initialized CUDA or HIP, which a fork could not use."""
+    """Return whether this process has initialized CUDA or HIP, because a fork could not use the GPU."""
     with contextlib.suppress(OSError):  # the driver is not loaded
         cuda = ctypes.CDLL("libcuda.so.1", mode=os.RTLD_NOLOAD)
         if cuda.cuDeviceGetCount(ctypes.byref(ctypes.c_int())) != _CUDA_ERROR_NOT_INITIALIZED:
@@ -115,5 +115,5 @@ def _is_gpu_in_use() -> bool:
 def _read_link(link: Path) -> str:
     try:
         return os.readlink(link)
-    except OSError:  # the descriptor of this listing is already closed
+    except OSError:  # the descriptor used to list the folder is already closed
         return ""

@@ -102,7 +102,7 @@ def exit_without_teardown(code: int) -> NoReturn:
     During finalization, live threads of collectives and CUDA may crash or block a rank that has finished, or delay the
     report of its failure (https://github.com/pytorch/pytorch/pull/179291).
     """
-    atexit._run_exitfuncs()  # handlers of experiment trackers, for example
+    atexit._run_exitfuncs()  # for example the handlers of experiment trackers
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

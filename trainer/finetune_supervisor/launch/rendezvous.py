@@ -13,7 +13,7 @@ from typing import Any
 
 from finetune_supervisor.contract import Node
 
-# The operator usually ends waiting nodes earlier, see spec.startupDeadlineSeconds.
+# The operator usually stops waiting nodes earlier, see spec.startupDeadlineSeconds.
 JOIN_TIMEOUT_SECONDS = 1800.0
 LEAVE_TIMEOUT_SECONDS = 60.0
 _JOINED, _LEFT = "came", "left"  # key prefixes in the store
@@ -53,9 +53,9 @@ class Rendezvous:
         self._store: Any = dist.PrefixStore(f"finetune/{node.uid}/{node.attempt}", store)
 
     def wait_for_all(self) -> None:
-        """Join and wait for all other nodes. Raises RendezvousTimeoutError with the missing nodes."""
+        """Join the rendezvous and wait for all other nodes. Raises RendezvousTimeoutError with the missing nodes."""
         self._store.set(f"{_JOINED}/{self._node.node_rank}", "")
-        keys = self._keys(_JOINED)
+        keys = self._build_keys(_JOINED)
         try:
             self._store.wait(
                 keys, timedelta(seconds=self._timeout_seconds)
@@ -73,8 +73,8 @@ class Rendezvous:
         self._store.set(f"{_LEFT}/{self._node.node_rank}", "")
         if self._node.node_rank == 0:
             deadline = time.monotonic() + LEAVE_TIMEOUT_SECONDS
-            while not self._store.check(self._keys(_LEFT)) and time.monotonic() < deadline:
+            while not self._store.check(self._build_keys(_LEFT)) and time.monotonic() < deadline:
                 pause(0.1)
 
-    def _keys(self, prefix: str) -> list[str]:
+    def _build_keys(self, prefix: str) -> list[str]:
         return [f"{prefix}/{rank}" for rank in range(self._node.nodes)]

@@ -34,7 +34,7 @@ class UserCommand:
 
 
 def read_command(env: Mapping[str, str]) -> UserCommand | None:
-    """Return spec.command, or None if finetune_trainer runs the job; it also reports an unreadable spec."""
+    """Return spec.command, or None if finetune_trainer runs the job or must report an unreadable spec."""
     try:
         raw = json.loads(Path(env.get(contract.CONFIG, "")).read_text(encoding="utf-8")).get("command")
     except (OSError, ValueError, AttributeError):
@@ -50,8 +50,8 @@ def plan_program(command: UserCommand, node: Node, env: Mapping[str, str]) -> La
     folder = Path(os.path.abspath(command.working_dir or "."))
     if not folder.is_dir():
         raise InvalidCommand(f"spec.command.workingDir: {command.working_dir}: no such folder in the image or a volume")
-    # Folder for the error files of scripts with @record that run under a torchrun of the user.
-    env = {**env, "PET_LOG_DIR": str(node.run.torchrun)}
+    # Folder for the error files of scripts with @record that run under the user's torchrun.
+    env = {**env, "PET_LOG_DIR": str(node.run.error_files)}
     if command.script is None:
         argv = _build_exec_argv(command, folder, env)
         return LaunchProgram(argv, folder, env, signals_process_group=True, does_own_rendezvous=False)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 FIRST_LOOKUP_DELAY_SECONDS = 1.0  # DNS caches may keep a negative response for 30 s
 MAX_INTERVAL_SECONDS = 10.0
-TIMEOUT_SECONDS = 1800.0  # the operator usually ends waiting nodes earlier, see spec.startupDeadlineSeconds
+TIMEOUT_SECONDS = 1800.0  # the operator usually stops waiting nodes earlier, see spec.startupDeadlineSeconds
 OPTIONAL_TIMEOUT_SECONDS = 30.0
 
 
@@ -18,8 +18,9 @@ class DnsTimeout(Exception):
 
 
 def wait_for_master(host: str, *, node_rank: int, pause: Callable[[float], None], is_required: bool = True) -> None:
-    """Wait until `host` resolves; node rank 0 finds its own name in its hosts file.
+    """Wait until `host`, the address of node rank 0, resolves.
 
+    Node rank 0 finds its own name in its hosts file.
     The timeout is only 30 s if the name is not required, because the pod of node rank 0 may have ended already, which
     removes its name. Raises DnsTimeout if a required name does not resolve.
     """

@@ -25,7 +25,7 @@ _MAX_RECENT_STEPS = 200
 _SUPERVISOR_PAUSE_SECONDS = 5.0  # a longer gap between calls means that the supervisor was suspended
 _NEAR_TIMEOUT_FRACTION = 0.8  # fraction of the limit after which a stopped rank counts as hanging
 
-# Stack frames of a rank that waits for other ranks: collectives, and calls that wait for a collective.
+# Stack frames that show that a rank waits for other ranks, in a collective or in a call that waits for one.
 _WAITING_FRAMES = re.compile(
     r"torch/distributed/|/deepspeed/comm/|torch/autograd/(graph|__init__)\.py|torch/cuda/|accelerate/utils/operations"
 )
@@ -65,7 +65,10 @@ class HangDetector:
         self._step_seconds: deque[float] = deque(maxlen=_MAX_RECENT_STEPS)
 
     def expect_heartbeats(self, local_ranks: Iterable[int], *, now: float) -> None:
-        """Apply time limits to these local ranks from now on; the launcher has its own timeout before their start."""
+        """Apply time limits to these local ranks from now on.
+
+        Before the ranks start, the launcher applies its own timeout.
+        """
         for rank in local_ranks:
             self._last_heartbeat_at.setdefault(rank, now)
 
@@ -106,7 +109,10 @@ class HangDetector:
         return timeout if timeout and timeout.silent_seconds > timeout.limit_seconds else None
 
     def find_near_timeout(self, *, now: float) -> HeartbeatTimeout | None:
-        """Return the timeout of a rank close to its limit, or None; used after a stop caused by another node."""
+        """Return the timeout of a rank that has used more than 80 % of its limit, or None.
+
+        Used after a stop signal, because another node may have detected the same hang first.
+        """
         timeout = self._find_longest_silence(now)
         return timeout if timeout and timeout.silent_seconds > _NEAR_TIMEOUT_FRACTION * timeout.limit_seconds else None
 
@@ -199,7 +205,7 @@ def parse_stack(dump: str) -> tuple[str, ...]:
 
 
 def explain_hang(ranks: Sequence[StuckRank], timeout: HeartbeatTimeout) -> tuple[StuckRank | None, str]:
-    """Return the suspect rank, or None if no rank has a known state, and the failure message."""
+    """Return the suspect rank and the failure message; the rank is None if the state of all ranks is unknown."""
     silence = f"no heartbeat for {timeout.silent_seconds:.0f} s (limit {timeout.limit_seconds:.0f} s)"
     if not ranks:  # no rank has started, or a user command reports only progress
         return None, silence

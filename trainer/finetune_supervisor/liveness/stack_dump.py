@@ -20,7 +20,7 @@ _DUMP_TIMEOUT_SECONDS = 2.0
 
 def register_stack_dump(run: RunFolder, local_rank: int) -> None:
     """Register a signal handler that dumps the stacks of this rank, even inside a collective that never returns."""
-    run.stacks.mkdir(parents=True, exist_ok=True)
+    run.stack_dumps.mkdir(parents=True, exist_ok=True)
     file = _get_dump_file(run, local_rank).open("ab", buffering=0)  # must stay open until the process exits
     faulthandler.register(DUMP_SIGNAL, file=file, all_threads=True)
 
@@ -34,7 +34,7 @@ def request_stack_dumps(run: RunFolder, pids: Iterable[tuple[int, int]]) -> dict
     for local_rank, pid in pids:
         path = _get_dump_file(run, local_rank)
         with contextlib.suppress(OSError):
-            os.truncate(path, 0)  # fails if the rank has no handler, so that the signal would kill it
+            os.truncate(path, 0)  # raises OSError for a rank without a handler, which the signal would kill
             os.kill(pid, DUMP_SIGNAL)
             requested_dumps.append((local_rank, path))
     deadline = time.monotonic() + _DUMP_TIMEOUT_SECONDS
@@ -69,12 +69,12 @@ def inspect_ranks(
 
 
 def _choose_process_state(first_state: str, second_state: str) -> str:
-    """Return the first state, or the second one after D: short waits for a disk are normal."""
+    """Return the first state, or the second if the first is D, because short waits for a disk are normal."""
     return second_state if first_state == "D" else first_state
 
 
 def read_process_state(pid: int, proc_folder: Path = Path("/proc")) -> str:
-    """Return the letter of the process state (R, S, D, T, Z ...), empty for no process, `?` without /proc."""
+    """Return the state letter of a process, such as R, S, D, T or Z; empty without a process, `?` without /proc."""
     if not proc_folder.is_dir():
         return "?"
     try:
@@ -99,4 +99,4 @@ def read_kernel_function(pid: int, proc_folder: Path = Path("/proc")) -> str:
 
 
 def _get_dump_file(run: RunFolder, local_rank: int) -> Path:
-    return run.stacks / f"rank-{local_rank}.txt"
+    return run.stack_dumps / f"rank-{local_rank}.txt"

@@ -18,7 +18,7 @@ from finetune_supervisor.status.progress_reports import MAX_REPORT_BYTES, REPORT
 
 
 @dataclass(frozen=True)
-class Snapshot:
+class NodeSnapshot:
     """State of the node at the time of a request."""
 
     phase: str
@@ -26,7 +26,7 @@ class Snapshot:
     heartbeats: tuple[Heartbeat, ...]
 
 
-def render_status(node: Node, snapshot: Snapshot, *, now: float) -> dict[str, object]:
+def render_status(node: Node, snapshot: NodeSnapshot, *, now: float) -> dict[str, object]:
     """Return the JSON body of /status; `now` is in seconds since the epoch."""
     first_heartbeat = snapshot.heartbeats[0] if snapshot.heartbeats else None
     return {
@@ -56,7 +56,7 @@ def render_status(node: Node, snapshot: Snapshot, *, now: float) -> dict[str, ob
     }
 
 
-def render_metrics(node: Node, snapshot: Snapshot, *, now: float) -> str:
+def render_metrics(node: Node, snapshot: NodeSnapshot, *, now: float) -> str:
     """Return the body of /metrics in the Prometheus text format.
 
     Only node rank 0 exports the training progress, which is equal on all nodes.
@@ -80,7 +80,7 @@ def render_metrics(node: Node, snapshot: Snapshot, *, now: float) -> str:
 _MetricSample = tuple[str, str, str, float]
 
 
-def _build_rank_samples(snapshot: Snapshot, *, now: float) -> Iterator[_MetricSample]:
+def _build_rank_samples(snapshot: NodeSnapshot, *, now: float) -> Iterator[_MetricSample]:
     for heartbeat in snapshot.heartbeats:
         labels = f',rank="{heartbeat.rank}"'
         age = max(0.0, now - heartbeat.time)
@@ -150,7 +150,7 @@ class _DualStackServer(_StatusServer):
 def _bind_server(port: int, handler: type[BaseHTTPRequestHandler]) -> ThreadingHTTPServer:
     try:
         return _DualStackServer(("::", port), handler)
-    except OSError:  # no IPv6; the next line raises again if the port is in use
+    except OSError:  # IPv6 is unavailable, or the port is in use and the next line raises again
         return _StatusServer(("", port), handler)
 
 
@@ -170,7 +170,7 @@ def _handle_report(request: BaseHTTPRequestHandler, reports: ProgressReports | N
 
 
 def start_status_server(
-    node: Node, snapshot: Callable[[], Snapshot], *, reports: ProgressReports | None = None
+    node: Node, snapshot: Callable[[], NodeSnapshot], *, reports: ProgressReports | None = None
 ) -> ThreadingHTTPServer:
     """Start the server in a background thread, on all interfaces because the operator polls the pod IP.
 

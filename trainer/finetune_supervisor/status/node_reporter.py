@@ -16,7 +16,7 @@ from finetune_supervisor.failures.termination_message import write_termination
 from finetune_supervisor.launch.child_process import ProcessOutput
 from finetune_supervisor.liveness.heartbeat import read_heartbeats, to_status_progress
 from finetune_supervisor.messages import TerminationMessage
-from finetune_supervisor.status.http_server import Snapshot, start_status_server
+from finetune_supervisor.status.http_server import NodeSnapshot, start_status_server
 from finetune_supervisor.status.progress_reports import ProgressReports
 
 
@@ -37,9 +37,9 @@ class NodeReporter:
             port = self._node.status_port
             self._output.log(f"cannot listen on port {port}, so there is no /status and no /metrics: {error}")
 
-    def _take_snapshot(self) -> Snapshot:
+    def _take_snapshot(self) -> NodeSnapshot:
         heartbeats = read_heartbeats(self._node.run.heartbeats)
-        return Snapshot(heartbeats[0].phase if heartbeats else "", self.outcome, heartbeats)
+        return NodeSnapshot(heartbeats[0].phase if heartbeats else "", self.outcome, heartbeats)
 
     def build_running_message(self) -> TerminationMessage:
         """Build the termination message of a node that has not ended yet."""

@@ -45,9 +45,8 @@ class ProgressReports:
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
             file.write(self._token)
         url = f"http://127.0.0.1:{self._node.status_port}{REPORT_PATH}"
-        inherited_variables = {
-            name: value for name, value in env.items() if name != _CA_CERT
-        }  # not needed for HTTP within the pod
+        # The CA certificate is not needed for HTTP within the pod.
+        inherited_variables = {name: value for name, value in env.items() if name != _CA_CERT}
         return {**inherited_variables, **_bypass_proxy(env), _URL: url, _TOKEN: str(self._node.run.token)}
 
     def is_authorized(self, authorization: str) -> bool:
@@ -79,7 +78,7 @@ class ProgressReports:
 
 
 def parse_report(body: bytes, previous_progress: TrainingProgress) -> TrainingProgress | None:
-    """Update the progress with a report, which contains only changed metrics; return None if it is invalid."""
+    """Return the progress updated with the changed metrics of a report, or None if the report is invalid."""
     try:
         status = json.loads(body)["trainerStatus"]
         texts = {str(metric["name"]): str(metric["value"]) for metric in status.get("metrics") or ()}

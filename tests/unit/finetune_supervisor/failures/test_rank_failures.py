@@ -19,7 +19,7 @@ def run_folder(tmp_path: Path) -> RunFolder:
 
 def write_error_file(run_folder: RunFolder, local_rank: int, error: str, *, modified_at: float) -> None:
     """Write an error file in the format of torchrun's @record."""
-    path = run_folder.torchrun / "none_x1" / "attempt_0" / str(local_rank) / "error.json"
+    path = run_folder.error_files / "none_x1" / "attempt_0" / str(local_rank) / "error.json"
     path.parent.mkdir(parents=True)
     extra_info = {"py_callstack": f"Traceback\n{error}", "timestamp": str(int(modified_at))}
     path.write_text(json.dumps({"message": {"message": error, "extraInfo": extra_info}}))
@@ -28,7 +28,7 @@ def write_error_file(run_folder: RunFolder, local_rank: int, error: str, *, modi
 
 def write_exits(run_folder: RunFolder, **codes: int) -> None:
     exits = {name.removeprefix("rank"): {"code": code, "time": 100} for name, code in codes.items()}
-    run_folder.exits.write_text(json.dumps(exits))
+    run_folder.rank_exits.write_text(json.dumps(exits))
 
 
 def test_run_folder_without_files_has_no_failure(run_folder: RunFolder) -> None:
@@ -121,7 +121,7 @@ def test_launcher_error_is_used_if_no_rank_failed(run_folder: RunFolder) -> None
 @pytest.mark.parametrize("text", ["", "no json", "[]", '{"message": "plain"}'])
 def test_error_file_in_unknown_format_becomes_the_message(run_folder: RunFolder, text: str) -> None:
     write_error_file(run_folder, 0, "x", modified_at=1)
-    next(run_folder.torchrun.rglob("error.json")).write_text(text)
+    next(run_folder.error_files.rglob("error.json")).write_text(text)
 
     failure = find_first_failure(read_failures(run_folder))
 
@@ -130,6 +130,6 @@ def test_error_file_in_unknown_format_becomes_the_message(run_folder: RunFolder,
 
 
 def test_invalid_exit_code_file_is_ignored(run_folder: RunFolder) -> None:
-    run_folder.exits.write_text("[1]")
+    run_folder.rank_exits.write_text("[1]")
 
     assert find_first_failure(read_failures(run_folder)) is None

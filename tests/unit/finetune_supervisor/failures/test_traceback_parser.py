@@ -249,7 +249,7 @@ def test_last_non_empty_line_is_found(output: str, last_line: str) -> None:
 
 
 def test_last_line_of_another_rank_is_ignored() -> None:
-    """A peer logs the lost connection later, which would identify the failed rank as a victim."""
+    """A line of a peer about the lost connection would wrongly identify the failed rank as a victim."""
     output = "no licence left\n[rank2]: DistBackendError: Connection closed by peer\n"
 
     assert find_last_line(output, rank=3) == "no licence left"

@@ -123,7 +123,7 @@ class FakeCudaDriver:
 def test_process_with_initialized_cuda_is_not_forked(
     monkeypatch: pytest.MonkeyPatch, result: int, can_fork: bool
 ) -> None:
-    """3 is CUDA_ERROR_NOT_INITIALIZED, the result in a process that has not called cuInit."""
+    """Result 3 is CUDA_ERROR_NOT_INITIALIZED, returned in a process that has not called cuInit."""
     monkeypatch.setattr(threading, "active_count", lambda: 1)
     monkeypatch.setattr(ctypes, "CDLL", lambda *_, **__: FakeCudaDriver(result))
 

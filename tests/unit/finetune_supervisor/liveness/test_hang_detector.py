@@ -49,11 +49,11 @@ def build_detector(
     return detector
 
 
-def record_until(detector: HangDetector, *heartbeats: Heartbeat, end: float) -> None:
-    """Record once per second without new heartbeats, and record the heartbeats at the end."""
-    while detector.recorded_at + 1 < end:
+def record_until(detector: HangDetector, *heartbeats: Heartbeat, end_time: float) -> None:
+    """Advance to `end_time` in steps of one second without heartbeats, and then record these heartbeats."""
+    while detector.recorded_at + 1 < end_time:
         detector.record_heartbeats((), now=detector.recorded_at + 1)
-    detector.record_heartbeats(heartbeats, now=end)
+    detector.record_heartbeats(heartbeats, now=end_time)
 
 
 @pytest.mark.parametrize(
@@ -66,11 +66,11 @@ def record_until(detector: HangDetector, *heartbeats: Heartbeat, end: float) -> 
         ((build_heartbeat(),), 10.0),
         ((build_heartbeat(phase=contract.EVAL),), 60.0),
         ((build_heartbeat(phase=contract.SAVE),), 60.0),
-        ((build_heartbeat(phase=contract.PUBLISH),), 720.0),  # may upload to the Hub
+        ((build_heartbeat(phase=contract.PUBLISH),), 720.0),  # may include an upload to the Hub
         ((build_heartbeat(phase=contract.DONE),), 10.0),
     ],
 )
-def test_every_phase_has_its_own_limit(heartbeats: tuple[Heartbeat, ...], limit_seconds: float) -> None:
+def test_time_limit_depends_on_the_phase(heartbeats: tuple[Heartbeat, ...], limit_seconds: float) -> None:
     detector = build_detector(*heartbeats)
 
     assert detector.find_timeout(now=limit_seconds) is None
@@ -87,11 +87,11 @@ def test_step_limit_applies_to_a_stopped_process_in_every_phase(phase: str) -> N
 
 def test_pause_of_the_supervisor_does_not_cause_a_timeout() -> None:
     detector = build_detector(build_heartbeat())
-    record_until(detector, end=8.0)
+    record_until(detector, end_time=8.0)
     detector.record_heartbeats((), now=1000.0)
 
     assert detector.find_timeout(now=1001.0) is None
-    record_until(detector, end=1002.5)
+    record_until(detector, end_time=1002.5)
     assert detector.find_timeout(now=1002.5) is not None
 
 
@@ -101,16 +101,16 @@ def test_limit_of_zero_disables_detection() -> None:
 
 def test_unchanged_heartbeat_does_not_reset_the_timeout() -> None:
     detector = build_detector(build_heartbeat())
-    record_until(detector, build_heartbeat(), end=9.0)
+    record_until(detector, build_heartbeat(), end_time=9.0)
     assert detector.find_timeout(now=10.5) is not None
 
-    record_until(detector, build_heartbeat(time=1.0), end=10.5)
+    record_until(detector, build_heartbeat(time=1.0), end_time=10.5)
     assert detector.find_timeout(now=20.0) is None
 
 
 def test_clock_jump_in_heartbeat_times_is_ignored() -> None:
     detector = build_detector(build_heartbeat(time=1e9))
-    record_until(detector, build_heartbeat(time=5.0), end=8.0)
+    record_until(detector, build_heartbeat(time=5.0), end_time=8.0)
 
     assert detector.find_timeout(now=17.0) is None
 
@@ -118,35 +118,35 @@ def test_clock_jump_in_heartbeat_times_is_ignored() -> None:
 def test_slow_steps_raise_the_limit_but_evaluations_do_not() -> None:
     detector = build_detector(build_heartbeat(step=4))
     for number in range(1, 6):
-        record_until(detector, build_heartbeat(step=4 + number, time=number), end=6.0 * number)
+        record_until(detector, build_heartbeat(step=4 + number, time=number), end_time=6.0 * number)
     assert detector.find_timeout(now=30.0 + 29.9) is None
     timeout = detector.find_timeout(now=30.0 + 30.1)
     assert timeout is not None
     assert timeout.limit_seconds == 30.0  # five times the step time of 6 s
 
-    record_until(detector, build_heartbeat(step=9, time=6, phase=contract.EVAL), end=31.0)
-    record_until(detector, build_heartbeat(step=9, time=7), end=80.0)
-    record_until(detector, build_heartbeat(step=10, time=8), end=86.0)
+    record_until(detector, build_heartbeat(step=9, time=6, phase=contract.EVAL), end_time=31.0)
+    record_until(detector, build_heartbeat(step=9, time=7), end_time=80.0)
+    record_until(detector, build_heartbeat(step=10, time=8), end_time=86.0)
     assert detector.find_timeout(now=86.0 + 30.1) is not None
 
 
 def test_heartbeats_are_expected_once_the_ranks_have_started(tmp_path: Path) -> None:
     run = RunFolder(tmp_path)
     detector = build_detector(rank_count=0)
-    record_until(detector, end=1000.0)
+    record_until(detector, end_time=1000.0)
     assert (detector.find_timeout(now=1000.0), run.have_ranks_started()) == (None, False)
 
     (tmp_path / "torchrun" / "none_ab12" / "attempt_0" / "0").mkdir(parents=True)
     assert run.have_ranks_started()
     detector.expect_heartbeats([0], now=1000.0)
     detector.expect_heartbeats([0], now=1020.0)
-    record_until(detector, end=1031.0)
+    record_until(detector, end_time=1031.0)
     assert detector.find_timeout(now=1031.0) == HeartbeatTimeout(0, 31.0, 30.0)
 
 
 def test_rank_that_exceeds_its_limit_by_the_largest_factor_is_returned() -> None:
     detector = build_detector(build_heartbeat(0, phase=contract.EVAL), build_heartbeat(1), rank_count=2)
-    record_until(detector, build_heartbeat(0, phase=contract.EVAL, time=1), end=1.0)
+    record_until(detector, build_heartbeat(0, phase=contract.EVAL, time=1), end_time=1.0)
 
     assert detector.find_timeout(now=15.0) == HeartbeatTimeout(1, 15.0, 10.0)
 
@@ -163,7 +163,7 @@ def test_user_command_is_monitored_after_its_first_report() -> None:
     detector = build_detector(rank_count=0)
     assert detector.find_timeout(now=1000.0) is None
 
-    record_until(detector, build_heartbeat(), end=1000.0)
+    record_until(detector, build_heartbeat(), end_time=1000.0)
     assert detector.find_timeout(now=1011.0) is not None
 
 
@@ -257,7 +257,7 @@ def sleeping_process(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
 def test_only_a_running_process_dumps_its_stack(tmp_path: Path, sleeping_process: subprocess.Popen[str]) -> None:
     heartbeats = [replace(build_heartbeat(1), pid=sleeping_process.pid)]
 
-    for _ in range(2):  # the process can be dumped repeatedly
+    for _ in range(2):  # repeated dumps are possible
         (found,) = inspect_ranks(RunFolder(tmp_path), heartbeats, {1: 11.0})
         assert (found.rank, found.is_suspicious) == (5, True)
         assert found.state in ("S", "R")

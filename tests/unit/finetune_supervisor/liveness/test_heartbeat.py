@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from finetune_supervisor import contract
 from finetune_supervisor.liveness.heartbeat import Heartbeat, read_heartbeats, write_heartbeat
 from finetune_supervisor.messages import PeakMemory, TrainingProgress
-from finetune_supervisor.status.http_server import Snapshot, render_metrics, render_status, start_status_server
+from finetune_supervisor.status.http_server import NodeSnapshot, render_metrics, render_status, start_status_server
 from finetune_trainer.distributed.heartbeat_writer import HeartbeatWriter
 from testing.builders.nodes import node
 
@@ -65,7 +65,7 @@ def test_heartbeats_are_throttled_except_for_phase_changes(tmp_path: Path) -> No
 
 
 def test_status_contains_phase_progress_and_ranks(tmp_path: Path) -> None:
-    status = render_status(node(tmp_path), Snapshot(contract.TRAIN, contract.RUNNING, (HEARTBEAT,)), now=103.5)
+    status = render_status(node(tmp_path), NodeSnapshot(contract.TRAIN, contract.RUNNING, (HEARTBEAT,)), now=103.5)
 
     assert status["progress"] == {
         "step": 12,
@@ -93,7 +93,7 @@ def test_status_contains_phase_progress_and_ranks(tmp_path: Path) -> None:
 
 
 def test_metrics_are_valid_prometheus_text(tmp_path: Path) -> None:
-    snapshot = Snapshot(contract.TRAIN, contract.RUNNING, (HEARTBEAT,))
+    snapshot = NodeSnapshot(contract.TRAIN, contract.RUNNING, (HEARTBEAT,))
 
     families = {
         family.name: family.samples
@@ -111,13 +111,13 @@ def test_metrics_are_valid_prometheus_text(tmp_path: Path) -> None:
 
 
 def test_only_node_rank_zero_exports_progress(tmp_path: Path) -> None:
-    snapshot = Snapshot(contract.TRAIN, contract.RUNNING, (HEARTBEAT,))
+    snapshot = NodeSnapshot(contract.TRAIN, contract.RUNNING, (HEARTBEAT,))
 
     assert "finetune_step{" not in render_metrics(node(tmp_path, node_rank=1), snapshot, now=101)
 
 
-def test_server_responds_to_get_requests_of_two_paths(tmp_path: Path) -> None:
-    server = start_status_server(node(tmp_path), lambda: Snapshot(contract.TRAIN, contract.RUNNING, (HEARTBEAT,)))
+def test_server_responds_only_to_get_requests_for_known_paths(tmp_path: Path) -> None:
+    server = start_status_server(node(tmp_path), lambda: NodeSnapshot(contract.TRAIN, contract.RUNNING, (HEARTBEAT,)))
 
     def send_request(method: str, path: str) -> tuple[int, bytes]:
         connection = HTTPConnection("127.0.0.1", server.server_address[1], timeout=5)

@@ -17,18 +17,18 @@ from transformers.integrations.integration_utils import get_reporting_integratio
 from finetune_supervisor import contract
 from finetune_supervisor.liveness.heartbeat import read_heartbeats
 from finetune_supervisor.messages import TrainingProgress
-from finetune_supervisor.status.http_server import Snapshot, start_status_server
+from finetune_supervisor.status.http_server import NodeSnapshot, start_status_server
 from finetune_supervisor.status.progress_reports import MAX_REPORT_BYTES, REPORT_PATH, ProgressReports, parse_report
 from testing.builders.nodes import node
 from testing.processes.supervisors import find_free_port
 
 
-def build_report(percent: int = 0, eta: int | None = None, **metrics: Any) -> bytes:
+def build_report(percent: int = 0, eta_seconds: int | None = None, **metrics: Any) -> bytes:
     """Build a report in the format of the callback, with metrics as strings."""
     encoded = [{"name": name, "value": str(value)} for name, value in metrics.items()]
     status = {"lastUpdatedTime": "2026-11-21T12:00:00+00:00", "progressPercentage": percent, "metrics": encoded}
     return json.dumps(
-        {"trainerStatus": status if eta is None else {**status, "estimatedRemainingSeconds": eta}}
+        {"trainerStatus": status if eta_seconds is None else {**status, "estimatedRemainingSeconds": eta_seconds}}
     ).encode()
 
 
@@ -52,7 +52,7 @@ def running_server(tmp_path: Path) -> Iterator[RunningServer]:
     this_node = node(tmp_path, status_port=find_free_port())
     this_node.run.heartbeats.mkdir()
     reports = ProgressReports(this_node)
-    server = start_status_server(this_node, lambda: Snapshot("", contract.RUNNING, ()), reports=reports)
+    server = start_status_server(this_node, lambda: NodeSnapshot("", contract.RUNNING, ()), reports=reports)
     yield RunningServer(
         this_node.run.heartbeats, reports.add_report_variables({"KUBEFLOW_TRAINER_SERVER_CA_CERT": "/nowhere"})
     )
@@ -133,7 +133,7 @@ def test_report_above_the_size_limit_is_rejected(running_server: RunningServer) 
 
 def test_node_without_a_command_accepts_no_reports(tmp_path: Path) -> None:
     this_node = node(tmp_path, status_port=find_free_port())
-    server = start_status_server(this_node, lambda: Snapshot("", contract.RUNNING, ()))
+    server = start_status_server(this_node, lambda: NodeSnapshot("", contract.RUNNING, ()))
     token = tmp_path / "token"
     token.write_text("any")
     url = f"http://127.0.0.1:{this_node.status_port}{REPORT_PATH}"
@@ -150,10 +150,10 @@ def test_report_updates_only_the_metrics_it_contains() -> None:
     assert parse_report(build_report(35, loss=1.5), before) == TrainingProgress(
         step=7, total_steps=20, loss=1.5, eta_seconds=30
     )
-    assert parse_report(build_report(99, eta=1, current_step=20), before) == TrainingProgress(
+    assert parse_report(build_report(99, eta_seconds=1, current_step=20), before) == TrainingProgress(
         20, total_steps=20, loss=2.0, eta_seconds=1
     )
-    assert parse_report(build_report(100, eta=0), before) == TrainingProgress(
+    assert parse_report(build_report(100, eta_seconds=0), before) == TrainingProgress(
         step=20, total_steps=20, loss=2.0, eta_seconds=0
     )
     assert parse_report(build_report(100), TrainingProgress()) == TrainingProgress()
