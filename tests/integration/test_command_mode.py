@@ -173,7 +173,9 @@ while True:
 
 
 @pytest.mark.parametrize("command_type", ["script", "exec"])
-def test_sigterm_is_forwarded_with_time_to_save(tmp_path: Path, supervisor_bundle: Path, command_type: str) -> None:
+def test_sigterm_is_forwarded_and_the_program_has_time_to_save(
+    tmp_path: Path, supervisor_bundle: Path, command_type: str
+) -> None:
     """The exec command is a shell that exits at SIGTERM without forwarding it."""
     script, saved = tmp_path / "save.py", tmp_path / "saved"
     script.write_text(SAVE_ON_SIGTERM)
@@ -216,7 +218,7 @@ def test_failed_program_is_reported_with_exit_code_and_last_line(tmp_path: Path,
     assert termination.message == "exited with code 3; its last line: no GPU here"
 
 
-def test_missing_script_is_an_invalid_spec(tmp_path: Path, supervisor_bundle: Path) -> None:
+def test_missing_script_is_reported_as_invalid_spec(tmp_path: Path, supervisor_bundle: Path) -> None:
     pod = start_with_bundle(tmp_path / "job", supervisor_bundle, {"script": "train.py", "workingDir": "/nowhere"})
 
     assert pod.wait() == 2

@@ -1,4 +1,4 @@
-"""Tests of `finetune estimate`, which forecasts memory in a process of the trainer."""
+"""Tests of `finetune estimate`, which forecasts memory in a trainer process."""
 
 import json
 import re
@@ -48,7 +48,7 @@ def run_estimate(folder: Path, *flags: str, **fields: Any) -> "subprocess.Comple
     )
 
 
-def test_estimate_of_a_fitting_job_exits_with_zero(tmp_path: Path, model_folder: Path) -> None:
+def test_estimate_exits_with_zero_if_the_job_fits(tmp_path: Path, model_folder: Path) -> None:
     training = {"perDeviceTrainBatchSize": "auto", "globalBatchSize": 4}
 
     process = run_estimate(

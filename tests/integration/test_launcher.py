@@ -118,7 +118,7 @@ if os.environ["RANK"] == "0":
         pytest.param("raise ValueError('no label')", 1, id="exception"),
     ],
 )
-def test_exit_of_a_failed_rank_is_recorded_and_ends_the_other_ranks(tmp_path: Path, failure: str, code: int) -> None:
+def test_failed_rank_is_recorded_and_the_other_ranks_are_terminated(tmp_path: Path, failure: str, code: int) -> None:
     started_at = time.time()
 
     exit_code, output = wait_for_exit(start_launcher(tmp_path, FAIL_SCRIPT.format(failure=failure)))
@@ -141,8 +141,8 @@ def test_traceback_contains_only_frames_of_the_script(tmp_path: Path) -> None:
     assert "ValueError: no label" in output
 
 
-def test_other_ranks_can_report_their_failures_after_a_failure(tmp_path: Path) -> None:
-    """The failed rank may exit after its victims and must not be terminated while it prints its traceback."""
+def test_other_ranks_have_time_to_report_their_own_failures(tmp_path: Path) -> None:
+    """A rank may exit after its victims and must not be terminated while it still prints its traceback."""
     source = """
 import torch
 import os, time

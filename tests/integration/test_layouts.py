@@ -47,7 +47,7 @@ def add_weight(row: dict[str, Any], row_number: int) -> dict[str, Any]:
 
 def build_spec(
     files: tiny_text.TinyFiles,
-    layout: tuple[int, int | str, int | None],
+    batch_layout: tuple[int, int | str, int | None],
     *,
     model: Path | None = None,
     loader_processes: int = 0,
@@ -57,11 +57,11 @@ def build_spec(
     dataset: dict[str, Any] | None = None,
     **fields: Any,
 ) -> dict[str, Any]:
-    """Build a spec for a layout of world size, micro-batch size and accumulation steps.
+    """Build a spec with the given world size, micro-batch size and accumulation steps.
 
-    `row_variant`: suffix of the row files.
+    `batch_layout`: these three numbers. `row_variant`: suffix of the row files.
     """
-    world_size, per_device, accumulation = layout
+    world_size, per_device, accumulation = batch_layout
     training = {
         "perDeviceTrainBatchSize": per_device,
         **({} if accumulation is None else {"gradientAccumulationSteps": accumulation}),
@@ -196,7 +196,9 @@ def one_rank_results(files: tiny_text.TinyFiles, tmp_path_factory: pytest.TempPa
 
 
 @pytest.mark.parametrize("metric", ["loss", "grad_norm", "eval_loss"])
-def test_every_layout_logs_the_same_metrics(two_rank_results: Results, one_rank_results: Results, metric: str) -> None:
+def test_metrics_do_not_depend_on_the_batch_layout(
+    two_rank_results: Results, one_rank_results: Results, metric: str
+) -> None:
     layouts = [
         two_rank_results["2x1x8"],
         two_rank_results["2x4x2"],
@@ -209,7 +211,9 @@ def test_every_layout_logs_the_same_metrics(two_rank_results: Results, one_rank_
         assert layout[metric] == pytest.approx(layouts[0][metric], rel=FOUR_DIGITS)
 
 
-def test_full_fine_tuning_does_not_depend_on_the_layout(two_rank_results: Results, one_rank_results: Results) -> None:
+def test_full_fine_tuning_does_not_depend_on_the_batch_layout(
+    two_rank_results: Results, one_rank_results: Results
+) -> None:
     for metric in ("loss", "grad_norm", "eval_loss"):
         assert two_rank_results["2x4x2, full"][metric] == pytest.approx(
             one_rank_results["1x16x1, full"][metric], rel=FOUR_DIGITS
@@ -217,7 +221,9 @@ def test_full_fine_tuning_does_not_depend_on_the_layout(two_rank_results: Result
 
 
 @pytest.mark.parametrize("metric", ["loss", "grad_norm", "rewards/margins", "eval_loss", "eval_rewards/accuracies"])
-def test_dpo_does_not_depend_on_the_layout(two_rank_results: Results, one_rank_results: Results, metric: str) -> None:
+def test_dpo_does_not_depend_on_the_batch_layout(
+    two_rank_results: Results, one_rank_results: Results, metric: str
+) -> None:
     for layout in ("2x4x2, dpo", "2x1x8, dpo"):
         assert two_rank_results[layout][metric] == pytest.approx(
             one_rank_results["1x16x1, dpo"][metric], rel=FOUR_DIGITS, abs=1e-6
@@ -226,7 +232,7 @@ def test_dpo_does_not_depend_on_the_layout(two_rank_results: Results, one_rank_r
 
 
 @pytest.mark.parametrize("metric", ["loss", "grad_norm", "eval_loss"])
-def test_message_weights_have_the_same_effect_in_every_layout(
+def test_effect_of_message_weights_does_not_depend_on_the_batch_layout(
     two_rank_results: Results, one_rank_results: Results, metric: str
 ) -> None:
     assert two_rank_results["2x4x2, weighted"][metric] == pytest.approx(
@@ -238,7 +244,7 @@ def test_message_weights_have_the_same_effect_in_every_layout(
 
 
 @pytest.mark.parametrize("metric", ["loss", "grad_norm", "eval_loss"])
-def test_packing_does_not_depend_on_the_layout(
+def test_packed_training_does_not_depend_on_the_batch_layout(
     two_rank_results: Results, one_rank_results: Results, metric: str
 ) -> None:
     assert two_rank_results["2x2x1, packed"][metric] == pytest.approx(
@@ -247,7 +253,9 @@ def test_packing_does_not_depend_on_the_layout(
 
 
 @pytest.mark.parametrize("metric", ["loss", "grad_norm", "eval_loss"])
-def test_qlora_does_not_depend_on_the_layout(two_rank_results: Results, one_rank_results: Results, metric: str) -> None:
+def test_qlora_does_not_depend_on_the_batch_layout(
+    two_rank_results: Results, one_rank_results: Results, metric: str
+) -> None:
     for layout in ("2x4x2, 4 bits", "2x4x2, 4 bits, zero2"):
         assert two_rank_results[layout][metric] == pytest.approx(
             one_rank_results["1x16x1, 4 bits"][metric], rel=FOUR_DIGITS
@@ -304,14 +312,14 @@ def test_probe_does_not_change_the_result(two_rank_results: Results) -> None:
         ),
     ],
 )
-def test_auto_batch_size_gives_the_result_of_the_largest_fitting_size(
+def test_auto_batch_size_equals_the_largest_size_that_fits(
     two_rank_results: Results, auto_cell: str, explicit_cell: str
 ) -> None:
     assert two_rank_results[auto_cell] == two_rank_results[explicit_cell]
 
 
 @pytest.mark.parametrize("metric", ["loss", "grad_norm"])
-def test_mean_loss_per_rank_depends_on_the_layout(
+def test_mean_loss_per_rank_depends_on_the_batch_layout(
     two_rank_results: Results, one_rank_results: Results, metric: str
 ) -> None:
     """Without averageTokensAcrossDevices, tokens have more weight on ranks with few target tokens."""

@@ -81,7 +81,7 @@ def test_all_nodes_restart_from_the_last_checkpoint_after_a_hang(tmp_path: Path,
     wait_for_processes_to_end(tmp_path)
 
 
-def test_two_repairs_after_gpu_out_of_memory_keep_the_losses(tmp_path: Path, tiny_files: TinyFiles) -> None:
+def test_two_out_of_memory_repairs_do_not_change_the_losses(tmp_path: Path, tiny_files: TinyFiles) -> None:
     training = {"maxSteps": 8, "saveSteps": 3, "learningRate": 1e-2, "perDeviceTrainBatchSize": 4}
     reference = write_job(tmp_path / "reference", tiny_files, training=training)
     path = os.pathsep.join([str(FAULT_INJECTION), *(str(Path(each).resolve()) for each in sys.path if each)])
@@ -115,7 +115,7 @@ def read_losses(job: LocalJob) -> list[float]:
     return [entry["loss"] for entry in log if "loss" in entry]
 
 
-def test_ctrl_c_saves_a_checkpoint_that_resumes_with_early_stopping_state(
+def test_early_stopping_state_is_resumed_from_a_checkpoint_saved_on_ctrl_c(
     tmp_path: Path, tiny_files: TinyFiles
 ) -> None:
     dataset = {"train": [{"name": "/data/train.jsonl"}], "eval": [{"name": "/data/eval.jsonl#4"}], "maxLength": 256}
@@ -166,7 +166,7 @@ def test_malformed_row_fails_the_job_without_a_restart(tmp_path: Path, tiny_file
     assert job.status.restarts == 0
 
 
-def test_io_error_of_a_data_file_is_retried(tmp_path: Path, tiny_files: TinyFiles) -> None:
+def test_io_error_when_reading_a_data_file_is_retried(tmp_path: Path, tiny_files: TinyFiles) -> None:
     data = shutil.copytree(tiny_files.train.parent, tmp_path / "data")
     (data / "train.jsonl").unlink()
     (data / "train.jsonl").symlink_to(UNREADABLE_FILE)
@@ -180,7 +180,7 @@ def test_io_error_of_a_data_file_is_retried(tmp_path: Path, tiny_files: TinyFile
     assert "train.jsonl cannot be read: Input/output error" in output
 
 
-def test_nodes_save_a_checkpoint_and_exit_when_the_command_is_killed(tmp_path: Path, tiny_files: TinyFiles) -> None:
+def test_nodes_save_a_checkpoint_and_exit_when_finetune_run_is_killed(tmp_path: Path, tiny_files: TinyFiles) -> None:
     job = write_job(tmp_path, tiny_files, training={**LONG_TRAINING, "maxSteps": 2000, "saveSteps": 1000})
     process = job.start()
 

@@ -1,4 +1,4 @@
-"""Tests that results do not depend on sharding, and that checkpoints can be resumed with another sharding."""
+"""Tests that results do not depend on the sharding strategy, and that checkpoints resume with another strategy."""
 
 import itertools
 from pathlib import Path
@@ -134,7 +134,9 @@ def results(files: tiny_text.TinyFiles, folder: Path) -> Results:
         *((preset, "full", "sft") for preset in SETTINGS),
     ],
 )
-def test_every_sharding_has_the_same_losses_as_ddp(results: Results, preset: str, tuner: str, method: str) -> None:
+def test_every_sharding_strategy_has_the_same_losses_as_ddp(
+    results: Results, preset: str, tuner: str, method: str
+) -> None:
     ddp, sharded = results[format_cell_name("ddp", tuner, method)], results[format_cell_name(preset, tuner, method)]
 
     for metric in ("loss", "grad_norm", "eval_loss"):
@@ -197,7 +199,7 @@ def test_early_stopping_publishes_the_weights_of_the_best_evaluation(
 
 
 @pytest.mark.parametrize("preset", EARLY_STOPPING_PRESETS[1:])
-def test_early_stopping_is_the_same_for_every_sharding(results: Results, preset: str) -> None:
+def test_early_stopping_does_not_depend_on_the_sharding_strategy(results: Results, preset: str) -> None:
     ddp, sharded = results["ddp, early stopping"], results[f"{preset}, early stopping"]
 
     assert sharded["eval_loss"] == pytest.approx(ddp["eval_loss"], rel=FOUR_DIGITS)
@@ -205,7 +207,7 @@ def test_early_stopping_is_the_same_for_every_sharding(results: Results, preset:
 
 @pytest.mark.parametrize("preset", ["ddp", "zero3"])
 def test_early_stopping_state_is_resumed(results: Results, preset: str) -> None:
-    """Step 5 is the first of two evaluations without improvement, which is stored in the checkpoint."""
+    """The checkpoint of step 5 stores the first of two evaluations without improvement."""
     assert results[f"{preset}, early stopping (from step 5)"] == results[f"{preset}, early stopping"]
 
 

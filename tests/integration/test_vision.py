@@ -1,4 +1,4 @@
-"""Tests that the results of vision-language models do not depend on layout, sharding or ranks without images."""
+"""Tests that the results of vision-language models do not depend on batch layout, sharding strategy or ranks without images."""
 
 import json
 from pathlib import Path
@@ -24,7 +24,10 @@ PRESETS: dict[str, dict[str, Any]] = {
     },
     "fsdp2": {"fsdp": {}},
 }
-WEIGHT_SHARDING = ("zero3", "fsdp2")  # presets with which every rank gathers the weights of each layer from other ranks
+WEIGHT_SHARDING_PRESETS = (
+    "zero3",
+    "fsdp2",
+)  # presets with which every rank gathers the weights of each layer from other ranks
 LEARNING_RATES = {"learningRate": 0.003, "visionLearningRate": 0.0003, "alignerLearningRate": 0.01}
 RESUMED_CELLS = ("qwen2_vl", "zero1", "zero2", "zero3", "fsdp2")
 PACKING_MODEL_TYPES = [model_type for model_type in tiny_vision.RECIPES if FAMILIES[model_type].supports_packing]
@@ -32,19 +35,19 @@ DPO = {"beta": 0.2, "rpoAlpha": 0.5}
 
 
 def count_images(row_number: int) -> int:
-    """Return the number of images of a row: 0 for two of three rows, so that many micro-batches have no image."""
+    """Return the number of images of a row; two of three rows have none, so that many micro-batches lack images."""
     return 0 if row_number % 3 else 1 + row_number % 2
 
 
 def build_spec(
-    model: Path, rows: Path, layout: tuple[int, int], model_fields: dict[str, Any] | None = None, **fields: Any
+    model: Path, rows: Path, batch_layout: tuple[int, int], model_fields: dict[str, Any] | None = None, **fields: Any
 ) -> dict[str, Any]:
-    """Build a spec that trains all components, each with its own learning rate.
+    """Build a spec that trains every component with a separate learning rate.
 
-    `layout`: micro-batch size and accumulation steps. `model_fields`: changes of spec.model. With these, or with LoRA,
+    `batch_layout`: micro-batch size and accumulation steps. `model_fields`: changes to spec.model. With these, or with LoRA,
     there is only one learning rate.
     """
-    per_device, accumulation = layout
+    per_device, accumulation = batch_layout
     training = {
         "perDeviceTrainBatchSize": per_device,
         "gradientAccumulationSteps": accumulation,
@@ -63,8 +66,8 @@ def build_spec(
     }
 
 
-def build_packed_spec(model: Path, rows: Path, layout: tuple[int, int], **fields: Any) -> dict[str, Any]:
-    job_spec = build_spec(model, rows, layout, **fields)
+def build_packed_spec(model: Path, rows: Path, batch_layout: tuple[int, int], **fields: Any) -> dict[str, Any]:
+    job_spec = build_spec(model, rows, batch_layout, **fields)
     return {**job_spec, "dataset": {**job_spec["dataset"], "packing": True, "maxLength": 256}}
 
 
@@ -117,7 +120,7 @@ def two_rank_results(models: dict[str, Path], rows: Path, video_rows: Path, two_
     }
     cells |= {
         f"{preset}, videos": build_spec(models["qwen2_vl"], video_rows, (1, 4), **PRESETS[preset])
-        for preset in WEIGHT_SHARDING
+        for preset in WEIGHT_SHARDING_PRESETS
     }
     cells |= {
         f"{model_type}, packed": build_packed_spec(models[model_type], rows, (1, 2))
@@ -125,7 +128,7 @@ def two_rank_results(models: dict[str, Path], rows: Path, video_rows: Path, two_
     }
     cells |= {
         f"{preset}, packed": build_packed_spec(models["qwen2_vl"], rows, (1, 2), **PRESETS[preset])
-        for preset in WEIGHT_SHARDING
+        for preset in WEIGHT_SHARDING_PRESETS
     }
     cells["qwen2_vl, packed (from step 2)"] = cells["qwen2_vl, packed"]
     return run_cells(two_rank_folder, cells, ranks=2)
@@ -166,7 +169,7 @@ def test_ranks_without_images_do_not_change_gradients(
 
 @pytest.mark.parametrize("metric", ["loss", "grad_norm", "eval_loss"])
 @pytest.mark.parametrize("model_type", tiny_vision.VIDEO_MODEL_TYPES)
-def test_videos_do_not_depend_on_the_layout(
+def test_video_training_does_not_depend_on_the_batch_layout(
     two_rank_results: Results, one_rank_results: Results, model_type: str, metric: str
 ) -> None:
     two, one = two_rank_results[f"{model_type}, videos"], one_rank_results[f"{model_type}, videos"]
@@ -177,7 +180,7 @@ def test_videos_do_not_depend_on_the_layout(
 
 @pytest.mark.parametrize("metric", ["loss", "grad_norm", "eval_loss"])
 @pytest.mark.parametrize("model_type", PACKING_MODEL_TYPES)
-def test_packed_images_do_not_depend_on_the_layout(
+def test_packed_image_training_does_not_depend_on_the_batch_layout(
     two_rank_results: Results, one_rank_results: Results, model_type: str, metric: str
 ) -> None:
     two, one = two_rank_results[f"{model_type}, packed"], one_rank_results[f"{model_type}, packed"]
@@ -186,16 +189,16 @@ def test_packed_images_do_not_depend_on_the_layout(
     assert one["loss"] != one_rank_results[model_type]["loss"]
 
 
-def test_packed_images_can_be_resumed_and_sharded(two_rank_results: Results) -> None:
+def test_packed_image_training_can_be_resumed_and_sharded(two_rank_results: Results) -> None:
     reference = two_rank_results["qwen2_vl, packed"]
 
     assert two_rank_results["qwen2_vl, packed (from step 2)"] == reference
-    for preset in WEIGHT_SHARDING:
+    for preset in WEIGHT_SHARDING_PRESETS:
         assert two_rank_results[f"{preset}, packed"]["loss"] == pytest.approx(reference["loss"], rel=FOUR_DIGITS)
 
 
-@pytest.mark.parametrize("preset", WEIGHT_SHARDING)
-def test_videos_do_not_depend_on_the_sharding(two_rank_results: Results, preset: str) -> None:
+@pytest.mark.parametrize("preset", WEIGHT_SHARDING_PRESETS)
+def test_video_training_does_not_depend_on_the_sharding_strategy(two_rank_results: Results, preset: str) -> None:
     """Ranks would deadlock if they called the vision encoder a different number of times."""
     for metric in ("loss", "grad_norm", "eval_loss"):
         ddp, sharded = two_rank_results["qwen2_vl, videos"][metric], two_rank_results[f"{preset}, videos"][metric]
@@ -204,7 +207,7 @@ def test_videos_do_not_depend_on_the_sharding(two_rank_results: Results, preset:
 
 @pytest.mark.parametrize("tuner", ["", ", lora"])
 @pytest.mark.parametrize("preset", PRESETS)
-def test_every_sharding_has_the_same_losses_as_ddp(two_rank_results: Results, preset: str, tuner: str) -> None:
+def test_every_sharding_strategy_has_the_same_losses_as_ddp(two_rank_results: Results, preset: str, tuner: str) -> None:
     ddp, sharded = two_rank_results[f"qwen2_vl{tuner}"], two_rank_results[f"{preset}{tuner}"]
 
     for metric in ("loss", "grad_norm", "eval_loss"):
@@ -219,7 +222,7 @@ def test_resumed_run_with_several_learning_rates_equals_an_uninterrupted_run(
 
 
 @pytest.mark.parametrize("name", ["zero2 <- qwen2_vl", "qwen2_vl <- zero2"])
-def test_checkpoint_with_several_learning_rates_can_be_resumed_with_another_sharding(
+def test_checkpoint_with_several_learning_rates_resumes_with_another_strategy(
     two_rank_results: Results, name: str
 ) -> None:
     assert two_rank_results[name]["loss"] == pytest.approx(two_rank_results["qwen2_vl"]["loss"], rel=1e-5)
@@ -238,7 +241,7 @@ def test_every_component_is_trained_with_its_own_learning_rate(
 
 
 @pytest.mark.parametrize("metric", ["loss", "grad_norm", "rewards/margins", "eval_loss"])
-def test_dpo_with_images_does_not_depend_on_the_layout(
+def test_dpo_with_images_does_not_depend_on_the_batch_layout(
     two_rank_results: Results, one_rank_results: Results, metric: str
 ) -> None:
     assert two_rank_results["dpo"][metric] == pytest.approx(one_rank_results["dpo"][metric], rel=FOUR_DIGITS, abs=1e-6)
@@ -256,7 +259,7 @@ def test_every_component_is_trained_unless_frozen(
     }
 
 
-def test_vision_and_aligner_are_frozen_by_default(
+def test_vision_encoder_and_aligner_are_frozen_by_default(
     two_rank_results: Results, two_rank_folder: Path, models: dict[str, Path]
 ) -> None:
     result = two_rank_folder / "default freeze" / "result"
