@@ -112,7 +112,7 @@ def test_example_is_accepted(stack: Stack, path: Path) -> None:
         ),
     ],
 )
-def test_changes_of_immutable_fields_are_rejected(stack: Stack, job: RawBody, fields: RawBody, message: str) -> None:
+def test_changes_to_immutable_fields_are_rejected(stack: Stack, job: RawBody, fields: RawBody, message: str) -> None:
     assert message in get_rejection_message(patch_job, stack, job, fields)
 
 
@@ -168,7 +168,7 @@ def test_kubectl_explain_shows_descriptions_defaults_and_enums(stack: Stack) -> 
     assert "<>" not in explanation
 
 
-def test_kubectl_get_shows_columns_and_supports_the_category(stack: Stack, job: RawBody) -> None:
+def test_kubectl_get_accepts_the_category_and_shows_all_columns(stack: Stack, job: RawBody) -> None:
     header, *rows = stack.kubectl("get", "finetune").splitlines()
 
     assert header.split() == ["NAME", "PHASE", "NODES", "PROGRESS", "LOSS", "TOKENS/S", "ETA", "RESTARTS", "AGE"]

@@ -84,11 +84,11 @@ def test_pending_pods_are_reported_without_failing_the_job(stack: Stack, start_j
     fields, reason, text = PENDING_CASES[case]
     fields = {**fields, "imagePullPolicy": "IfNotPresent"} if "image" in fields else fields
 
-    def is_reported(job: RawBody) -> Any:
+    def is_reason_reported(job: RawBody) -> Any:
         waiting = job.get("status", {}).get("waiting") or {}
         return waiting.get("reason") == reason and text in waiting["message"]
 
-    job = stack.wait(start_job(**fields), is_reported, description=f"waiting for {reason}", timeout_seconds=60)
+    job = stack.wait(start_job(**fields), is_reason_reported, description=f"waiting for {reason}", timeout_seconds=60)
     running = next(c for c in job["status"]["conditions"] if c["type"] == "Running")
     assert (running["status"], running["reason"]) == ("False", reason)
     assert not has_condition(job, "Finished")

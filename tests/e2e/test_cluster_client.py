@@ -200,7 +200,9 @@ async def test_status_write_without_changes_keeps_the_resource_version(
     pytest.fail("every attempt was a conflict")
 
 
-async def test_second_create_of_the_same_owner_succeeds(cluster: KubernetesCluster, owner: RawBody) -> None:
+async def test_create_succeeds_if_the_owner_already_created_the_object(
+    cluster: KubernetesCluster, owner: RawBody
+) -> None:
     await cluster.create(build_pod(owner))
     await cluster.create(build_pod(owner))
     assert len(await cluster.list_pods(owner["metadata"]["namespace"], owner["metadata"]["uid"])) == 1
@@ -268,7 +270,9 @@ async def test_pod_that_exceeds_the_quota_is_rejected(
     assert raised.value.status == 403
 
 
-async def test_create_in_a_missing_namespace_is_not_a_rejection(cluster: KubernetesCluster, owner: RawBody) -> None:
+async def test_create_in_a_missing_namespace_raises_plain_cluster_error(
+    cluster: KubernetesCluster, owner: RawBody
+) -> None:
     body = build_pod(owner)
     body["metadata"]["namespace"] = "no-such-namespace"
     with pytest.raises(ClusterError, match="not found") as raised:

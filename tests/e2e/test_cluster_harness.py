@@ -112,7 +112,7 @@ def get_pod_ip(cluster: ThrowawayCluster, name: str) -> str:
     return str(cluster.kubectl.get("pod", name, namespace="default")["status"]["podIP"])
 
 
-def test_second_up_does_not_restart_any_program(cluster: ThrowawayCluster) -> None:
+def test_running_up_twice_restarts_no_program(cluster: ThrowawayCluster) -> None:
     before = {daemon.name: daemon.pid() for daemon in cluster.daemons()}
 
     cluster.up()
@@ -255,9 +255,9 @@ def test_pods_on_fake_nodes_become_ready(cluster: ThrowawayCluster) -> None:
 
 
 def test_down_removes_everything_except_images(cluster: ThrowawayCluster, provider: ThrowawayProvider) -> None:
-    """Must be the last test, and runs while pods are still running."""
+    """This test must be the last one, because it removes the cluster while pods are running."""
     Chaos(cluster).partition("node1")
-    assert cluster.find_leftovers()  # find_leftovers of a running cluster are detected
+    assert cluster.find_leftovers()  # a running cluster has leftovers
 
     cluster.down()
 

@@ -54,7 +54,7 @@ def get_failed_condition(job: RawBody) -> RawBody:
     return condition
 
 
-def test_unmodified_script_resumes_from_its_own_checkpoint_after_a_killed_rank(
+def test_unmodified_script_resumes_from_its_checkpoint_after_a_rank_is_killed(
     stack: Stack, chaos: Chaos, start_job: StartJob, scripts: str
 ) -> None:
     program = build_ddp_command(scripts, "--epochs", "8", "--seconds_per_step", "0.4")
@@ -134,7 +134,7 @@ MEMORY_SHORTAGES = {
 
 
 @pytest.mark.parametrize("resource", MEMORY_SHORTAGES)
-def test_container_out_of_memory_is_repaired_and_completes(stack: Stack, start_job: StartJob, resource: str) -> None:
+def test_out_of_memory_job_is_repaired_and_completes(stack: Stack, start_job: StartJob, resource: str) -> None:
     program, limit, fields, reason, change = MEMORY_SHORTAGES[resource]
     job = start_job(
         **command({"exec": ["python3", "-c", program]}, image=WITHOUT_TORCH, numNodes=1),

@@ -41,7 +41,7 @@ def test_every_fault_causes_one_restart_from_the_last_checkpoint(
     job = start_job(training=training(max_steps=200, save_steps=20), restartPolicy={"hangTimeoutSeconds": 30})
     saved: list[int] = []
     for attempt, inject_fault in enumerate(FAULTS.values()):
-        # a deleted pod saves a checkpoint while it stops, so wait for a later one of this attempt
+        # a deleted pod saves a checkpoint while it stops, so wait for a newer checkpoint of this attempt
         saved.append(wait_for_checkpoint(stack, job, after=last_checkpoint(stack, job)))
         inject_fault(stack, chaos, f"{job}-{attempt}-1")
         stack.wait(job, lambda j: j["status"]["attempt"] == len(saved), description=f"at attempt {len(saved)}")

@@ -1,4 +1,4 @@
-"""The steps of docs/getting-started.md on a cluster: copy data with the data-loader pod, run the job, correct it."""
+"""Test of the steps in docs/getting-started.md: copying data, running a job and correcting it."""
 
 from pathlib import Path
 
@@ -14,31 +14,29 @@ pytestmark = pytest.mark.cluster
 MANIFESTS = Path(__file__).parents[2] / "manifests" / "getting-started"
 
 
-def test_copied_data_trains_and_a_corrected_job_may_replace_one_that_failed(
-    stack: Stack, name: str, tmp_path: Path
-) -> None:
+def test_failed_job_can_be_corrected_and_trains_on_copied_data(stack: Stack, job_name: str, tmp_path: Path) -> None:
     tiny_text.build(tmp_path / "data", rows=40, eval_rows=4)
     [loader] = [body for body in yaml.safe_load_all((MANIFESTS / "claims.yaml").read_text()) if body["kind"] == "Pod"]
     container = loader["spec"]["containers"][0]
     container |= {"image": image_name("trainer"), "imagePullPolicy": "Never"}  # no registry is reachable
     stack.apply(loader)
     job = yaml.safe_load((MANIFESTS / "job.yaml").read_text())
-    job["metadata"]["name"] = name  # outputs of earlier runs remain in the claim
+    job["metadata"]["name"] = job_name  # unique, because outputs of earlier runs remain in the claim
     misspelt = {**job["spec"], "dataset": {"train": [{"name": "/data/quickstart/trian.jsonl"}]}}
     try:
         stack.kubectl("wait", "--for=condition=Ready", "pod/data-loader", "--timeout=60s")
         stack.kubectl("cp", str(tmp_path / "data"), "data-loader:/data/quickstart")
 
         stack.apply({**job, "spec": misspelt})
-        failed = stack.wait_until_finished(name)
-        stack.delete(name)
+        failed = stack.wait_until_finished(job_name)
+        stack.delete(job_name)
         stack.apply(job)
-        finished = stack.wait_until_finished(name)
+        finished = stack.wait_until_finished(job_name)
     finally:
         stack.kubectl("delete", "pod", "data-loader", "--now")
-        stack.delete(name)
+        stack.delete(job_name)
 
     assert has_condition(failed, "Failed"), failed["status"]
     assert failed["status"]["attempts"][-1]["reason"] == "DatasetError"
     assert has_condition(finished, "Complete"), finished["status"]
-    assert (stack.output(name) / "result" / "adapter_model.safetensors").is_file()
+    assert (stack.output(job_name) / "result" / "adapter_model.safetensors").is_file()

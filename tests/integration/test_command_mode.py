@@ -61,7 +61,7 @@ def test_exception_of_a_rank_fails_the_job_with_message_and_rank(tmp_path: Path)
     assert "the logs are in output/default/first.local/attempt-0" in output
 
 
-def test_script_resumes_from_its_checkpoint_after_a_killed_rank(tmp_path: Path) -> None:
+def test_script_resumes_from_its_checkpoint_after_a_rank_is_killed(tmp_path: Path) -> None:
     job = write_command_job(tmp_path, build_ddp_command("--epochs", "4", "--seconds_per_step", "0.4"))
     process = job.start("--logs")
 

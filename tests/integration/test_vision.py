@@ -1,4 +1,4 @@
-"""Tests that the results of vision-language models do not depend on batch layout, sharding strategy or ranks without images."""
+"""Tests that results of vision-language models depend neither on the batch layout nor on the sharding strategy."""
 
 import json
 from pathlib import Path
@@ -44,8 +44,8 @@ def build_spec(
 ) -> dict[str, Any]:
     """Build a spec that trains every component with a separate learning rate.
 
-    `batch_layout`: micro-batch size and accumulation steps. `model_fields`: changes to spec.model. With these, or with LoRA,
-    there is only one learning rate.
+    `batch_layout`: micro-batch size and accumulation steps. `model_fields`: changes to spec.model. With these or with
+    LoRA, there is only one learning rate.
     """
     per_device, accumulation = batch_layout
     training = {

@@ -26,7 +26,7 @@ from finetune_operator.observation.pods import (
 from testing.builders.jobs import NOW, SETTINGS, job
 
 EXAMPLES = int(os.environ.get("FINETUNE_EXAMPLES", "150"))
-MAX_STEPS = 8  # maximum number of decisions until the status is stable
+MAX_DECISIONS = 8  # maximum number of decisions until the status is stable
 
 fuzzing = settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=(HealthCheck.too_slow,))
 seconds = st.sampled_from((0, 1, 5, 30, 31, 100, 700, 5000))
@@ -167,7 +167,7 @@ def test_decide_accepts_all_inputs_and_is_deterministic(
 @given(jobs(), observations)
 def test_status_becomes_stable_if_the_observation_does_not_change(ftjob: FineTuneJob, observation: Observation) -> None:
     observation = replace(observation, fresh=True)
-    for _ in range(MAX_STEPS):
+    for _ in range(MAX_DECISIONS):
         decision = decide(ftjob, observation, NOW, SETTINGS)
         if decision.status == ftjob.status:
             break
@@ -180,7 +180,7 @@ def test_status_becomes_stable_if_the_observation_does_not_change(ftjob: FineTun
 
 @fuzzing
 @given(jobs(), observations)
-def test_state_change_is_written_before_its_actions(ftjob: FineTuneJob, observation: Observation) -> None:
+def test_state_change_is_written_before_its_actions_are_executed(ftjob: FineTuneJob, observation: Observation) -> None:
     decision = decide(ftjob, observation, NOW, SETTINGS)
     before, now = ftjob.status.attempts, decision.status.attempts
     if [(r.attempt, r.state) for r in before] != [
@@ -228,11 +228,11 @@ def test_requeue_after_is_positive(ftjob: FineTuneJob, observation: Observation)
 
 @fuzzing
 @given(jobs(), observations, st.integers(0, 8000))
-def test_status_does_not_change_before_the_requeue(
+def test_status_does_not_change_before_the_requeue_time(
     ftjob: FineTuneJob, observation: Observation, elapsed_seconds: int
 ) -> None:
     observation = replace(observation, fresh=True)
-    for _ in range(MAX_STEPS):
+    for _ in range(MAX_DECISIONS):
         ftjob = apply_status(ftjob, decide(ftjob, observation, NOW, SETTINGS))
     decision = decide(ftjob, observation, NOW, SETTINGS)
     later: datetime = NOW + timedelta(seconds=elapsed_seconds)

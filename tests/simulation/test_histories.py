@@ -1,4 +1,4 @@
-"""Invariants hold in simulated histories with faults of jobs, operators, Kubernetes nodes and the network.
+"""Tests that simulated histories violate no invariant under faults of jobs, operators, nodes and the network.
 
 `make search HISTORIES=1000000` runs more histories.
 """
@@ -10,11 +10,11 @@ import pytest
 from testing.simulator.scenarios import SCENARIO_KINDS
 from testing.simulator.search import explain, search
 
-HISTORIES = int(os.environ.get("FINETUNE_HISTORIES", "10500"))  # total over all kinds
-CHUNKS = 6  # per kind; chunks run in parallel processes
+HISTORIES = int(os.environ.get("FINETUNE_HISTORIES", "10500"))  # total number of histories of all kinds
+CHUNKS = 6  # chunks per kind, which run in parallel processes
 CHUNK_SIZE = -(-HISTORIES // len(SCENARIO_KINDS) // CHUNKS)
 
-# seeds that once violated an invariant in `make search`
+# kinds and seeds of histories that once violated an invariant in `make search`
 REGRESSIONS = (
     ("resource_faults", 5000110),
     ("lost_k8s_nodes", 20002101),

@@ -31,32 +31,32 @@ def model_shapes(draw: st.DrawFn) -> ModelShape:
 
 
 ACTIVATIONS = st.builds(ActivationMemory, SIZES, SIZES)
-LAYOUTS = st.builds(RankLayout, st.integers(1, 4096), st.integers(1, 16), st.integers(0, 8), st.booleans())
+RANK_LAYOUTS = st.builds(RankLayout, st.integers(1, 4096), st.integers(1, 16), st.integers(0, 8), st.booleans())
 
 
-def sizes_by_name(breakdown: MemoryBreakdown) -> dict[str, int]:
+def get_sizes_by_name(breakdown: MemoryBreakdown) -> dict[str, int]:
     return {part.name: part.size for part in breakdown.parts}
 
 
-@given(model_shapes(), ACTIVATIONS, LAYOUTS)
+@given(model_shapes(), ACTIVATIONS, RANK_LAYOUTS)
 def test_component_sizes_are_positive_and_their_names_unique(
-    shape: ModelShape, activation_memory: ActivationMemory, layout: RankLayout
+    shape: ModelShape, activation_memory: ActivationMemory, rank_layout: RankLayout
 ) -> None:
     for breakdown in (
-        rank := break_down_rank_memory(shape, activation_memory, layout),
-        break_down_node_memory(shape, rank, layout),
+        rank := break_down_rank_memory(shape, activation_memory, rank_layout),
+        break_down_node_memory(shape, rank, rank_layout),
     ):
         assert all(part.size > 0 for part in breakdown.parts)
-        assert len(sizes_by_name(breakdown)) == len(breakdown.parts)
-        assert breakdown.total == sum(sizes_by_name(breakdown).values()) >= breakdown.largest.size
+        assert len(get_sizes_by_name(breakdown)) == len(breakdown.parts)
+        assert breakdown.total == sum(get_sizes_by_name(breakdown).values()) >= breakdown.largest.size
 
 
-@given(model_shapes(), ACTIVATIONS, LAYOUTS, st.integers(2, 4096), st.integers(2, 4096))
+@given(model_shapes(), ACTIVATIONS, RANK_LAYOUTS, st.integers(2, 4096), st.integers(2, 4096))
 def test_world_size_does_not_affect_rank_memory_without_sharding(
-    shape: ModelShape, activation_memory: ActivationMemory, layout: RankLayout, fewer_ranks: int, more_ranks: int
+    shape: ModelShape, activation_memory: ActivationMemory, rank_layout: RankLayout, fewer_ranks: int, more_ranks: int
 ) -> None:
     first, second = (
-        break_down_rank_memory(shape, activation_memory, replace(layout, world_size=ranks))
+        break_down_rank_memory(shape, activation_memory, replace(rank_layout, world_size=ranks))
         for ranks in (fewer_ranks, more_ranks)
     )
 
@@ -79,55 +79,55 @@ STRATEGIES = st.one_of(
 )
 
 
-@given(model_shapes(), ACTIVATIONS, LAYOUTS, STRATEGIES, st.integers(2, 64), st.integers(0, 64))
+@given(model_shapes(), ACTIVATIONS, RANK_LAYOUTS, STRATEGIES, st.integers(2, 64), st.integers(0, 64))
 def test_sharding_over_more_ranks_does_not_increase_memory_per_rank(
     shape: ModelShape,
     activation_memory: ActivationMemory,
-    layout: RankLayout,
+    rank_layout: RankLayout,
     strategy: ShardingStrategy,
     fewer_ranks: int,
     added_ranks: int,
 ) -> None:
     first, second = (
-        break_down_rank_memory(shape, activation_memory, replace(layout, sharding=strategy, world_size=ranks))
+        break_down_rank_memory(shape, activation_memory, replace(rank_layout, sharding=strategy, world_size=ranks))
         for ranks in (fewer_ranks, fewer_ranks + added_ranks)
     )
 
     assert second.total <= first.total
-    assert len(sizes_by_name(second)) == len(second.parts)
+    assert len(get_sizes_by_name(second)) == len(second.parts)
 
 
-@given(model_shapes(), ACTIVATIONS, LAYOUTS)
-def test_node_memory_is_proportional_to_its_ranks(
-    shape: ModelShape, activation_memory: ActivationMemory, layout: RankLayout
+@given(model_shapes(), ACTIVATIONS, RANK_LAYOUTS)
+def test_node_memory_is_proportional_to_the_number_of_ranks(
+    shape: ModelShape, activation_memory: ActivationMemory, rank_layout: RankLayout
 ) -> None:
-    rank = break_down_rank_memory(shape, activation_memory, layout)
-    fewer, more = (break_down_node_memory(shape, rank, replace(layout, ranks_per_node=ranks)) for ranks in (1, 2))
+    rank = break_down_rank_memory(shape, activation_memory, rank_layout)
+    fewer, more = (break_down_node_memory(shape, rank, replace(rank_layout, ranks_per_node=ranks)) for ranks in (1, 2))
 
     assert more.total == 2 * fewer.total
 
 
-@given(model_shapes(), ACTIVATIONS, LAYOUTS, st.integers(0, 10**12))
-def test_total_grows_at_least_by_added_bytes(
-    shape: ModelShape, activation_memory: ActivationMemory, layout: RankLayout, added_bytes: int
+@given(model_shapes(), ACTIVATIONS, RANK_LAYOUTS, st.integers(0, 10**12))
+def test_total_grows_at_least_by_the_added_bytes(
+    shape: ModelShape, activation_memory: ActivationMemory, rank_layout: RankLayout, added_bytes: int
 ) -> None:
-    before = break_down_rank_memory(shape, activation_memory, layout).total
+    before = break_down_rank_memory(shape, activation_memory, rank_layout).total
 
     assert (
         break_down_rank_memory(
-            shape, replace(activation_memory, activations=activation_memory.activations + added_bytes), layout
+            shape, replace(activation_memory, activations=activation_memory.activations + added_bytes), rank_layout
         ).total
         >= before + added_bytes
     )
     assert (
         break_down_rank_memory(
-            shape, replace(activation_memory, logits=activation_memory.logits + added_bytes), layout
+            shape, replace(activation_memory, logits=activation_memory.logits + added_bytes), rank_layout
         ).total
         >= before + added_bytes
     )
     assert (
         break_down_rank_memory(
-            replace(shape, frozen_bytes=shape.frozen_bytes + added_bytes), activation_memory, layout
+            replace(shape, frozen_bytes=shape.frozen_bytes + added_bytes), activation_memory, rank_layout
         ).total
         >= before + added_bytes
     )
@@ -150,8 +150,8 @@ def architectures(draw: st.DrawFn) -> Architecture:
 
 
 def measure_total_bytes(architecture: Architecture, **fields: Any) -> int:
-    given = {"checkpointing": False, "autocast": torch.bfloat16, "loss": compute_unmasked_token_loss, **fields}
-    return measure_step_peak(architecture, SimulatedStep(**given)).total
+    step_fields = {"checkpointing": False, "autocast": torch.bfloat16, "loss": compute_unmasked_token_loss, **fields}
+    return measure_step_peak(architecture, SimulatedStep(**step_fields)).total
 
 
 @settings(max_examples=6, deadline=None)

@@ -1,4 +1,4 @@
-"""The simulator finds each of these bugs, which are planted into the operator or the trainer one at a time."""
+"""Tests that the simulator finds bugs that are planted into the operator or the trainer."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -39,7 +39,7 @@ from testing.simulator.incidents.user_interference import (
 from testing.simulator.search import search
 from testing.simulator.world.output_volume import Publication, SimulatedOutputFolder
 
-MAX_HISTORIES = 1500  # a bug must be found within this number
+MAX_HISTORIES = 1500  # a bug must be found within this number of histories
 RawBody = dict[str, Any]
 PlantBug = Callable[[pytest.MonkeyPatch], None]
 
@@ -50,7 +50,7 @@ def skip_fresh_list(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(stop_attempt, "require_confirmation", lambda context, decision: decision)
 
 
-def treat_missing_in_cache_as_lost(patch: pytest.MonkeyPatch) -> None:
+def treat_pod_missing_in_cache_as_lost(patch: pytest.MonkeyPatch) -> None:
     """Treat a pod that is missing in a stale cache as lost."""
     patch.setattr(
         decide,
@@ -152,7 +152,7 @@ def never_fence_lost_pods(patch: pytest.MonkeyPatch) -> None:
 
 
 def let_zombies_publish(patch: pytest.MonkeyPatch) -> None:
-    """Let the trainer publish without checking whether a newer attempt holds the lock."""
+    """Make the trainer publish without checking whether a newer attempt holds the lock."""
 
     def publish(folder: SimulatedOutputFolder, publication: Publication) -> None:
         folder.publications.append(publication)
@@ -173,18 +173,18 @@ def charge_lost_k8s_nodes_to_job_budget(patch: pytest.MonkeyPatch) -> None:
 def blame_uncreated_pod(patch: pytest.MonkeyPatch) -> None:
     """Treat a pod that was never created as the root cause, although another pod was evicted."""
 
-    def initial(node: NodeObservation | None, rank: int, record: AttemptRecord) -> Evidence:
+    def build_initial_evidence(node: NodeObservation | None, rank: int, record: AttemptRecord) -> Evidence:
         return Evidence(node_rank=rank, ended=True) if node is None else original(node, rank, record)
 
     original = merge_evidence._build_initial_evidence
-    patch.setattr(merge_evidence, "_build_initial_evidence", initial)
+    patch.setattr(merge_evidence, "_build_initial_evidence", build_initial_evidence)
 
 
 def treat_every_hang_as_root_cause(patch: pytest.MonkeyPatch) -> None:
     """Treat a node that waited for a hanging node as the root cause."""
 
-    def hang(evidence_of_node: Evidence) -> Verdict | None:
-        return original(evidence_of_node.model_copy(update={"victim": False}))
+    def hang(node_evidence: Evidence) -> Verdict | None:
+        return original(node_evidence.model_copy(update={"victim": False}))
 
     original = rules.hang
     patch.setattr(rules, "RULES", tuple(hang if rule is original else rule for rule in rules.RULES))
@@ -213,15 +213,15 @@ def never_avoid_k8s_nodes(patch: pytest.MonkeyPatch) -> None:
 def never_restart_incomplete_gangs(patch: pytest.MonkeyPatch) -> None:
     """Fail a job instead of restarting it if some of its nodes could not be scheduled."""
 
-    def plan_restart(verdict: Any, *others: Any) -> restart_budget.RestartPlan:
-        restart = restart_budget.plan_restart(verdict, *others)
+    def plan_restart(verdict: Any, *arguments: Any) -> restart_budget.RestartPlan:
+        restart = restart_budget.plan_restart(verdict, *arguments)
         return replace(restart, allowed=restart.allowed and verdict.reason is not Reason.GANG_INCOMPLETE)
 
     patch.setattr(stop_attempt, "plan_restart", plan_restart)
 
 
 def never_release_running_nodes(patch: pytest.MonkeyPatch) -> None:
-    """Let running nodes wait until their rendezvous times out, which counts as a failure."""
+    """Make running nodes wait until their rendezvous times out and the attempt fails."""
     patch.setattr(deadlines, "release_time", lambda context: None)
     patch.setattr(decide, "_check_incomplete_gang", lambda context: None)
 
@@ -229,23 +229,23 @@ def never_release_running_nodes(patch: pytest.MonkeyPatch) -> None:
 def halve_the_effective_batch(patch: pytest.MonkeyPatch) -> None:
     """Halve the micro-batch without doubling the gradient accumulation."""
 
-    def smaller(shortage: oom_repair.MemoryShortage) -> Any:
+    def reduce_micro_batch(shortage: oom_repair.MemoryShortage) -> Any:
         chosen = original(shortage)
         return chosen and (chosen[0].model_copy(update={"gradient_accumulation_steps": 1}), chosen[1])
 
     original = oom_repair._reduce_micro_batch
-    ladder = (smaller, *oom_repair._REPAIR_STEPS[Reason.CUDA_OUT_OF_MEMORY][1:])
+    ladder = (reduce_micro_batch, *oom_repair._REPAIR_STEPS[Reason.CUDA_OUT_OF_MEMORY][1:])
     patch.setitem(oom_repair._REPAIR_STEPS, Reason.CUDA_OUT_OF_MEMORY, ladder)
 
 
 def delete_foreign_objects(patch: pytest.MonkeyPatch) -> None:
     """Identify objects by name only."""
 
-    async def find(cluster: KubernetesCluster, target: ObjectRef) -> str | None:
+    async def find_uid(cluster: KubernetesCluster, target: ObjectRef) -> str | None:
         live = await cluster.get(target.kind, target.namespace, target.name)
         return str(live["metadata"]["uid"]) if live else None
 
-    patch.setattr(KubernetesCluster, "_find_controlled_uid", find)
+    patch.setattr(KubernetesCluster, "_find_controlled_uid", find_uid)
 
 
 def treat_predecessor_objects_as_foreign(patch: pytest.MonkeyPatch) -> None:
@@ -264,7 +264,7 @@ def never_recreate_config_map(patch: pytest.MonkeyPatch) -> None:
 
 
 def share_config_map_name_between_jobs(patch: pytest.MonkeyPatch) -> None:
-    """Leave the uid of the job out of the name of a ConfigMap."""
+    """Omit the job uid from the names of ConfigMaps."""
     patch.setattr(names, "config_map_name", lambda job_name, job_uid, attempt: f"{job_name}-{attempt}")
 
 
@@ -288,9 +288,9 @@ def accept_relabelled_pods(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(cluster, "has_job_label", lambda live: True)
 
 
-PLANTED = (
+PLANTED_BUGS = (
     (skip_fresh_list, "stale_caches"),
-    (treat_missing_in_cache_as_lost, "operator_faults"),
+    (treat_pod_missing_in_cache_as_lost, "operator_faults"),
     (act_before_status_write, "all_faults"),
     (skip_fencing_of_older_pods, "all_faults"),
     (never_count_restarts, "all_faults"),
@@ -314,7 +314,7 @@ PLANTED = (
     (halve_the_effective_batch, "resource_faults"),
     (delete_foreign_objects, "all_faults"),
 )
-PLANTED_FOR_INTERFERENCE: tuple[tuple[PlantBug, tuple[Incident, ...]], ...] = (
+INTERFERENCE_BUGS: tuple[tuple[PlantBug, tuple[Incident, ...]], ...] = (
     (treat_predecessor_objects_as_foreign, (recreate_job,)),
     (keep_nodes_during_quota_errors, (exhaust_quota,)),
     (never_recreate_config_map, (delete_config_map, exhaust_quota)),
@@ -326,20 +326,20 @@ PLANTED_FOR_INTERFERENCE: tuple[tuple[PlantBug, tuple[Incident, ...]], ...] = (
 )
 
 
-@pytest.mark.parametrize(("plant", "kind"), PLANTED, ids=[plant.__name__ for plant, _ in PLANTED])
-def test_search_finds_planted_bug(plant: PlantBug, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    plant(monkeypatch)
+@pytest.mark.parametrize(("plant_bug", "kind"), PLANTED_BUGS, ids=[plant_bug.__name__ for plant_bug, _ in PLANTED_BUGS])
+def test_search_finds_planted_bug(plant_bug: PlantBug, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    plant_bug(monkeypatch)
 
     assert search(kind, range(MAX_HISTORIES)).counterexample is not None
 
 
 @pytest.mark.parametrize(
-    ("plant", "incidents"), PLANTED_FOR_INTERFERENCE, ids=[plant.__name__ for plant, _ in PLANTED_FOR_INTERFERENCE]
+    ("plant_bug", "incidents"), INTERFERENCE_BUGS, ids=[plant_bug.__name__ for plant_bug, _ in INTERFERENCE_BUGS]
 )
 def test_search_finds_planted_bug_under_user_interference(
-    plant: PlantBug, incidents: tuple[Incident, ...], monkeypatch: pytest.MonkeyPatch
+    plant_bug: PlantBug, incidents: tuple[Incident, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(scenarios, "USER_INTERFERENCE", incidents)
-    plant(monkeypatch)
+    plant_bug(monkeypatch)
 
     assert search("user_interference", range(MAX_HISTORIES)).counterexample is not None

@@ -22,7 +22,7 @@ SHORT_LIVED = "short-lived"
 Check = Callable[[ClusterUnderTest], Awaitable[Facts]]
 
 
-def pod(name: str, *, node_rank: str = "0", **spec: object) -> RawBody:
+def build_pod(name: str, *, node_rank: str = "0", **spec: object) -> RawBody:
     labels = {names.JOB_UID: "none", names.ATTEMPT: "0", names.NODE_RANK: node_rank}
     return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "labels": labels}, "spec": spec}
 
@@ -44,9 +44,9 @@ async def run_check(check: Check) -> Facts:
     cluster = ClusterUnderTest(
         api=link,
         namespace="contract",
-        long_running=pod,
-        short_lived=lambda name: pod(name, schedulerName=SHORT_LIVED),
-        unschedulable=lambda name: pod(name, nodeSelector={"example.com/none": "there"}),
+        long_running=build_pod,
+        short_lived=lambda name: build_pod(name, schedulerName=SHORT_LIVED),
+        unschedulable=lambda name: build_pod(name, nodeSelector={"example.com/none": "there"}),
     )
     try:
         return await check(cluster)
@@ -67,13 +67,13 @@ async def observe_pod_on_lost_k8s_node(
     Each observation is (pod exists, pod is terminating, process runs, reason of the disruption).
     """
     world = World(SeededChoices(0), Workload(num_nodes=2, rendezvous_timeout_seconds=3600.0))
-    body = pod("lost")
+    body = build_pod("lost")
     body["metadata"]["namespace"] = "default"
     world.server.create(body, actor="user")
     await asyncio.sleep(10.0)
     [(process, k8s_node)] = world.k8s_nodes.processes.values()
 
-    def observe() -> tuple[bool, bool, bool, str]:
+    def observe_pod() -> tuple[bool, bool, bool, str]:
         pods = [body for _, body in world.list_all_pods()]
         reasons = [
             c["reason"] for body in pods for c in body["status"]["conditions"] if c["type"] == "DisruptionTarget"
@@ -81,13 +81,13 @@ async def observe_pod_on_lost_k8s_node(
         terminating = any("deletionTimestamp" in body["metadata"] for body in pods)
         return bool(pods), terminating, process.is_running, "".join(reasons)
 
-    observations = [observe()]
+    observations = [observe_pod()]
     lose_k8s_node(world, k8s_node)
     await asyncio.sleep(600.0)
-    observations.append(observe())
+    observations.append(observe_pod())
     world.node_controllers.recover(k8s_node)
     await asyncio.sleep(60.0)
-    return [*observations, observe()]
+    return [*observations, observe_pod()]
 
 
 def stop_kubelet(world: World, k8s_node: KubernetesNode) -> None:
