@@ -17,7 +17,7 @@ class BadJob:
     model_error: str
 
 
-def volume(name: str = "more", mount_path: str = "/more", **source: RawBody) -> RawBody:
+def build_volume(name: str = "more", mount_path: str = "/more", **source: RawBody) -> RawBody:
     return {"name": name, "mountPath": mount_path, **(source or {"emptyDir": {}})}
 
 
@@ -301,25 +301,27 @@ BAD_JOBS: dict[str, BadJob] = {
         {"env": [{"name": "A", "value": "1"}, {"name": "A", "value": "2"}]}, "uplicate", "A is given twice"
     ),
     "two volumes with one mountPath": BadJob(
-        {"volumes": [volume("a"), volume("b")]}, "mountPath is used twice", "mountPath /more is used twice"
+        {"volumes": [build_volume("a"), build_volume("b")]}, "mountPath is used twice", "mountPath /more is used twice"
     ),
     "two volumes with one name": BadJob(
-        {"volumes": [volume("a", "/a"), volume("a", "/b")]}, "uplicate", "name a is used twice"
+        {"volumes": [build_volume("a", "/a"), build_volume("a", "/b")]}, "uplicate", "name a is used twice"
     ),
     "reserved volume name": BadJob(
-        {"volumes": [volume("output")]}, "volumes: the names output, config", "name output is reserved"
+        {"volumes": [build_volume("output")]}, "volumes: the names output, config", "name output is reserved"
     ),
     "reserved mountPath": BadJob(
-        {"volumes": [volume(mount_path="/dev/shm/")]}, "volumes: the mount paths /,", "mountPath /dev/shm is reserved"
+        {"volumes": [build_volume(mount_path="/dev/shm/")]},
+        "volumes: the mount paths /,",
+        "mountPath /dev/shm is reserved",
     ),
     "two volumes whose mountPaths differ by a slash": BadJob(
-        {"volumes": [volume("a", "/a"), volume("b", "/a/")]}, None, "mountPath /a is used twice"
+        {"volumes": [build_volume("a", "/a"), build_volume("b", "/a/")]}, None, "mountPath /a is used twice"
     ),
     "volume without source": BadJob(
         {"volumes": [{"name": "a", "mountPath": "/a"}]}, "exactly one volume source", "exactly one source"
     ),
     "volume with two sources": BadJob(
-        {"volumes": [volume(emptyDir={}, secret={"secretName": "s"})]},
+        {"volumes": [build_volume(emptyDir={}, secret={"secretName": "s"})]},
         "exactly one volume source",
         "exactly one source",
     ),

@@ -12,7 +12,7 @@ HEADER = "# Written by `UPDATE_GOLDENS=1 pytest tests/unit/finetune_operator/pla
 
 
 def assert_golden(name: str, objects: Iterable[dict[str, Any]]) -> None:
-    """Assert that the objects equal the golden file, whatever the order of their keys."""
+    """Assert that the objects equal the golden file, regardless of key order."""
     path = FOLDER / f"{name}.yaml"
     text = HEADER + yaml.safe_dump_all(objects, sort_keys=True, width=1000, explicit_start=True)
     if os.environ.get("UPDATE_GOLDENS") == "1":

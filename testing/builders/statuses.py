@@ -37,7 +37,7 @@ def derived_status(
 
 
 def time_after_start(seconds: int) -> datetime:
-    """Return the time `seconds` after the attempt started, which is NOW."""
+    """Return the time `seconds` after NOW, when the attempt started."""
     return NOW + timedelta(seconds=seconds)
 
 

@@ -1,4 +1,4 @@
-"""Command line of `make search`: run histories in parallel; shrink and print those that violate an invariant."""
+"""Command line of `make search`, which runs histories in parallel and prints shrunk counterexamples."""
 
 import argparse
 import gc
@@ -34,7 +34,7 @@ def main() -> int:
     counterexamples: list[Counterexample] = []
     reported_at = started_at
     with multiprocessing.get_context("fork").Pool(options.workers, initializer=_reduce_garbage_collection) as pool:
-        for kind, result in pool.imap_unordered(_search_chunk, _seed_chunks(options.histories, options.start)):
+        for kind, result in pool.imap_unordered(_search_chunk, _generate_seed_chunks(options.histories, options.start)):
             phases_by_kind[kind] += result.phases
             if result.counterexample is not None:
                 counterexamples.append(result.counterexample)
@@ -73,12 +73,12 @@ def _format_row(*cells: object) -> str:
     return f"| {' | '.join(map(str, cells))} |"
 
 
-def _seed_chunks(histories: int, first_seed: int) -> Iterator[Chunk]:
+def _generate_seed_chunks(histories: int, first_seed: int) -> Iterator[Chunk]:
     """Yield chunks of seeds, alternating between the kinds."""
-    per_kind = -(-histories // len(SCENARIO_KINDS))
-    for first in range(first_seed, first_seed + per_kind, CHUNK_SIZE):
+    histories_per_kind = -(-histories // len(SCENARIO_KINDS))
+    for first in range(first_seed, first_seed + histories_per_kind, CHUNK_SIZE):
         for kind in SCENARIO_KINDS:
-            yield kind, range(first, min(first + CHUNK_SIZE, first_seed + per_kind))
+            yield kind, range(first, min(first + CHUNK_SIZE, first_seed + histories_per_kind))
 
 
 def _search_chunk(chunk: Chunk) -> tuple[str, SearchResult]:

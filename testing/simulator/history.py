@@ -1,4 +1,4 @@
-"""Run of one simulated history: a job, its faults, and the invariants that they violate."""
+"""Runs one simulated history, in which faults are injected into a job and its cluster."""
 
 import asyncio
 import functools
@@ -29,10 +29,10 @@ MAX_COMMITS = 5000
 
 @dataclass(frozen=True)
 class Trigger:
-    """Time of a fault: `seconds` after commit number `commits`, or after the start if `commits` is 0."""
+    """Time of a fault: `seconds` after the commit with this number, or after the start if the number is 0."""
 
     seconds: float
-    commits: int = 0
+    commit_number: int = 0
 
 
 TWO_NODES = Workload(num_nodes=2)
@@ -54,9 +54,8 @@ class Scenario:
     fields: dict[str, Any] = field(default_factory=dict)
     network_faults: NetworkFaults = NO_FAULTS
     incidents: tuple[tuple[Trigger, Incident], ...] = ()
-    takeovers: tuple[
-        tuple[Trigger, float], ...
-    ] = ()  # start of each new leader, and for how many seconds the old one still acts
+    # start of each new leader, and seconds for which the previous leader still acts
+    takeovers: tuple[tuple[Trigger, float], ...] = ()
     liveness: Liveness = Liveness.ENDS
     resumes_at_end: bool = True
     faults_end_seconds: float = 60.0
@@ -86,7 +85,7 @@ def run_history(scenario: Scenario, choices: Choices) -> HistoryResult:
 def _report_task_error(monitor: InvariantMonitor, context: dict[str, Any]) -> None:
     """Report an exception of a background task.
 
-    One error is ignored: Python cannot close a stream that a killed process was reading.
+    The error that Python raises when it closes a stream of a killed process is ignored.
     """
     if "asynchronous generator is already running" not in str(context.get("exception")):
         monitor.report(f"a task failed: {context}")
@@ -123,13 +122,13 @@ async def _run_phases(world: World, monitor: InvariantMonitor, scenario: Scenari
     for trigger, incident in scenario.incidents:
         _schedule_fault(world, trigger, functools.partial(_inject, world, incident))
     # inject the faults, then stop and repair the temporary ones
-    await _advance(world, monitor, is_done=None, limit=scenario.faults_end_seconds)
+    await _advance(world, monitor, is_done=None, limit_seconds=scenario.faults_end_seconds)
     world.end_faults()
     _recover_k8s_nodes(world, scenario)
     if scenario.resumes_at_end:
         world.edit_spec(suspend=False)
     # the job must end, or report a valid reason to wait
-    is_ended = await _advance(world, monitor, is_done=world.is_finished, limit=HORIZON_SECONDS)
+    is_ended = await _advance(world, monitor, is_done=world.is_finished, limit_seconds=HORIZON_SECONDS)
     if monitor.violations:
         return
     if not is_ended:
@@ -137,21 +136,21 @@ async def _run_phases(world: World, monitor: InvariantMonitor, scenario: Scenari
             monitor.report(f"no end: {world.status.get('phase')} {world.status.get('conditions')}")
         return
     # after the end of the job nothing may change
-    await _advance(world, monitor, is_done=None, limit=SETTLING_SECONDS)
+    await _advance(world, monitor, is_done=None, limit_seconds=SETTLING_SECONDS)
     await _check_settled(world, monitor)
 
 
 def _schedule_fault(world: World, trigger: Trigger, inject: Callable[[], None]) -> None:
-    """Schedule a fault; it is dropped if the faults have ended when it is due."""
+    """Schedule a fault, which is skipped if it becomes due after the end of all faults."""
 
     def start() -> None:
         asyncio.get_running_loop().call_later(trigger.seconds, lambda: None if world.faults_ended else inject())
 
     def start_at_commit(change: Change) -> None:
-        if len(world.server.history) == trigger.commits:
+        if len(world.server.history) == trigger.commit_number:
             start()
 
-    if trigger.commits:
+    if trigger.commit_number:
         world.server.listeners.append(start_at_commit)
     else:
         start()
@@ -170,17 +169,17 @@ def _recover_k8s_nodes(world: World, scenario: Scenario) -> None:
 
 
 async def _advance(
-    world: World, monitor: InvariantMonitor, *, is_done: Callable[[], bool] | None, limit: float
+    world: World, monitor: InvariantMonitor, *, is_done: Callable[[], bool] | None, limit_seconds: float
 ) -> bool:
     """Run until `is_done` returns True, an invariant is violated or the limit is reached; return `is_done()`."""
-    deadline = world.time + limit
+    deadline = world.time + limit_seconds
     while not monitor.violations and world.time < deadline:
         if is_done is not None and is_done():
             return True
         if len(world.server.history) > MAX_COMMITS:
             monitor.report(f"no convergence: more than {MAX_COMMITS} commits")
         await asyncio.sleep(TICK_SECONDS)
-        monitor.check_idle(TICK_SECONDS)
+        monitor.check_idle_nodes(TICK_SECONDS)
         monitor.check_service(TICK_SECONDS)
     return is_done is not None and is_done()
 
@@ -201,14 +200,14 @@ def _is_waiting_legitimately(world: World) -> bool:
 def _check_liveness(world: World, monitor: InvariantMonitor, liveness: Liveness) -> None:
     if liveness is Liveness.ENDS or _is_waiting_legitimately(world):
         return
-    if world.condition_status("Complete") != "True":
+    if world.get_condition_status("Complete") != "True":
         monitor.report(f"not complete although the program did not fail: {world.status.get('conditions')}")
     if liveness is Liveness.COMPLETES_UNDISTURBED and world.status.get("restarts"):
         monitor.report(f"restarted {world.status['restarts']} times although no fault was injected into pods or nodes")
 
 
 async def _check_settled(world: World, monitor: InvariantMonitor) -> None:
-    """Check that after the end no process runs, nothing is written, and no pod of a deleted job remains."""
+    """Check that after the end of the job no process runs, nothing is written, and no pod of a deleted job remains."""
     if not world.is_finished():
         monitor.report("the job did not stay ended")
     for process in world.list_running_processes():

@@ -11,7 +11,7 @@ from finetune_operator.observation.ownership import controller_uid
 from finetune_operator.observation.pods import NodeObservation, observe_pod
 from finetune_operator.plan.manifests import is_intact_headless_service
 from testing.simulator.world.apiserver import Change, Key, RawBody
-from testing.simulator.world.node_controllers import FORCING
+from testing.simulator.world.node_controllers import FORCED_DELETION_ACTORS
 from testing.simulator.world.world import JOB, World
 
 NEXT_STATES = {
@@ -40,19 +40,19 @@ class InvariantMonitor:
         self._has_split_brain = has_split_brain
         # uids of removed or relabelled pods that may still run
         self._removed_while_running: set[str] = set()
-        self._confirmed_ended: set[str] = set()  # uids of ended pods, whatever their later status
+        self._confirmed_ended: set[str] = set()  # uids of ended pods, even if their status changes later
         self._newest_pod_uids: dict[str, str] = {}  # pod name -> uid of the newest pod
         self._last_job: tuple[RawBody, JobStatus] = ({}, JobStatus())  # body and parsed status at the last commit
         # ((job uid, attempt), seconds for which running nodes have waited for pending ones)
         self._idle_seconds: tuple[tuple[str, int | None], float] = (("", None), 0.0)
-        self._seconds_without_service = 0.0  # while an attempt is active
+        self._seconds_without_service = 0.0  # counted only while an attempt is active
         world.server.listeners.append(self._on_commit)
 
     def report(self, message: str) -> None:
         """Record a violation with a timestamp."""
         self.violations.append(f"{self._world.time:8.3f} {message}")
 
-    def check_idle(self, seconds: float) -> None:
+    def check_idle_nodes(self, seconds: float) -> None:
         """Check that running nodes release their GPUs if other nodes stay pending; called every `seconds`."""
         status, job = self._read_status(), self._world.job
         if job is None or status.waiting is None or status.waiting.reason in REASONS_WITH_OWN_TIMEOUT:
@@ -72,7 +72,7 @@ class InvariantMonitor:
             self.report(f"nodes of attempt {status.attempt} waited {idle_seconds} s for others that do not start")
 
     def check_service(self, seconds: float) -> None:
-        """Check that an active attempt is not without its Service for long; called every `seconds`."""
+        """Check that the Service of an active attempt is not missing for long; called every `seconds`."""
         status, job, service = self._read_status(), self._world.job, self._world.server.get(SERVICE)
         job_exists = job is not None and "deletionTimestamp" not in job["metadata"]
         attempt = status.attempts[-1] if status.attempts else None
@@ -92,7 +92,7 @@ class InvariantMonitor:
         return any(abs(operator.clock_offset.total_seconds()) < OPERATOR_REACTION_SECONDS for operator in operators)
 
     def check_output(self) -> None:
-        """Check that no zombie publishes, that one result is published, and that processes run the spec of the job."""
+        """Check that no zombie publishes, that there is at most one result, and that processes run their job's spec."""
         for folder in self._world.trainer.folders.values():
             groups = [(publication.attempt, publication.group) for publication in folder.publications]
             if groups != sorted(groups):
@@ -124,7 +124,7 @@ class InvariantMonitor:
 
     def _record_pod(self, change: Change) -> None:
         metadata = change.body["metadata"]
-        if (change.after is None and change.actor in ("user", *FORCING)) or _has_changed_labels(change):
+        if (change.after is None and change.actor in ("user", *FORCED_DELETION_ACTORS)) or _has_changed_labels(change):
             self._removed_while_running.add(metadata["uid"])
         if change.before is None:
             self._newest_pod_uids[metadata["name"]] = metadata["uid"]
@@ -226,21 +226,26 @@ class InvariantMonitor:
                 change = f"{old_status.restarts} to {new_status.restarts}"
                 yield f"restarts went from {change} after attempt {first_attempt} {ended_record.state}"
 
-    def _check_record(self, record: AttemptRecord, updated: AttemptRecord, *, is_current: bool) -> Iterator[str]:
-        if updated.state not in NEXT_STATES[record.state]:
-            yield f"attempt {record.attempt} went from {record.state} to {updated.state}"
-        victims = {evidence.node_rank for evidence in updated.evidence if evidence.victim}
-        is_victim_verdict = updated.reason == Reason.PEER_LOST or (
-            updated.reason == Reason.HANG and updated.node_rank in victims
+    def _check_record(self, record: AttemptRecord, updated_record: AttemptRecord, *, is_current: bool) -> Iterator[str]:
+        if updated_record.state not in NEXT_STATES[record.state]:
+            yield f"attempt {record.attempt} went from {record.state} to {updated_record.state}"
+        victims = {evidence.node_rank for evidence in updated_record.evidence if evidence.victim}
+        is_victim_verdict = updated_record.reason == Reason.PEER_LOST or (
+            updated_record.reason == Reason.HANG and updated_record.node_rank in victims
         )
-        if is_victim_verdict and updated.reason != record.reason and self._is_root_cause_observable(updated):
-            yield f"the verdict on attempt {record.attempt} blames a victim: {updated.message}"
+        if (
+            is_victim_verdict
+            and updated_record.reason != record.reason
+            and self._is_root_cause_observable(updated_record)
+        ):
+            yield f"the verdict on attempt {record.attempt} blames a victim: {updated_record.message}"
         never_created_ranks = {
-            evidence.node_rank for evidence in updated.evidence if not evidence.pod_name and not evidence.deleted
+            evidence.node_rank for evidence in updated_record.evidence if not evidence.pod_name and not evidence.deleted
         }
-        if updated.reason == Reason.UNEXPLAINED and updated.node_rank in never_created_ranks:
-            yield f"the verdict on attempt {record.attempt} blames node {updated.node_rank}, which was never created"
-        if not is_current and updated != record:
+        if updated_record.reason == Reason.UNEXPLAINED and updated_record.node_rank in never_created_ranks:
+            node_rank = updated_record.node_rank
+            yield f"the verdict on attempt {record.attempt} blames node {node_rank}, which was never created"
+        if not is_current and updated_record != record:
             yield f"the record of attempt {record.attempt} changed after its end"
 
     def _is_root_cause_observable(self, record: AttemptRecord) -> bool:
@@ -259,7 +264,7 @@ class InvariantMonitor:
     def _check_restart_counts(
         self, old_status: JobStatus, new_status: JobStatus, restart_policy: RawBody
     ) -> Iterator[str]:
-        """Check the restart counts: one per restart, none for repairs and incomplete gangs, and within the limits."""
+        """Check that every restart except repairs and incomplete gangs is counted once, within the limits."""
         if new_status.restarts == old_status.restarts:
             return
         ended, counts = new_status.attempts[-2], new_status.without_progress
@@ -279,9 +284,8 @@ class InvariantMonitor:
         """Check that only Kubernetes nodes with a broken GPU or at least two failures of the job are avoided."""
         if not new_status.attempts or new_status.attempt == old_status.attempt:
             return
-        records = {
-            record.attempt: record for record in (*old_status.attempts, *new_status.attempts)
-        }.values()  # the status keeps only 20 records
+        # Use both statuses, because a status keeps only 20 records.
+        records = {record.attempt: record for record in (*old_status.attempts, *new_status.attempts)}.values()
         failure_counts = Counter(record.k8s_node for record in records if record.state is AttemptState.FAILED)
         broken_nodes = {record.k8s_node for record in records if record.reason == Reason.GPU_HARDWARE}
         for node in new_status.attempts[-1].avoids:
@@ -293,7 +297,8 @@ class InvariantMonitor:
         old_batch, new_batch = old_status.batch, new_status.batch
         if old_status.repair == new_status.repair or old_batch is None or new_batch is None:
             return
-        was_resized = old_batch.world_size != new_batch.world_size  # by a user, while the attempt was stopping
+        # A user may have resized the job while the attempt was stopping.
+        was_resized = old_batch.world_size != new_batch.world_size
         if old_batch.effective != new_batch.effective and not was_resized:
             yield f"a repair changed the effective batch from {old_batch.effective} to {new_batch.effective}"
         changes = old_status.repair.model_dump(exclude_none=True) if old_status.repair else {}
@@ -302,7 +307,7 @@ class InvariantMonitor:
 
     def _check_conditions(self, status: JobStatus) -> Iterator[str]:
         true_conditions = {condition.type for condition in status.conditions if condition.status == "True"}
-        if "Complete" in true_conditions and not self._world.trainer.folders[self._world.job_uid].result:
+        if "Complete" in true_conditions and not self._world.trainer.folders[self._world.job_uid].has_result:
             yield "Complete without a result"
         if ("Complete" in true_conditions) + ("Failed" in true_conditions) != (status.completion_time is not None):
             yield f"completionTime and the terminal conditions disagree: {sorted(true_conditions)}"
@@ -317,7 +322,7 @@ class InvariantMonitor:
 def _counts_as_running(pod: NodeObservation) -> bool:
     """Return whether the operator must treat the pod as running.
 
-    A terminating pod without labels does not count: it ends without a further request, and its processes are fenced.
+    A terminating pod without labels does not count, because it ends without a further request and is fenced.
     """
     return not (pod.relabelled and pod.deleting)
 

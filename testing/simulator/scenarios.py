@@ -60,7 +60,9 @@ def split_brain(choices: Choices) -> Scenario:
 def stale_caches(choices: Choices) -> Scenario:
     """Delay watch events for a long time while operators and users act."""
     network_faults = NetworkFaults(
-        slow=_draw_rate(choices, 10.0), crash=_draw_rate(choices, 5.0), watch_lag=choices.pick((50.0, 90.0))
+        slow_requests=_draw_rate(choices, 10.0),
+        crashes=_draw_rate(choices, 5.0),
+        delayed_events=choices.pick((50.0, 90.0)),
     )
     incidents = (suspend_job_temporarily, crash_operator, kill_container, delete_pod)
     return _build_scenario(choices, incidents, network_faults=network_faults)
@@ -87,7 +89,12 @@ def lost_k8s_nodes(choices: Choices) -> Scenario:
 
     A few restarts are allowed, because a failure is unexplained if a pod is removed before an operator observes it.
     """
-    policy = {"maxRestarts": 3, "backoffSeconds": 1, "maxBackoffSeconds": 20, "avoidFailingNodes": choices.chance(50)}
+    policy = {
+        "maxRestarts": 3,
+        "backoffSeconds": 1,
+        "maxBackoffSeconds": 20,
+        "avoidFailingNodes": choices.draw_boolean(50),
+    }
     return Scenario(
         workload=Workload(
             num_nodes=choices.pick((2, 1, 3)),
@@ -98,7 +105,7 @@ def lost_k8s_nodes(choices: Choices) -> Scenario:
         fields={"restartPolicy": policy},
         network_faults=choices.pick((NO_FAULTS, _draw_network_faults(choices))),
         incidents=_draw_incidents(
-            choices, (*NODE_LOSSES, *NODE_LOSSES, evict_pod, *OPERATOR_INCIDENTS), delays=(30.0, 300.0)
+            choices, (*NODE_LOSSES, *NODE_LOSSES, evict_pod, *OPERATOR_INCIDENTS), extra_delays=(30.0, 300.0)
         ),
         takeovers=_draw_takeovers(choices),
         faults_end_seconds=choices.pick((240.0, 600.0, 1200.0)),
@@ -121,7 +128,7 @@ def resource_faults(choices: Choices) -> Scenario:
         ),
         fields=fields,
         network_faults=choices.pick((NO_FAULTS, _draw_network_faults(choices))),
-        incidents=_draw_incidents(choices, incidents, delays=(10.0, 100.0)),
+        incidents=_draw_incidents(choices, incidents, extra_delays=(10.0, 100.0)),
         takeovers=_draw_takeovers(choices),
         faults_end_seconds=choices.pick((240.0, 600.0)),
         liveness=Liveness.COMPLETES,
@@ -147,7 +154,7 @@ def user_interference(choices: Choices) -> Scenario:
         ),
         fields=fields,
         network_faults=choices.pick((NO_FAULTS, _draw_network_faults(choices))),
-        incidents=_draw_incidents(choices, USER_INTERFERENCE, delays=(10.0, 100.0)),
+        incidents=_draw_incidents(choices, USER_INTERFERENCE, extra_delays=(10.0, 100.0)),
         takeovers=_draw_takeovers(choices),
         faults_end_seconds=choices.pick((60.0, 240.0, 600.0)),
         liveness=Liveness.COMPLETES,
@@ -212,37 +219,37 @@ def _draw_fields(choices: Choices) -> dict[str, Any]:
 
 def _draw_network_faults(choices: Choices) -> NetworkFaults:
     return NetworkFaults(
-        slow=_draw_rate(choices, 10.0, 50.0),
-        rejected=_draw_rate(choices, 5.0, 20.0),
-        response_lost=_draw_rate(choices, 5.0, 20.0),
-        crash=_draw_rate(choices, 2.0, 10.0),
-        watch_lag=_draw_rate(choices, 10.0, 50.0),
-        watch_broken=_draw_rate(choices, 5.0, 20.0),
-        watch_repeated=_draw_rate(choices, 10.0),
+        slow_requests=_draw_rate(choices, 10.0, 50.0),
+        rejected_requests=_draw_rate(choices, 5.0, 20.0),
+        lost_responses=_draw_rate(choices, 5.0, 20.0),
+        crashes=_draw_rate(choices, 2.0, 10.0),
+        delayed_events=_draw_rate(choices, 10.0, 50.0),
+        broken_watches=_draw_rate(choices, 5.0, 20.0),
+        repeated_events=_draw_rate(choices, 10.0),
     )
 
 
 def _draw_rate(choices: Choices, *percentages: float) -> float:
-    """Draw a rate, which is usually 0."""
+    """Draw a fault rate in percent, which is 0 in at least half of the draws."""
     return choices.pick((0.0, 0.0, *percentages))
 
 
 def _draw_incidents(
-    choices: Choices, incidents: Sequence[Incident], *, delays: tuple[float, ...] = ()
+    choices: Choices, incidents: Sequence[Incident], *, extra_delays: tuple[float, ...] = ()
 ) -> tuple[tuple[Trigger, Incident], ...]:
-    """Draw up to MAX_INCIDENTS incidents with their triggers; `delays` adds possible delays in seconds."""
+    """Draw up to MAX_INCIDENTS incidents with their triggers; `extra_delays`: further possible delays in seconds."""
     count = choices.draw_number(MAX_INCIDENTS + 1)
-    return tuple((_draw_trigger(choices, delays), choices.pick(incidents)) for _ in range(count))
+    return tuple((_draw_trigger(choices, extra_delays), choices.pick(incidents)) for _ in range(count))
 
 
 def _draw_trigger(choices: Choices, extra_delays: tuple[float, ...] = ()) -> Trigger:
     """Draw a trigger; half of the triggers fire soon after a commit, when most races occur."""
     if choices.draw_number(2):
-        return Trigger(seconds=choices.pick(DELAYS_AFTER_COMMIT_SECONDS), commits=4 + choices.draw_number(37))
+        return Trigger(seconds=choices.pick(DELAYS_AFTER_COMMIT_SECONDS), commit_number=4 + choices.draw_number(37))
     return Trigger(seconds=choices.pick((*DELAYS_SECONDS, *(4 * extra_delays))))
 
 
 def _draw_takeovers(choices: Choices, *, min_takeovers: int = 0) -> tuple[tuple[Trigger, float], ...]:
-    """Draw the triggers of leader changes, and for how many seconds the former leader still acts."""
+    """Draw the trigger of each leader change and the seconds for which the former leader still acts."""
     count = min_takeovers + choices.draw_number(MAX_TAKEOVERS + 1 - min_takeovers)
     return tuple((_draw_trigger(choices), choices.pick(OVERLAPS_SECONDS)) for _ in range(count))

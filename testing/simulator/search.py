@@ -1,4 +1,4 @@
-"""Search for histories that violate an invariant; a counterexample is shrunk."""
+"""Searches for histories that violate an invariant, and shrinks counterexamples."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -8,7 +8,7 @@ from testing.simulator.history import HistoryResult, run_history
 from testing.simulator.scenarios import SCENARIO_KINDS, DrawScenario
 from testing.simulator.world.choices import ReplayedChoices, SeededChoices, shrink
 
-SHRINK_TRIES = 400
+MAX_SHRINK_RUNS = 400
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,7 @@ class Counterexample:
 
     kind: str
     seed: int
-    drawn: tuple[int, ...]  # the recorded choices
+    recorded_choices: tuple[int, ...]
 
 
 @dataclass
@@ -47,7 +47,9 @@ def explain(counterexample: Counterexample | None) -> str:
         return "no invariant was violated"
     draw = SCENARIO_KINDS[counterexample.kind]
     shrunk = shrink(
-        list(counterexample.drawn), lambda drawn: bool(_replay(draw, drawn).violations), max_runs=SHRINK_TRIES
+        list(counterexample.recorded_choices),
+        lambda choices: bool(_replay(draw, choices).violations),
+        max_runs=MAX_SHRINK_RUNS,
     )
     result = _replay(draw, shrunk)
     return "\n".join(

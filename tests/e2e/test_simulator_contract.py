@@ -37,9 +37,9 @@ async def tested_cluster(stack: Stack) -> AsyncIterator[ClusterUnderTest]:
         tested_cluster = ClusterUnderTest(
             api=api,
             namespace=namespace,
-            long_running=lambda name: build_pod(name, IGNORE_SIGTERM),
-            short_lived=lambda name: build_pod(name, "raise SystemExit(1)"),
-            unschedulable=lambda name: build_pod(name, "", nodeSelector={"example.com/none": "there"}),
+            build_long_running_pod=lambda name: build_pod(name, IGNORE_SIGTERM),
+            build_short_lived_pod=lambda name: build_pod(name, "raise SystemExit(1)"),
+            build_unschedulable_pod=lambda name: build_pod(name, "", nodeSelector={"example.com/none": "there"}),
         )
         await api.call("POST", "/api/v1/namespaces", body={"kind": "Namespace", "metadata": {"name": namespace}})
 

@@ -44,9 +44,9 @@ async def run_check(check: Check) -> Facts:
     cluster = ClusterUnderTest(
         api=link,
         namespace="contract",
-        long_running=build_pod,
-        short_lived=lambda name: build_pod(name, schedulerName=SHORT_LIVED),
-        unschedulable=lambda name: build_pod(name, nodeSelector={"example.com/none": "there"}),
+        build_long_running_pod=build_pod,
+        build_short_lived_pod=lambda name: build_pod(name, schedulerName=SHORT_LIVED),
+        build_unschedulable_pod=lambda name: build_pod(name, nodeSelector={"example.com/none": "there"}),
     )
     try:
         return await check(cluster)

@@ -24,11 +24,11 @@ class ClusterUnderTest:
 
     api: ApiClient
     namespace: str
-    long_running: Callable[[str], RawBody]  # ignores SIGTERM until the grace period ends
-    short_lived: Callable[[str], RawBody]  # exits soon with code 1
-    unschedulable: Callable[[str], RawBody]  # does not fit on any Kubernetes node
+    build_long_running_pod: Callable[[str], RawBody]  # the pod ignores SIGTERM until its grace period ends
+    build_short_lived_pod: Callable[[str], RawBody]  # the pod soon exits with code 1
+    build_unschedulable_pod: Callable[[str], RawBody]  # the pod fits on no Kubernetes node
 
-    def path(self, kind: str, name: str) -> str:
+    def get_object_path(self, kind: str, name: str) -> str:
         """Return the URL path of an object."""
         return object_path(kind, self.namespace, name)
 
@@ -46,7 +46,7 @@ class ClusterUnderTest:
 
     async def read(self, kind: str, name: str) -> RawBody:
         """Read an object with GET."""
-        return await self.api.call_once("GET", self.path(kind, name))
+        return await self.api.call_once("GET", self.get_object_path(kind, name))
 
     async def wait_until(self, probe: Callable[[], Awaitable[bool]]) -> None:
         """Poll until the probe returns True, for at most one minute."""
@@ -67,18 +67,18 @@ class ClusterUnderTest:
         """Wait until the pod object no longer exists."""
 
         async def is_removed() -> bool:
-            return await self.request("GET", self.path("Pod", name)) == "404 NotFound"
+            return await self.request("GET", self.get_object_path("Pod", name)) == "404 NotFound"
 
         await self.wait_until(is_removed)
 
 
-def config_map(name: str, **labels: str) -> RawBody:
+def build_config_map(name: str, **labels: str) -> RawBody:
     """Return a ConfigMap that no controller changes."""
     return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name, "labels": {LABEL: name, **labels}}}
 
 
-def job(name: str) -> RawBody:
-    """Return a suspended job, so that it never starts."""
+def build_suspended_job(name: str) -> RawBody:
+    """Return a suspended job, which never starts."""
     metadata = {"name": name, "labels": {LABEL: name}}
     return {
         "apiVersion": names.API_VERSION,
@@ -91,19 +91,21 @@ def job(name: str) -> RawBody:
 async def check_name_conflicts_and_uids(cluster: ClusterUnderTest) -> Facts:
     """Check creates with an existing name, deletes with a uid precondition, and reads of a deleted object."""
     name = "names"
-    facts: Facts = {"create": await cluster.create(set_namespace(cluster, config_map(name)))}
-    facts["create again"] = await cluster.create(set_namespace(cluster, config_map(name)))
+    facts: Facts = {"create": await cluster.create(set_namespace(cluster, build_config_map(name)))}
+    facts["create again"] = await cluster.create(set_namespace(cluster, build_config_map(name)))
     other_uid: RawBody = {"preconditions": {"uid": "00000000-0000-0000-0000-000000000000"}}
-    facts["delete another uid"] = await cluster.request("DELETE", cluster.path("ConfigMap", name), other_uid)
+    facts["delete another uid"] = await cluster.request("DELETE", cluster.get_object_path("ConfigMap", name), other_uid)
     uid = (await cluster.read("ConfigMap", name))["metadata"]["uid"]
     same_uid = {"preconditions": {"uid": uid}}
-    facts["delete this uid"] = await cluster.request("DELETE", cluster.path("ConfigMap", name), same_uid)
-    facts["delete a deleted object"] = await cluster.request("DELETE", cluster.path("ConfigMap", name), same_uid)
-    facts["read a deleted object"] = await cluster.request("GET", cluster.path("ConfigMap", name))
-    facts["create again after the deletion"] = await cluster.create(set_namespace(cluster, config_map(name)))
+    facts["delete this uid"] = await cluster.request("DELETE", cluster.get_object_path("ConfigMap", name), same_uid)
+    facts["delete a deleted object"] = await cluster.request(
+        "DELETE", cluster.get_object_path("ConfigMap", name), same_uid
+    )
+    facts["read a deleted object"] = await cluster.request("GET", cluster.get_object_path("ConfigMap", name))
+    facts["create again after the deletion"] = await cluster.create(set_namespace(cluster, build_config_map(name)))
     facts["a new uid"] = (await cluster.read("ConfigMap", name))["metadata"]["uid"] != uid
     facts["delete the new object with the old uid"] = await cluster.request(
-        "DELETE", cluster.path("ConfigMap", name), same_uid
+        "DELETE", cluster.get_object_path("ConfigMap", name), same_uid
     )
     return facts
 
@@ -111,7 +113,9 @@ async def check_name_conflicts_and_uids(cluster: ClusterUnderTest) -> Facts:
 async def check_lists(cluster: ClusterUnderTest) -> Facts:
     """Check lists with a label selector; their resourceVersion is at least that of the newest object."""
     for name in ("list-a", "list-b"):
-        await cluster.create(set_namespace(cluster, config_map(name, shape="round" if name == "list-a" else "flat")))
+        await cluster.create(
+            set_namespace(cluster, build_config_map(name, shape="round" if name == "list-a" else "flat"))
+        )
     newest = await cluster.read("ConfigMap", "list-b")
     pages = [
         page
@@ -126,10 +130,10 @@ async def check_lists(cluster: ClusterUnderTest) -> Facts:
 
 
 async def check_status_updates(cluster: ClusterUnderTest) -> Facts:
-    """Check optimistic locking of the status subresource: writes with an outdated resourceVersion or uid fail."""
+    """Check that status writes with an outdated resourceVersion or uid are rejected (optimistic locking)."""
     name = "locked"
-    facts: Facts = {"create": await cluster.create(set_namespace(cluster, job(name)))}
-    path = cluster.path(names.FINETUNEJOB_KIND, name)
+    facts: Facts = {"create": await cluster.create(set_namespace(cluster, build_suspended_job(name)))}
+    path = cluster.get_object_path(names.FINETUNEJOB_KIND, name)
     written_job = await _write_status(cluster, path)
     facts["the spec is unchanged"] = (await cluster.read(names.FINETUNEJOB_KIND, name))["spec"] == written_job["spec"]
     facts["generation"] = written_job["metadata"]["generation"]
@@ -146,11 +150,11 @@ async def check_status_updates(cluster: ClusterUnderTest) -> Facts:
 
 
 async def check_graceful_deletion(cluster: ClusterUnderTest) -> Facts:
-    """Check the deletion of a running pod: later requests only shorten its grace period; its name stays taken."""
+    """Check that later delete requests only shorten the grace period of a running pod, whose name stays taken."""
     name = "terminating"
-    facts: Facts = {"create": await cluster.create(set_namespace(cluster, cluster.long_running(name)))}
+    facts: Facts = {"create": await cluster.create(set_namespace(cluster, cluster.build_long_running_pod(name)))}
     await cluster.wait_for_phase(name, phase="Running")
-    path = cluster.path("Pod", name)
+    path = cluster.get_object_path("Pod", name)
     deadlines: list[datetime] = []
     for seconds in (20, 40, 8):
         facts[f"delete within {seconds} s"] = await cluster.request("DELETE", path, {"gracePeriodSeconds": seconds})
@@ -161,12 +165,12 @@ async def check_graceful_deletion(cluster: ClusterUnderTest) -> Facts:
         deadlines.append(deadline)
     facts["seconds by which the deadline moves"] = [(deadline - deadlines[0]).total_seconds() for deadline in deadlines]
     facts["create the same name during the grace period"] = await cluster.create(
-        set_namespace(cluster, cluster.long_running(name))
+        set_namespace(cluster, cluster.build_long_running_pod(name))
     )
     facts["phase during the grace period"] = (await cluster.read("Pod", name))["status"]["phase"]
     await cluster.wait_until_removed(name)
     facts["create the same name after the removal"] = await cluster.create(
-        set_namespace(cluster, cluster.long_running(name))
+        set_namespace(cluster, cluster.build_long_running_pod(name))
     )
     facts["force-delete"] = await cluster.request("DELETE", path, {"gracePeriodSeconds": 0})
     facts["read right after the deletion"] = await cluster.request("GET", path)
@@ -176,17 +180,17 @@ async def check_graceful_deletion(cluster: ClusterUnderTest) -> Facts:
 async def check_deletion_without_kubelet(cluster: ClusterUnderTest) -> Facts:
     """Check that unscheduled and ended pods are removed without a grace period."""
     facts: Facts = {}
-    await cluster.create(set_namespace(cluster, cluster.unschedulable("unscheduled")))
+    await cluster.create(set_namespace(cluster, cluster.build_unschedulable_pod("unscheduled")))
     facts["delete an unscheduled pod"] = await cluster.request(
-        "DELETE", cluster.path("Pod", "unscheduled"), {"gracePeriodSeconds": 30}
+        "DELETE", cluster.get_object_path("Pod", "unscheduled"), {"gracePeriodSeconds": 30}
     )
-    facts["read the unscheduled pod"] = await cluster.request("GET", cluster.path("Pod", "unscheduled"))
-    await cluster.create(set_namespace(cluster, cluster.short_lived("ended")))
+    facts["read the unscheduled pod"] = await cluster.request("GET", cluster.get_object_path("Pod", "unscheduled"))
+    await cluster.create(set_namespace(cluster, cluster.build_short_lived_pod("ended")))
     await cluster.wait_for_phase("ended", phase="Failed")
     facts["delete an ended pod"] = await cluster.request(
-        "DELETE", cluster.path("Pod", "ended"), {"gracePeriodSeconds": 30}
+        "DELETE", cluster.get_object_path("Pod", "ended"), {"gracePeriodSeconds": 30}
     )
-    facts["read the ended pod"] = await cluster.request("GET", cluster.path("Pod", "ended"))
+    facts["read the ended pod"] = await cluster.request("GET", cluster.get_object_path("Pod", "ended"))
     return facts
 
 
@@ -195,9 +199,9 @@ async def check_event_order(cluster: ClusterUnderTest) -> Facts:
     page = await anext(cluster.api.list_pages(collection_path("Pod", cluster.namespace)))
     version = page["metadata"]["resourceVersion"]
     name = "watched"
-    await cluster.create(set_namespace(cluster, cluster.short_lived(name)))
+    await cluster.create(set_namespace(cluster, cluster.build_short_lived_pod(name)))
     await cluster.wait_for_phase(name, phase="Failed")
-    await cluster.request("DELETE", cluster.path("Pod", name))
+    await cluster.request("DELETE", cluster.get_object_path("Pod", name))
     events = [event async for event in watch_events(cluster, name, version=version)]
     replayed = [event async for event in watch_events(cluster, name, version=version)]
     versions = [int(event["object"]["metadata"]["resourceVersion"]) for event in events]
@@ -223,10 +227,12 @@ async def check_label_removal(cluster: ClusterUnderTest) -> Facts:
     """Check that a watch with a label selector receives DELETED when the label is removed."""
     path = collection_path("ConfigMap", cluster.namespace)
     version = (await anext(cluster.api.list_pages(path)))["metadata"]["resourceVersion"]
-    await cluster.create(set_namespace(cluster, config_map("hidden", kept="yes")))
+    await cluster.create(set_namespace(cluster, build_config_map("hidden", kept="yes")))
     current = await cluster.read("ConfigMap", "hidden")
     relabelled = {**current, "metadata": {**current["metadata"], "labels": {"kept": "yes"}}}
-    facts: Facts = {"remove the label": await cluster.request("PUT", cluster.path("ConfigMap", "hidden"), relabelled)}
+    facts: Facts = {
+        "remove the label": await cluster.request("PUT", cluster.get_object_path("ConfigMap", "hidden"), relabelled)
+    }
     events = [
         event async for event in watch_events(cluster, "hidden", version=version, kind="ConfigMap", selector=LABEL)
     ]

@@ -32,7 +32,7 @@ def delete_pod(world: World) -> None:
 
 
 def force_delete_pod(world: World) -> None:
-    """Remove a pod object at once, as `kubectl delete pod --force` does, while its processes still run."""
+    """Remove a pod object immediately, as `kubectl delete pod --force` does, while its processes still run."""
     if picked := world.pick_pod():
         world.delete(picked[0], {"gracePeriodSeconds": 0})
 
@@ -44,7 +44,7 @@ def evict_pod(world: World) -> None:
 
 
 def evict_pod_by_taint(world: World) -> None:
-    """Add a taint to a Kubernetes node with a healthy kubelet."""
+    """Evict a pod as a NoExecute taint does, while the kubelet of its node is healthy."""
     if picked := world.pick_pod():
         world.node_controllers.disrupt_pod(picked[0], "DeletionByTaintManager")
 
@@ -83,7 +83,7 @@ def delete_job(world: World) -> None:
 
 
 def kill_rank(world: World) -> None:
-    """Kill a rank with SIGKILL, which its supervisor reports."""
+    """Kill a rank with SIGKILL; its supervisor reports the signal."""
     if process := world.pick_process():
         world.trainer.fail(process, error_type="RankKilled", message="a rank was killed", signal=9)
 
@@ -95,13 +95,13 @@ def raise_in_rank(world: World) -> None:
 
 
 def hang_rank(world: World) -> None:
-    """Let a rank hang, as after SIGSTOP or in a kernel that never ends."""
+    """Make a rank hang, as after SIGSTOP or in a GPU kernel that never ends."""
     if process := world.pick_process():
         world.trainer.hang(process)
 
 
 def exhaust_gpu_memory(world: World) -> None:
-    """Let a rank run out of GPU memory."""
+    """Make a rank run out of GPU memory."""
     if process := world.pick_process():
         world.trainer.fail(process, error_type="CudaOutOfMemory", message="ran out of GPU memory")
 
@@ -113,19 +113,19 @@ def kill_container(world: World) -> None:
 
 
 def exhaust_host_memory(world: World) -> None:
-    """Let the OOM killer of the kernel kill the supervisor."""
+    """Make the kernel's OOM killer kill the supervisor."""
     if process := world.pick_process():
         world.trainer.kill(process, reason="OOMKilled")
 
 
 def exit_without_result(world: World) -> None:
-    """Let the trainer exit with code 0 in the middle of training."""
+    """Make the trainer exit with code 0 in the middle of training."""
     if process := world.pick_process():
         world.trainer.exit_early(process)
 
 
 def block_image_pulls(world: World) -> None:
-    """Let image pulls fail for a while."""
+    """Make image pulls fail temporarily."""
     world.k8s_nodes.image_available = False
 
     def allow_image_pulls() -> None:
@@ -143,7 +143,7 @@ def crash_operator(world: World) -> None:
 
 
 def partition_operator(world: World) -> None:
-    """Disconnect the newest operator from the API server for a while."""
+    """Disconnect the newest operator from the API server temporarily."""
     operator = world.operators[-1]
     operator.link.is_partitioned = True
 
@@ -163,7 +163,7 @@ def take_pod_name(world: World) -> None:
 
 def replace_config_map(world: World) -> None:
     """Delete a ConfigMap of the job and create a foreign one with its name."""
-    key = world.config_map_key()
+    key = world.get_config_map_key()
     if world.server.get(key) is not None:
         world.delete(key, {})
         metadata = {"name": key.name, "namespace": key.namespace}

@@ -1,4 +1,4 @@
-"""Incidents of Kubernetes nodes: loss, recovery, broken GPUs, and pods of other users."""
+"""Incidents of Kubernetes nodes, such as node loss, broken GPUs and pods of other users."""
 
 from testing.simulator.incidents.job_incidents import Incident, recover_later
 from testing.simulator.world.kubernetes_nodes import KubernetesNode
@@ -6,7 +6,7 @@ from testing.simulator.world.world import World
 
 
 def stop_kubelet_temporarily(world: World) -> None:
-    """Stop a kubelet for a while; its containers keep running."""
+    """Stop a kubelet temporarily; its containers keep running."""
     k8s_node = _pick_k8s_node(world, "is lost")
     world.node_controllers.stop_kubelet(k8s_node)
     recover_later(world, lambda: world.node_controllers.recover(k8s_node))
@@ -18,22 +18,22 @@ def stop_kubelet_permanently(world: World) -> None:
 
 
 def cut_power(world: World) -> None:
-    """Stop a Kubernetes node and all its processes without any report."""
+    """Stop a Kubernetes node and all its processes, as a power failure does."""
     k8s_node = _pick_k8s_node(world, "has no power")
     world.node_controllers.stop_kubelet(k8s_node)
     _kill_processes(world, k8s_node)
 
 
 def partition_k8s_node(world: World) -> None:
-    """Disconnect a Kubernetes node from the API server and from the other ranks for a while."""
+    """Disconnect a Kubernetes node temporarily from the API server and from the other ranks."""
     k8s_node = _pick_k8s_node(world, "is partitioned")
     world.node_controllers.partition(k8s_node)
-    links = [world.trainer.partition(process) for process in world.k8s_nodes.list_processes_on(k8s_node)]
+    reconnect_functions = [world.trainer.partition(process) for process in world.k8s_nodes.list_processes_on(k8s_node)]
 
     def reconnect() -> None:
         world.node_controllers.recover(k8s_node)
-        for link in links:
-            link()
+        for reconnect_process in reconnect_functions:
+            reconnect_process()
 
     recover_later(world, reconnect)
 
@@ -49,14 +49,14 @@ def reclaim_k8s_node(world: World) -> None:
 def delete_k8s_node(world: World) -> None:
     """Delete the Node object of a healthy or a lost node."""
     k8s_node = _pick_k8s_node(world, "is deleted")
-    if world.choices.chance(50):
+    if world.choices.draw_boolean(50):
         world.node_controllers.stop_kubelet(k8s_node)
     world.node_controllers.delete_node(k8s_node)
     recover_later(world, lambda: world.node_controllers.recover(k8s_node))
 
 
 def taint_k8s_node_out_of_service(world: World) -> None:
-    """Lose a Kubernetes node and taint it as out of service; it recovers later."""
+    """Stop a kubelet temporarily and taint its node as out of service."""
     k8s_node = _pick_k8s_node(world, "is out of service")
     world.node_controllers.stop_kubelet(k8s_node)
     world.node_controllers.taint_out_of_service(k8s_node)
@@ -70,7 +70,7 @@ def break_gpu(world: World) -> None:
 
 
 def fill_cluster(world: World) -> None:
-    """Prevent the scheduling of any pod for a while."""
+    """Prevent the scheduling of any pod temporarily."""
     world.k8s_nodes.accepts_pods = False
 
     def free_resources() -> None:
@@ -80,7 +80,7 @@ def fill_cluster(world: World) -> None:
 
 
 def occupy_k8s_nodes(world: World) -> None:
-    """Occupy all Kubernetes nodes but one or two with pods of other users for a while."""
+    """Occupy all Kubernetes nodes except one or two temporarily with pods of other users."""
     k8s_nodes = world.k8s_nodes.nodes
     free_names = {k8s_nodes[world.choices.draw_number(len(k8s_nodes))].name for _ in range(2)}
     occupied_nodes = [k8s_node for k8s_node in k8s_nodes if k8s_node.name not in free_names]

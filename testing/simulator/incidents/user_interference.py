@@ -15,18 +15,18 @@ from testing.simulator.incidents.node_incidents import occupy_k8s_nodes, stop_ku
 from testing.simulator.world.apiserver import Key
 from testing.simulator.world.world import JOB, World
 
-CLOCK_OFFSETS = (-20.0, 5.0, -20_000.0, 20_000.0)  # seconds
+CLOCK_OFFSETS_SECONDS = (-20.0, 5.0, -20_000.0, 20_000.0)
 
 
 def recreate_job(world: World) -> None:
-    """Delete the job and create it again at once."""
+    """Delete the job and create it again immediately."""
     if job := world.job:
         world.delete(JOB, {"propagationPolicy": "Background"})
-        world.apply(job["spec"])
+        world.create_job(job["spec"])
 
 
 def exhaust_quota(world: World) -> None:
-    """Set a ResourceQuota that allows fewer pods than the job needs, for a while."""
+    """Temporarily set a ResourceQuota that allows fewer pods than the job needs."""
     world.server.pod_quota = world.choices.pick((1, 0, 2))
 
     def remove_quota() -> None:
@@ -49,7 +49,7 @@ def edit_service(world: World) -> None:
 
 def delete_config_map(world: World) -> None:
     """Delete the ConfigMap of the current attempt."""
-    world.delete(world.config_map_key(), {})
+    world.delete(world.get_config_map_key(), {})
 
 
 def edit_labels(world: World) -> None:
@@ -70,7 +70,7 @@ def edit_labels(world: World) -> None:
 
 
 def reject_pods_in_kubelets(world: World) -> None:
-    """Give kubelets fewer free resources than the scheduler assumes, for a while."""
+    """Temporarily give kubelets fewer free resources than the scheduler assumes."""
     k8s_nodes = world.k8s_nodes.nodes[: 1 + world.choices.draw_number(len(world.k8s_nodes.nodes))]
 
     def set_rejecting(rejecting: bool) -> None:
@@ -82,9 +82,9 @@ def reject_pods_in_kubelets(world: World) -> None:
 
 
 def shift_operator_clock(world: World) -> None:
-    """Shift the clock of an operator for a while."""
+    """Temporarily shift the clock of an operator."""
     operator = world.operators[-1]
-    seconds = world.choices.pick(CLOCK_OFFSETS)
+    seconds = world.choices.pick(CLOCK_OFFSETS_SECONDS)
     world.operator_clock_was_ahead |= seconds > 0
     operator.clock_offset = timedelta(seconds=seconds)
 

@@ -45,7 +45,7 @@ class Change:
 
     @property
     def body(self) -> RawBody:
-        """The object in the watch event: its new state, or its last state for a deletion."""
+        """Object in the watch event, in its new state or, for a deletion, in its last state."""
         body = self.after or self.before
         assert body is not None
         return body
@@ -67,7 +67,7 @@ class SimulatedApiServer:
         self.oldest_version = 0  # a watch from an older version gets 410 Gone
         self.history: list[Change] = []
         self.listeners: list[Callable[[Change], None]] = []
-        self.pod_quota: int | None = None  # maximum number of active pods; None: no quota
+        self.pod_quota: int | None = None  # maximum number of active pods, None without a quota
         self._committed = asyncio.Event()
 
     def get(self, key: Key) -> RawBody | None:
@@ -131,7 +131,7 @@ class SimulatedApiServer:
         return existing if body == existing else self._commit(key, body, actor=actor)
 
     def delete(self, key: Key, options: RawBody, *, actor: str) -> RawBody:
-        """Delete an object: gracefully for a pod with a kubelet, in the foreground if requested."""
+        """Delete an object, gracefully if it is a pod with a kubelet, and in the foreground if requested."""
         existing = self._read(key)
         expected_uid = options.get("preconditions", {}).get("uid")
         if expected_uid and expected_uid != existing["metadata"]["uid"]:
@@ -150,12 +150,12 @@ class SimulatedApiServer:
         return self.remove(key, actor=actor)
 
     def remove(self, key: Key, *, actor: str) -> RawBody:
-        """Remove the object at once, without a grace period."""
+        """Remove the object immediately, without a grace period."""
         before = self._objects.pop(key)
         self._record(key, before, None, actor=actor)
         return before
 
-    def position_after(self, version: int) -> int:
+    def find_position_after(self, version: int) -> int:
         """Return the index in the history at which a watch from this version starts."""
         position = len(self.history)
         while position and self.history[position - 1].version > version:

@@ -10,15 +10,15 @@ Option = TypeVar("Option")
 class Choices:
     """Source of choices; smaller numbers mean fewer and milder faults, so shrinking simplifies a history."""
 
-    def draw_number(self, below: int) -> int:
-        """Draw a number from 0 to `below` - 1."""
+    def draw_number(self, upper_bound: int) -> int:
+        """Draw a number from 0 to `upper_bound` - 1."""
         raise NotImplementedError
 
     def pick(self, options: Sequence[Option]) -> Option:
         """Draw one of the options."""
         return options[self.draw_number(len(options))]
 
-    def chance(self, percent: float) -> bool:
+    def draw_boolean(self, percent: float) -> bool:
         """Draw a boolean that is True with this probability in percent."""
         return percent > 0 and self.draw_number(1000) >= 1000 - 10 * percent
 
@@ -30,9 +30,9 @@ class SeededChoices(Choices):
         self._random = random.Random(seed)
         self.drawn: list[int] = []
 
-    def draw_number(self, below: int) -> int:
+    def draw_number(self, upper_bound: int) -> int:
         """Draw the next number from the random generator and record it."""
-        number = int(self._random.random() * below)
+        number = int(self._random.random() * upper_bound)
         self.drawn.append(number)
         return number
 
@@ -43,9 +43,9 @@ class ReplayedChoices(Choices):
     def __init__(self, drawn: Sequence[int]) -> None:
         self._recorded = iter(drawn)
 
-    def draw_number(self, below: int) -> int:
-        """Return the next recorded number, limited to `below` - 1."""
-        return min(next(self._recorded, 0), below - 1)
+    def draw_number(self, upper_bound: int) -> int:
+        """Return the next recorded number, limited to `upper_bound` - 1."""
+        return min(next(self._recorded, 0), upper_bound - 1)
 
 
 def shrink(choices: list[int], fails: Callable[[list[int]], bool], *, max_runs: int) -> list[int]:

@@ -1,4 +1,4 @@
-"""ConfigMaps as kubelets mount them: each node caches an immutable one by name while a pod on it mounts it."""
+"""Simulated kubelet caches, which keep an immutable ConfigMap while a pod of the node mounts it."""
 
 from dataclasses import dataclass, field
 
@@ -14,15 +14,15 @@ class CachedConfigMap:
 
 
 class ConfigMapCache:
-    """The caches of all kubelets.
+    """ConfigMap caches of all kubelets.
 
     A kubelet stops watching a ConfigMap once it is immutable, and forgets it with the last pod that mounts it
-    (decisions/118): a ConfigMap that was deleted and created again under the same name is not read again.
+    (decisions/118). Therefore a ConfigMap that was deleted and created again under the same name is not read again.
     """
 
     def __init__(self, server: SimulatedApiServer) -> None:
         self._server = server
-        self._cached: dict[tuple[str, Key], CachedConfigMap] = {}  # by node name and ConfigMap
+        self._cached: dict[tuple[str, Key], CachedConfigMap] = {}  # keyed by node name and ConfigMap
 
     def mount(self, node_name: str, key: Key, pod_uid: str) -> RawBody | None:
         """Return the ConfigMap that the kubelet of the node mounts into the pod, or None if it does not exist."""

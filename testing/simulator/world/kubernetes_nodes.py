@@ -14,7 +14,7 @@ from finetune_operator.observation.ownership import controller_uid
 from testing.simulator.world.apiserver import TERMINAL, Change, Key, RawBody, SimulatedApiServer, format_time
 from testing.simulator.world.choices import Choices
 from testing.simulator.world.config_map_cache import ConfigMapCache
-from testing.simulator.world.trainer import EPOCH, ContainerExit, Process, Trainer
+from testing.simulator.world.trainer import EPOCH, ContainerExit, Trainer, TrainerProcess
 
 POLL_SECONDS = 5.0
 PHASE_LAG_SECONDS = 1.1  # delay between the container state and the pod phase
@@ -47,7 +47,7 @@ class KubernetesNodes:
 
     def __init__(self, server: SimulatedApiServer, trainer: Trainer, choices: Choices, *, count: int) -> None:
         self.nodes = [KubernetesNode(f"gpu-{number}") for number in range(count)]
-        self.processes: dict[str, tuple[Process, KubernetesNode]] = {}  # keyed by pod uid
+        self.processes: dict[str, tuple[TrainerProcess, KubernetesNode]] = {}  # keyed by pod uid
         self.accepts_pods = True  # False while no node has free resources
         self.image_available = True
         self._server = server
@@ -63,12 +63,12 @@ class KubernetesNodes:
         """Return the Kubernetes node that the pod was assigned to."""
         return next((node for node in self.nodes if node.name == pod["spec"].get("nodeName")), None)
 
-    def list_processes_on(self, k8s_node: KubernetesNode) -> list[Process]:
+    def list_processes_on(self, k8s_node: KubernetesNode) -> list[TrainerProcess]:
         """Return the running processes of the node, including those that its kubelet does not report."""
         return [process for process, node in self.processes.values() if node is k8s_node and process.is_running]
 
     def break_gpu(self, k8s_node: KubernetesNode) -> None:
-        """Break the GPU: all current and future processes on the node soon fail with an ECC error."""
+        """Break the GPU of a node, so that all its current and future processes soon fail with an ECC error."""
         k8s_node.gpu_broken = True
         for process in self.list_processes_on(k8s_node):
             self.spawn(self._fail_after_delay(process))
@@ -80,7 +80,7 @@ class KubernetesNodes:
             self._server.change(key, actor=actor, status={**pod["status"], **fields})
 
     def set_condition(self, key: Key, condition: RawBody, *, actor: str = "kubelet", **fields: Any) -> None:
-        """Replace one condition, and optionally status fields, of a pod if it exists and something changes."""
+        """Replace a condition and optional status fields of a pod if the pod exists and something changes."""
         if pod := self._server.get(key):
             others = {other["type"]: other for other in pod["status"].get("conditions", ())}
             before = others.pop(condition["type"], {})
@@ -102,7 +102,7 @@ class KubernetesNodes:
         if change.kind != "Pod" or "labels" not in change.body["metadata"]:
             return  # a foreign pod never runs; it only occupies a name
         if change.before is None:
-            self.spawn(self._schedule(_key_of(change.body), change.body["metadata"]["uid"]))
+            self.spawn(self._schedule(_build_key(change.body), change.body["metadata"]["uid"]))
         else:
             self._handle_deletion(change)
 
@@ -146,7 +146,7 @@ class KubernetesNodes:
 
     async def _run_pod(self, pod: RawBody, k8s_node: KubernetesNode) -> None:
         """Run the pod; a partitioned kubelet starts pods that it received earlier and handles deletions later."""
-        key, uid = _key_of(pod), pod["metadata"]["uid"]
+        key, uid = _build_key(pod), pod["metadata"]["uid"]
         await asyncio.sleep(self._choices.pick((0.5, 2.0, 6.0)))
         if not k8s_node.kubelet_running:
             await k8s_node.connected.wait()
@@ -185,15 +185,15 @@ class KubernetesNodes:
         self.set_condition(key, condition)
 
     def _has_volumes(self, pod: RawBody) -> bool:
-        """Return whether the pod's ConfigMaps exist; only events report a missing one."""
-        return all(self._server.get(key) for key in _config_map_keys(pod))
+        """Return whether the pod's ConfigMaps exist; kubelets report missing ones only in events."""
+        return all(self._server.get(key) for key in _list_config_map_keys(pod))
 
     def _mount_config_maps(self, pod: RawBody, k8s_node: KubernetesNode) -> list[RawBody]:
         uid = pod["metadata"]["uid"]
-        mounted = (self._config_map_cache.mount(k8s_node.name, key, uid) for key in _config_map_keys(pod))
+        mounted = (self._config_map_cache.mount(k8s_node.name, key, uid) for key in _list_config_map_keys(pod))
         return [body for body in mounted if body is not None]
 
-    async def _report_exit(self, key: Key, uid: str, process: Process, k8s_node: KubernetesNode) -> None:
+    async def _report_exit(self, key: Key, uid: str, process: TrainerProcess, k8s_node: KubernetesNode) -> None:
         exit_result = await process.exit_future
         finished_at = EPOCH + timedelta(seconds=process.end_time)  # long ago if the node was partitioned
         state = {"terminated": _build_terminated_state(exit_result, finished_at)}
@@ -206,7 +206,7 @@ class KubernetesNodes:
         if self._is_terminating(key, uid):
             self._remove(key, uid)
 
-    async def _fail_after_delay(self, process: Process) -> None:
+    async def _fail_after_delay(self, process: TrainerProcess) -> None:
         await asyncio.sleep(self._choices.pick((3.0, 10.0)))
         if process.is_running:
             message = "CUDA error: uncorrectable ECC error encountered"
@@ -229,7 +229,7 @@ class KubernetesNodes:
             )
 
     async def _terminate(
-        self, process: Process, k8s_node: KubernetesNode, *, delay_seconds: float, grace_seconds: float
+        self, process: TrainerProcess, k8s_node: KubernetesNode, *, delay_seconds: float, grace_seconds: float
     ) -> None:
         await asyncio.sleep(delay_seconds)
         await k8s_node.connected.wait()
@@ -253,13 +253,13 @@ class KubernetesNodes:
             self._server.remove(key, actor="kubelet")
 
 
-def read_process(pod: RawBody, config_maps: Iterable[RawBody]) -> Process:
+def read_process(pod: RawBody, config_maps: Iterable[RawBody]) -> TrainerProcess:
     """Build the trainer process of a pod from its environment variables and mounted ConfigMaps."""
     labels = pod["metadata"].get("labels", {})
     containers = pod["spec"].get("containers") or [{}]
     environment = {variable["name"]: variable.get("value") for variable in containers[0].get("env", ())}
     job_uid = environment.get(names.ENV_JOB_UID) or labels[names.JOB_UID]
-    return Process(
+    return TrainerProcess(
         job_uid=job_uid,
         attempt=int(environment.get(names.ENV_ATTEMPT) or labels[names.ATTEMPT]),
         node_rank=int(environment.get("NODE_RANK") or labels[names.NODE_RANK]),
@@ -270,12 +270,12 @@ def read_process(pod: RawBody, config_maps: Iterable[RawBody]) -> Process:
     )
 
 
-def _config_map_keys(pod: RawBody) -> list[Key]:
+def _list_config_map_keys(pod: RawBody) -> list[Key]:
     config_maps = (volume.get("configMap", {}).get("name") for volume in pod["spec"].get("volumes", ()))
     return [Key("ConfigMap", pod["metadata"]["namespace"], name) for name in config_maps if name]
 
 
-def _key_of(body: RawBody) -> Key:
+def _build_key(body: RawBody) -> Key:
     return Key(body["kind"], body["metadata"]["namespace"], body["metadata"]["name"])
 
 

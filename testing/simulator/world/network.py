@@ -16,13 +16,13 @@ LATENCIES = (0.001, 0.02, 0.3, 2.0, 8.0)
 class NetworkFaults:
     """Probabilities of network faults, in percent of all requests or watch events."""
 
-    slow: float = 0.0
-    rejected: float = 0.0  # requests fail without effect: 500, 429 or no response
-    response_lost: float = 0.0  # requests take effect, but their responses are lost
-    crash: float = 0.0  # the operator crashes before or after a request takes effect
-    watch_lag: float = 0.0  # watch events are delayed
-    watch_broken: float = 0.0  # watch streams end, some of them with an expired version
-    watch_repeated: float = 0.0  # watch events are delivered twice
+    slow_requests: float = 0.0
+    rejected_requests: float = 0.0  # requests fail without effect: 500, 429 or no response
+    lost_responses: float = 0.0  # requests take effect, but their responses are lost
+    crashes: float = 0.0  # the operator crashes before or after a request takes effect
+    delayed_events: float = 0.0  # watch events are delayed
+    broken_watches: float = 0.0  # watch streams end, some of them with an expired version
+    repeated_events: float = 0.0  # watch events are delivered twice
 
 
 NO_FAULTS = NetworkFaults()
@@ -46,7 +46,7 @@ class Link(ApiClient):
         self, method: str, path: str, *, body: RawBody | None = None, params: Mapping[str, str] | None = None
     ) -> RawBody:
         """Send one request under the configured network faults."""
-        if self.is_partitioned or self._choices.chance(self.faults.rejected):
+        if self.is_partitioned or self._choices.draw_boolean(self.faults.rejected_requests):
             await asyncio.sleep(self._draw_latency())
             raise self._choices.pick(
                 (
@@ -55,14 +55,14 @@ class Link(ApiClient):
                     ApiError("too many requests", status=429, retry_after=1.0),
                 )
             )
-        crash = self._choices.pick(("before", "after")) if self._choices.chance(self.faults.crash) else ""
+        crash = self._choices.pick(("before", "after")) if self._choices.draw_boolean(self.faults.crashes) else ""
         if crash == "before":
             await self._crash()
         response = await self._transmit(method, path, body, dict(params or {}))
         if crash == "after":
             await self._crash()
         await asyncio.sleep(self._draw_latency())
-        if self._choices.chance(self.faults.response_lost):
+        if self._choices.draw_boolean(self.faults.lost_responses):
             raise ApiError("no answer from the API server: the connection was closed", status=NO_RESPONSE)
         if isinstance(response, ApiError):
             raise response
@@ -77,7 +77,7 @@ class Link(ApiClient):
         if int(version) < self._target.oldest_version:
             raise ApiError("too old resource version", status=410, reason="Expired")
         history = self._target.history
-        position = self._target.position_after(int(version))
+        position = self._target.find_position_after(int(version))
         delivery_time = 0.0
         while True:
             if position == len(history):
@@ -89,11 +89,11 @@ class Link(ApiClient):
                 continue
             delivery_time = max(delivery_time, change.time + self._draw_event_delay())
             await asyncio.sleep(max(0.0, delivery_time - asyncio.get_running_loop().time()))
-            if self.is_partitioned or self._choices.chance(self.faults.watch_broken):
-                if self._choices.chance(50):
+            if self.is_partitioned or self._choices.draw_boolean(self.faults.broken_watches):
+                if self._choices.draw_boolean(50):
                     self._target.oldest_version = self._target.version
                 raise _stream_error()
-            for _ in range(2 if self._choices.chance(self.faults.watch_repeated) else 1):
+            for _ in range(2 if self._choices.draw_boolean(self.faults.repeated_events) else 1):
                 yield {**event, "object": {**event["object"], "metadata": dict(event["object"]["metadata"])}}
 
     def drop_requests(self) -> None:
@@ -128,14 +128,14 @@ class Link(ApiClient):
         await asyncio.get_running_loop().create_future()  # wait until the operator's tasks are cancelled
 
     def _draw_latency(self) -> float:
-        if not self._choices.chance(self.faults.slow):
+        if not self._choices.draw_boolean(self.faults.slow_requests):
             return LATENCIES[0]
         return self._choices.pick(LATENCIES[1:])
 
     def _draw_event_delay(self) -> float:
         return (
             self._choices.pick((0.1, 1.0, 5.0, 20.0))
-            if self._choices.chance(self.faults.watch_lag)
+            if self._choices.draw_boolean(self.faults.delayed_events)
             else self._draw_latency()
         )
 

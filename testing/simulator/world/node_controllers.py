@@ -1,4 +1,4 @@
-"""Simulated controllers of Kubernetes: node lifecycle, taint eviction, pod GC and the garbage collector."""
+"""Simulated Kubernetes controllers for node lifecycle, taint eviction, pod GC and garbage collection."""
 
 import asyncio
 from collections.abc import Callable
@@ -12,7 +12,7 @@ UNSCHEDULABLE_SECONDS = 50.0  # delay from the last kubelet heartbeat to the NoS
 UNREACHABLE_SECONDS = 60.0  # delay from the last kubelet heartbeat to the NoExecute taint
 POD_GC_SECONDS = 20.0
 TAINT_EVICTION, POD_GC, GARBAGE_COLLECTOR = "taint manager", "pod gc", "garbage collector"
-FORCING = (POD_GC, GARBAGE_COLLECTOR)  # actors whose deletions may leave processes running
+FORCED_DELETION_ACTORS = (POD_GC, GARBAGE_COLLECTOR)  # actors whose deletions may leave processes running
 
 
 class NodeControllers:
@@ -29,7 +29,7 @@ class NodeControllers:
         self.partition(k8s_node)
 
     def partition(self, k8s_node: KubernetesNode) -> None:
-        """Disconnect the node from the API server; its containers continue."""
+        """Disconnect the node from the API server; its containers keep running."""
         k8s_node.connected.clear()
         k8s_node.loss_count += 1
         self._k8s_nodes.spawn(self._evict_after_toleration(k8s_node, k8s_node.loss_count))

@@ -42,7 +42,7 @@ class SimulatedOperator:
         self._tasks = [self._spawn(self._start())]
 
     def crash(self) -> None:
-        """Stop the process at once, even in the middle of an operation."""
+        """Stop the process immediately, even in the middle of an operation."""
         self.is_running = False
         for task in self._tasks:
             task.cancel()
@@ -55,7 +55,7 @@ class SimulatedOperator:
         await self._list_jobs()
         self._tasks.append(self._spawn(self._watch_jobs()))
         self._tasks.append(self._spawn(self._resync()))
-        self._tasks.append(self._spawn(self._poll()))
+        self._tasks.append(self._spawn(self._poll_progress()))
         self.controller.start_leading(lambda: self.is_running)
         self._tasks.extend(self._spawn(self.controller.run_worker()) for _ in range(WORKERS))
 
@@ -74,7 +74,7 @@ class SimulatedOperator:
             except ApiError:
                 await asyncio.sleep(1.0)
 
-    async def _poll(self) -> None:
+    async def _poll_progress(self) -> None:
         """Poll the progress, as the progress poller does, and keep it in memory."""
         while True:
             await asyncio.sleep(POLL_INTERVAL_SECONDS)

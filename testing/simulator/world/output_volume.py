@@ -1,4 +1,4 @@
-"""Simulated output volume with checkpoints, lock and result; it outlasts pods, nodes and operators."""
+"""Simulated output volume with checkpoints, lock and result, which does not depend on pods or nodes."""
 
 from dataclasses import dataclass, field
 
@@ -21,17 +21,17 @@ class Publication:
 class SimulatedOutputFolder:
     """The output folder of one job."""
 
-    holder: int = -1
+    lock_holder: int = -1
     step: int = 0
-    result: bool = False
+    has_result: bool = False
     locks: list[int] = field(default_factory=list)
     publications: list[Publication] = field(default_factory=list)
 
     def take_lock(self, attempt: int) -> None:
         """Take the lock for an attempt, as the trainer does before training, unless a newer attempt holds it."""
-        if attempt < self.holder:
+        if attempt < self.lock_holder:
             raise LockLost
-        self.holder = attempt
+        self.lock_holder = attempt
         self.locks.append(attempt)
 
     def save(self, publication: Publication, *, step: int) -> None:
@@ -48,9 +48,9 @@ class SimulatedOutputFolder:
         Raises: LockLost
         """
         self._publish(publication)
-        self.result = True
+        self.has_result = True
 
     def _publish(self, publication: Publication) -> None:
-        if publication.attempt != self.holder:
+        if publication.attempt != self.lock_holder:
             raise LockLost
         self.publications.append(publication)

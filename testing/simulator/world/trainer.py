@@ -1,4 +1,4 @@
-"""Simulated trainer: when its processes train, how they exit and what they publish."""
+"""Simulated trainer, whose processes train, publish checkpoints and results, and exit."""
 
 import asyncio
 from collections import defaultdict
@@ -39,7 +39,7 @@ class ContainerExit:
     reason: str = ""
 
 
-class Process:
+class TrainerProcess:
     """The trainer process of one node."""
 
     def __init__(
@@ -75,14 +75,14 @@ class TrainingGroup:
 
     def __init__(self, number: int) -> None:
         self.number = number
-        self.members: dict[int, Process] = {}
+        self.members: dict[int, TrainerProcess] = {}
         self.state = "waiting"  # waiting -> training -> ended
         self.first_step = 0
         self.step = 0
         self.task: asyncio.Task[None] | None = None
         self.can_step = asyncio.Event()  # cleared while a rank hangs
         self.can_step.set()
-        self.hanging_process: Process | None = None  # None if a network partition stops the training
+        self.hanging_process: TrainerProcess | None = None  # None if a network partition stops the training
 
     @property
     def attempt(self) -> int:
@@ -95,41 +95,41 @@ class Trainer:
 
     def __init__(self, workload: Workload, choices: Choices) -> None:
         self.folders: defaultdict[str, SimulatedOutputFolder] = defaultdict(SimulatedOutputFolder)  # keyed by job uid
-        self.processes: list[Process] = []
+        self.processes: list[TrainerProcess] = []
         # (job uid, attempt) -> process whose exit or hang ended the training
-        self.root_causes: dict[tuple[str, int], Process] = {}
+        self.root_causes: dict[tuple[str, int], TrainerProcess] = {}
         self._workload = workload
         self._choices = choices
         self._groups: defaultdict[str, list[TrainingGroup]] = defaultdict(list)  # keyed by rendezvous
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def start(self, process: Process) -> Process:
+    def start(self, process: TrainerProcess) -> TrainerProcess:
         """Start the process of a container."""
         self.processes.append(process)
         self._spawn(self._run_process(process))
         return process
 
-    def kill(self, process: Process, *, reason: str = "Error", code: int = KILLED) -> None:
+    def kill(self, process: TrainerProcess, *, reason: str = "Error", code: int = KILLED) -> None:
         """Kill the process; its termination message is the last one that was written periodically."""
         self._end(
             process,
             ContainerExit(code, self._build_termination_message(process, Outcome.RUNNING, is_final=False), reason),
         )
 
-    def fail(self, process: Process, *, error_type: str, message: str, **details: Any) -> None:
-        """Let a rank fail with an error or a signal, which its supervisor reports."""
+    def fail(self, process: TrainerProcess, *, error_type: str, message: str, **details: Any) -> None:
+        """Make a rank fail with an error or a signal that its supervisor reports."""
         termination = self._build_termination_message(
             process, Outcome.FAILED, error_type=error_type, message=message, **details
         )
         self._end(process, ContainerExit(1 if "signal" in details else 2, termination))
 
-    def hang(self, process: Process) -> None:
-        """Let a rank of the process hang, so that all other ranks wait."""
+    def hang(self, process: TrainerProcess) -> None:
+        """Make a rank of the process hang, so that all other ranks wait."""
         if group := self._find_training_group(process):
             group.hanging_process = process
             self._stop_steps(group)
 
-    def partition(self, process: Process) -> Callable[[], None]:
+    def partition(self, process: TrainerProcess) -> Callable[[], None]:
         """Disconnect the process from its peers and return a function that reconnects it."""
         group = self._find_training_group(process)
         if group is None or len(group.members) == 1:
@@ -137,11 +137,11 @@ class Trainer:
         self._stop_steps(group)
         return lambda: None if group.hanging_process else group.can_step.set()
 
-    def exit_early(self, process: Process) -> None:
-        """Let the process exit with code 0 without reporting success."""
+    def exit_early(self, process: TrainerProcess) -> None:
+        """Make the process exit with code 0 without reporting success."""
         self._end(process, ContainerExit(0, self._build_termination_message(process, Outcome.RUNNING, is_final=False)))
 
-    def terminate(self, process: Process, grace_seconds: float) -> None:
+    def terminate(self, process: TrainerProcess, grace_seconds: float) -> None:
         """Send SIGTERM, and SIGKILL after the grace period."""
         self._spawn(self._handle_sigterm(process, grace_seconds))
 
@@ -156,8 +156,8 @@ class Trainer:
         training = [group for group in groups if group.members[0].job_uid == job_uid]
         return self._build_progress(training[-1]) if training else None
 
-    async def _run_process(self, process: Process) -> None:
-        if self.folders[process.job_uid].result:
+    async def _run_process(self, process: TrainerProcess) -> None:
+        if self.folders[process.job_uid].has_result:
             await asyncio.sleep(1.0)
             self._succeed(process)
             return
@@ -172,7 +172,7 @@ class Trainer:
         else:
             await self._time_out_rendezvous(process, self._workload.rendezvous_timeout_seconds, group)
 
-    def _find_waiting_group(self, process: Process) -> TrainingGroup | None:
+    def _find_waiting_group(self, process: TrainerProcess) -> TrainingGroup | None:
         """Return the group that waits for this rank, or None if the newest group is already training."""
         groups = self._groups[process.rendezvous]
         newest = groups[-1] if groups else None
@@ -182,7 +182,9 @@ class Trainer:
         existing = newest.members.get(process.node_rank)
         return newest if newest.state == "waiting" and (existing is None or not existing.is_running) else None
 
-    async def _time_out_rendezvous(self, process: Process, seconds: float, group: TrainingGroup | None = None) -> None:
+    async def _time_out_rendezvous(
+        self, process: TrainerProcess, seconds: float, group: TrainingGroup | None = None
+    ) -> None:
         await asyncio.wait((process.exit_future,), timeout=seconds)
         if process.is_running and (group is None or group.state == "waiting"):
             self.fail(
@@ -221,13 +223,13 @@ class Trainer:
     def _build_publication(self, group: TrainingGroup, content: str) -> Publication:
         return Publication(group.attempt, group.number, content, asyncio.get_running_loop().time())
 
-    async def _handle_sigterm(self, process: Process, grace_seconds: float) -> None:
+    async def _handle_sigterm(self, process: TrainerProcess, grace_seconds: float) -> None:
         process.stop_requests += 1
         group = self._find_group(process)
         if group is not None and not group.can_step.is_set():
             await asyncio.sleep(min(3.0, grace_seconds))
             self._report_hang(group, process)
-        ignores_sigterm = group is not None and group.state == "ended" and self._choices.chance(20)
+        ignores_sigterm = group is not None and group.state == "ended" and self._choices.draw_boolean(20)
         if process.stop_requests > 1 or group is None or group.state == "waiting":
             await asyncio.sleep(0.5)
             if not ignores_sigterm:
@@ -239,10 +241,10 @@ class Trainer:
         await asyncio.wait((process.exit_future,), timeout=grace_seconds)
         self.kill(process)
 
-    def _find_group(self, process: Process) -> TrainingGroup | None:
+    def _find_group(self, process: TrainerProcess) -> TrainingGroup | None:
         return next((g for g in self._groups[process.rendezvous] if process in g.members.values()), None)
 
-    def _find_training_group(self, process: Process) -> TrainingGroup | None:
+    def _find_training_group(self, process: TrainerProcess) -> TrainingGroup | None:
         group = self._find_group(process)
         return group if group is not None and group.state == "training" else None
 
@@ -251,7 +253,7 @@ class Trainer:
         self._spawn(self._detect_hang(group))
 
     async def _detect_hang(self, group: TrainingGroup) -> None:
-        """Let each supervisor detect the hang independently, in random order."""
+        """Make each supervisor detect the hang independently, in random order."""
         with suppress(TimeoutError):
             await asyncio.wait_for(group.can_step.wait(), self._workload.hang_timeout_seconds)
         members = list(group.members.values())
@@ -260,21 +262,21 @@ class Trainer:
             await asyncio.sleep(self._choices.pick((0.0, 0.3, 2.0)))
             self._report_hang(group, member)
 
-    def _report_hang(self, group: TrainingGroup, process: Process) -> None:
+    def _report_hang(self, group: TrainingGroup, process: TrainerProcess) -> None:
         if process.is_running and not group.can_step.is_set():
             is_victim = group.hanging_process is not process
             message = "waited for the other ranks" if is_victim else "a rank hangs"
             self.fail(process, error_type=Reason.HANG, message=message, victim=is_victim)
 
-    def _succeed(self, process: Process) -> None:
+    def _succeed(self, process: TrainerProcess) -> None:
         self._end(process, ContainerExit(0, self._build_termination_message(process, Outcome.SUCCEEDED), "Completed"))
 
-    def _end_stopped(self, process: Process, message: str) -> None:
+    def _end_stopped(self, process: TrainerProcess, message: str) -> None:
         self._end(
             process, ContainerExit(STOPPED, self._build_termination_message(process, Outcome.STOPPED, message=message))
         )
 
-    def _end(self, process: Process, exit_result: ContainerExit) -> None:
+    def _end(self, process: TrainerProcess, exit_result: ContainerExit) -> None:
         if not process.is_running:
             return
         process.end_time = asyncio.get_running_loop().time()
@@ -287,18 +289,17 @@ class Trainer:
         if group.task is not None:
             group.task.cancel()
         for member in group.members.values():
-            if (
-                member.is_running and member is not group.hanging_process and not self._choices.chance(25)
-            ):  # a quarter of the peers hang instead of failing
+            # A quarter of the peers hang instead of failing.
+            if member.is_running and member is not group.hanging_process and not self._choices.draw_boolean(25):
                 self._spawn(self._fail_as_victim(member))
 
-    async def _fail_as_victim(self, process: Process) -> None:
+    async def _fail_as_victim(self, process: TrainerProcess) -> None:
         await asyncio.sleep(self._choices.pick((0.05, 0.5, 3.0)))
         if process.is_running:
             self.fail(process, error_type="DistBackendError", message="connection closed by peer", victim=True)
 
     def _build_termination_message(
-        self, process: Process, outcome: Outcome, *, is_final: bool = True, **details: Any
+        self, process: TrainerProcess, outcome: Outcome, *, is_final: bool = True, **details: Any
     ) -> Termination:
         group = self._find_group(process)
         now = asyncio.get_running_loop().time()

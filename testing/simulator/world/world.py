@@ -17,7 +17,7 @@ from testing.simulator.world.kubernetes_nodes import KubernetesNode, KubernetesN
 from testing.simulator.world.network import NO_FAULTS, Link, NetworkFaults
 from testing.simulator.world.node_controllers import GarbageCollector, NodeControllers
 from testing.simulator.world.operator_process import SimulatedOperator
-from testing.simulator.world.trainer import EPOCH, Process, Trainer, Workload
+from testing.simulator.world.trainer import EPOCH, Trainer, TrainerProcess, Workload
 
 JOB = Key(names.FINETUNEJOB_KIND, "default", "bert")
 SPARE_K8S_NODES = 2
@@ -43,7 +43,7 @@ class World:
         self.garbage_collector = GarbageCollector(self.server, self.k8s_nodes, choices)
         self.operators: list[SimulatedOperator] = []
         self.has_split_brain = False
-        self.faults_ended = False  # only permanent faults remain
+        self.faults_ended = False  # set once only permanent faults remain
         self.operator_clock_was_ahead = False  # an operator may have assumed too early that a grace period ended
         self.pending_recoveries: list[Callable[[], None]] = []
         claim = {"kind": "PersistentVolumeClaim", "metadata": {"namespace": "default"}}
@@ -53,7 +53,7 @@ class World:
                 {**claim, "metadata": metadata, "spec": {"accessModes": ["ReadWriteMany"]}}, actor="user"
             )
         self.job_uids: list[str] = []  # uids of all jobs with this name, oldest first
-        self.apply(spec(numNodes=workload.num_nodes, **fields))
+        self.create_job(spec(numNodes=workload.num_nodes, **fields))
 
     def now(self) -> datetime:
         """Return the current time; fail if it is read too often, as in a busy loop of the operator."""
@@ -74,7 +74,7 @@ class World:
         """Uid of the current job, or of the last one if it was deleted."""
         return self.job_uids[-1]
 
-    def config_map_key(self) -> Key:
+    def get_config_map_key(self) -> Key:
         """Return the key of the ConfigMap of the current attempt."""
         name = names.config_map_name(JOB.name, self.job_uid, self.status.get("attempt") or 0)
         return Key("ConfigMap", JOB.namespace, name)
@@ -98,7 +98,7 @@ class World:
         """Return the pods of all jobs with this name, including deleted jobs."""
         return [(key, pod) for key, pod in self.server.list_objects("Pod") if "labels" in pod["metadata"]]
 
-    def list_running_processes(self) -> list[Process]:
+    def list_running_processes(self) -> list[TrainerProcess]:
         """Return all running trainer processes, including those unknown to the API server."""
         return [process for process in self.trainer.processes if process.is_running]
 
@@ -128,7 +128,7 @@ class World:
         asyncio.get_running_loop().call_later(self.choices.pick((1.0, 15.0, 90.0)), self.start_operator)
 
     def take_over(self, overlap_seconds: float) -> None:
-        """Start another leader, while former leaders act for `overlap_seconds` more."""
+        """Start another leader; former leaders act for `overlap_seconds` more."""
         earlier_leaders = [operator for operator in self.operators if operator.is_running]
         self.start_operator()
         for operator in earlier_leaders:
@@ -145,7 +145,7 @@ class World:
             operator.link.faults = NO_FAULTS
             operator.link.is_partitioned = False
 
-    def apply(self, spec: RawBody) -> None:
+    def create_job(self, spec: RawBody) -> None:
         """Create the job as a user."""
         manifest = {
             "apiVersion": names.API_VERSION,
@@ -181,7 +181,7 @@ class World:
         pods = self.list_pods()
         return self.choices.pick(pods) if pods else None
 
-    def pick_process(self) -> Process | None:
+    def pick_process(self) -> TrainerProcess | None:
         """Return a random running trainer process."""
         running = self.list_running_processes()
         return self.choices.pick(running) if running else None
@@ -192,7 +192,7 @@ class World:
         return self.choices.pick(used or self.k8s_nodes.nodes)
 
     def lacks_k8s_nodes(self) -> bool:
-        """Return whether the job needs more Kubernetes nodes than are usable: healthy, free and not avoided."""
+        """Return whether fewer Kubernetes nodes are usable (healthy, free and not avoided) than the job needs."""
         avoided = JobStatus.model_validate(self.status).attempts[-1].avoids if self.status.get("attempts") else ()
         usable = [
             node
@@ -203,7 +203,7 @@ class World:
         return len(usable) < required
 
     def has_foreign_objects(self) -> bool:
-        """Return whether foreign objects exist, which may occupy a name that the job needs."""
+        """Return whether there are foreign objects that may occupy a name of the job."""
         kinds = ("Pod", "ConfigMap")
         return any("labels" not in body["metadata"] for kind in kinds for _, body in self.server.list_objects(kind))
 
@@ -239,9 +239,9 @@ class World:
             return all(self.is_lost(pod) for _, pod in self.list_pods())  # pods on lost nodes remain forever
         if "completionTime" in self.status:
             return True
-        return bool(job["spec"].get("suspend")) and self.condition_status("Suspended") == "True"
+        return bool(job["spec"].get("suspend")) and self.get_condition_status("Suspended") == "True"
 
-    def condition_status(self, condition_type: str) -> str | None:
+    def get_condition_status(self, condition_type: str) -> str | None:
         """Return the status of a condition of the job, or None if the condition is absent."""
         statuses = (c["status"] for c in self.status.get("conditions", ()) if c["type"] == condition_type)
         return next(statuses, None)
