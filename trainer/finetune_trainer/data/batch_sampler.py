@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from finetune_api.batch import Batch
 from finetune_trainer.data.collator import Collate
-from finetune_trainer.data.epoch_order import Epoch, Item, Order
+from finetune_trainer.data.epoch_order import Epoch, Item, ItemOrder
 from finetune_trainer.data.token_dataset import FILLER, Features
 
 
@@ -25,7 +25,7 @@ class BatchSampler(Sampler[list[Item]]):
     counts twice and none is dropped.
     """
 
-    def __init__(self, order: Order, batch: Batch, *, rank: int) -> None:
+    def __init__(self, order: ItemOrder, batch: Batch, *, rank: int) -> None:
         self._order = order
         self._batch = batch
         self._rank = rank
@@ -40,7 +40,7 @@ class BatchSampler(Sampler[list[Item]]):
         return -(-len(self._order) // self._items_per_round)
 
     def __iter__(self) -> Iterator[list[Item]]:
-        epoch = self._order.epoch(self._epoch)
+        epoch = self._order.get_epoch(self._epoch)
         for first in range(0, len(self._order), self._batch.effective):
             yield from self._distribute_step(epoch, range(first, min(first + self._batch.effective, len(self._order))))
 
@@ -49,7 +49,10 @@ class BatchSampler(Sampler[list[Item]]):
         return self._batch.per_device * self._batch.world_size
 
     def _distribute_step(self, epoch: Epoch, positions: range) -> Iterator[list[Item]]:
-        """Yield this rank's micro-batches of the step whose items are at these positions of the epoch."""
+        """Yield this rank's micro-batches of one step.
+
+        positions: range of the step's items in the epoch.
+        """
         # Sort by length only within a step (decisions/503).
         sorted_by_length = np.argsort(-epoch.lengths[positions.start : positions.stop], kind="stable")
         items = [epoch.items[positions.start + int(offset)] for offset in sorted_by_length]
@@ -61,7 +64,7 @@ class BatchSampler(Sampler[list[Item]]):
 
 
 class RankDataLoader(DataLoader[tuple[Features, ...]]):
-    """Data loader of one rank; transformers calls its `set_epoch`."""
+    """Data loader of one rank, with the `set_epoch` method that transformers calls."""
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the batch sampler."""
@@ -72,20 +75,24 @@ class RankDataLoader(DataLoader[tuple[Features, ...]]):
 def build_dataloader(
     dataset: Dataset[tuple[Features, ...]], sampler: BatchSampler, collate: Collate, *, workers: int
 ) -> RankDataLoader:
-    """Build the data loader of one rank with `workers` loader processes; 0 loads in the training process."""
+    """Build the data loader of one rank.
+
+    workers: number of loader processes; with 0, the training process loads the samples.
+    """
     return RankDataLoader(
         dataset,
         batch_sampler=sampler,
         collate_fn=collate,
         num_workers=workers,
         pin_memory=torch.cuda.is_available(),
-        generator=torch.Generator(),  # separate generator: the loader must not advance the one for dropout
+        # Use a separate generator, so that the loader does not change the random state that dropout uses.
+        generator=torch.Generator(),
     )
 
 
-def compute_padding_share(order: Order, batch: Batch) -> float:
-    """Return the fraction of padding, from 0 to 1, among all tokens computed in the first epoch."""
-    lengths, computed = order.epoch(0).lengths, 0
+def compute_padding_share(order: ItemOrder, batch: Batch) -> float:
+    """Return the fraction of padding tokens in the first epoch, from 0 to 1."""
+    lengths, computed = order.get_epoch(0).lengths, 0
     for first in range(0, len(lengths), batch.effective):
         longest_first = np.sort(lengths[first : first + batch.effective])[::-1]
         computed += int(longest_first[:: batch.per_device].sum()) * batch.per_device

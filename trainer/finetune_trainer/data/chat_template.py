@@ -17,7 +17,7 @@ from finetune_trainer.vision.placeholders import collect_media, expand_placehold
 from finetune_trainer.vision.processor import VisionProcessor
 
 _GENERATION_TAG = "{% generation"
-_ANCHOR = "⟦assistant {}⟧"  # temporary content of an assistant turn, to find its position
+_ANCHOR = "⟦assistant {}⟧"  # placeholder content, used to locate an assistant turn in the rendered text
 
 _TEMPLATE_ERRORS = (TemplateError, TypeError, ValueError, KeyError)
 _MOVE_SYSTEM_PROMPT = "move its text to the beginning of the first user turn"
@@ -77,7 +77,7 @@ class ExampleRenderer:
         # Prompt and completion are plain text and need no template.
         if isinstance(example, PromptCompletion):
             return self._render_prompt_completion(example)
-        # Check that the model can render the conversation.
+        # Check that the model has a chat template and supports the media of the conversation.
         template = self._tokenizer.chat_template
         if not template:
             raise ChatTemplateError(
@@ -100,7 +100,7 @@ class ExampleRenderer:
         if spans is None:
             spans = self._locate_turns_by_prefixes(example, text)
         sample = self._tokenize_conversation(example, text, spans)
-        # Append a missing end token to the last assistant turn: the model must learn to stop (decisions/505).
+        # Append a missing end token to the last assistant turn, so that the model learns to stop (decisions/505).
         if example.turns[-1].role is Role.ASSISTANT and not text.rstrip().endswith(self._end_of_turn_tokens):
             return self._append_eos(sample, weight=example.turns[-1].weight)
         return sample
@@ -294,9 +294,14 @@ def _extend_over_whitespace(text: str, span: Span) -> Span:
     return len(text[:start].rstrip()), len(text) - len(text[end:].lstrip())
 
 
-def _is_inside(token: Span, span: Span, extended_span: Span) -> bool:
+def _is_inside(token_span: Span, span: Span, extended_span: Span) -> bool:
     """Return whether the token overlaps the span and does not exceed the extended span."""
-    return token[1] > span[0] and token[0] < span[1] and token[0] >= extended_span[0] and token[1] <= extended_span[1]
+    return (
+        token_span[1] > span[0]
+        and token_span[0] < span[1]
+        and token_span[0] >= extended_span[0]
+        and token_span[1] <= extended_span[1]
+    )
 
 
 def _find_token_range(offsets: Sequence[Span], span: Span) -> Span:

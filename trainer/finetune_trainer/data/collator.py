@@ -12,7 +12,7 @@ from finetune_trainer.vision.processor import VisionProcessor
 
 Collate = Callable[[Sequence[Any]], Features]
 
-# All other features are pixel inputs.
+# names of the token features; all other features are pixel inputs
 _TOKEN_FEATURES = ("input_ids", "labels", "weights", POSITION_IDS, MROPE_POSITION_IDS)
 _PIXEL_INPUTS = {Modality.IMAGE: "pixel_values", Modality.VIDEO: "pixel_values_videos"}
 
@@ -29,7 +29,7 @@ class Collator:
         self._padding_values = {"input_ids": float(pad_id), "labels": float(IGNORE_INDEX), **zeros}
 
     def __call__(self, rows: Sequence[tuple[Features, ...]]) -> Features:
-        """Return the features, (rows x sequences per row, longest sequence, ...), and the attention mask."""
+        """Return the padded features and the attention mask, (rows x sequences per row, longest sequence)."""
         sequences = [row[index] for index in range(len(rows[0])) for row in rows]
         pad = torch.nn.utils.rnn.pad_sequence
         batch = {
@@ -44,7 +44,7 @@ class MultimodalCollator:
     """Pads the token features and concatenates the pixel inputs of all sequences in order.
 
     If a batch lacks a modality in `required`, a dummy image or video is appended to its shortest sequence. Causal
-    attention hides the dummy from the other tokens, and its labels are ignored. So every rank runs the vision tower
+    attention hides the dummy from the other tokens, and its labels are ignored. Thus every rank runs the vision tower
     equally often in every step, as the collectives for trained or sharded weights require, and at the same positions
     of the autograd graph as with real media.
     """

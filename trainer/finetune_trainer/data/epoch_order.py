@@ -1,4 +1,4 @@
-"""Order of the items in each epoch, identical on all ranks. Items are single rows, or the packs of `packing`."""
+"""Defines the order of items in each epoch, which is identical on all ranks. An item is a row or a pack of rows."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,17 +18,17 @@ class Epoch:
     lengths: NDArray[np.int64]
 
 
-class Order(Protocol):
-    """Order of items in each epoch; every epoch has the same number of items."""
+class ItemOrder(Protocol):
+    """Interface for the order of items in each epoch; every epoch has the same number of items."""
 
     def __len__(self) -> int: ...
 
-    def epoch(self, number: int) -> Epoch:
+    def get_epoch(self, number: int) -> Epoch:
         """Return the items of an epoch; the first epoch is number 0."""
 
 
 class RowOrder:
-    """Order of single rows: shuffled again in each epoch, or longest first if `seed` is None."""
+    """Order of single rows: reshuffled in each epoch, or longest first if `seed` is None."""
 
     def __init__(self, lengths: NDArray[np.int64], *, seed: int | None) -> None:
         self._lengths = lengths
@@ -37,7 +37,7 @@ class RowOrder:
     def __len__(self) -> int:
         return len(self._lengths)
 
-    def epoch(self, number: int) -> Epoch:
+    def get_epoch(self, number: int) -> Epoch:
         """Return the items of an epoch; the first epoch is number 0."""
         order: NDArray[np.int64] = np.argsort(-self._lengths, kind="stable")
         if self._seed is not None:

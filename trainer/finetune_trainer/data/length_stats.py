@@ -1,11 +1,11 @@
-"""Describes row lengths in log lines: histograms and the longest rows."""
+"""Formats log lines with histograms of row lengths and the longest rows."""
 
 from collections.abc import Collection, Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from finetune_trainer.data.epoch_order import Item, Order
+from finetune_trainer.data.epoch_order import Item, ItemOrder
 from finetune_trainer.data.token_dataset import FILLER, TokenDataset
 
 _MAX_BINS = 8
@@ -28,7 +28,7 @@ def describe_visual_tokens(data: TokenDataset, visual_token_ids: Collection[int]
     yield from _describe_distribution(f"visual tokens of {len(multimodal)} rows", multimodal)
     _, first_copies = np.unique(data.origin_ids, return_index=True)
     most_first = first_copies[np.argsort(-counts[first_copies], kind="stable")[:_MAX_LISTED_ROWS]]
-    descriptions = [f"{data.origin(int(row))} ({counts[row]})" for row in most_first if counts[row]]
+    descriptions = [f"{data.get_origin(int(row))} ({counts[row]})" for row in most_first if counts[row]]
     yield f"most visual tokens: {', '.join(descriptions)}"
 
 
@@ -44,15 +44,15 @@ def _describe_distribution(title: str, token_counts: NDArray[np.int64]) -> Itera
 
 
 def find_longest_rows(data: TokenDataset, count: int) -> list[int]:
-    """Return the indices of the `count` longest rows, longest first, without copies of the same row."""
+    """Return the indices of the `count` longest rows, longest first, omitting copies of a row."""
     _, first_copies = np.unique(data.origin_ids, return_index=True)
     lengths = data.lengths[first_copies]
     return [int(row) for row in first_copies[np.argsort(-lengths, kind="stable")[:count]]]
 
 
-def select_costliest_items(order: Order, count: int) -> list[Item]:
-    """Return the `count` longest items, completed with fillers: no micro-batch costs more."""
-    epoch = order.epoch(0)
+def select_costliest_items(order: ItemOrder, count: int) -> list[Item]:
+    """Return the `count` longest items, padded with fillers; no micro-batch of this size needs more compute."""
+    epoch = order.get_epoch(0)
     items = [epoch.items[index] for index in np.argsort(-epoch.lengths, kind="stable")[:count].tolist()]
     return items + [FILLER] * (count - len(items))
 
@@ -64,13 +64,13 @@ def format_rows(data: TokenDataset, items: Sequence[Item]) -> list[str]:
     for item in items:
         if isinstance(item, tuple):
             row = max(item, key=lambda member: int(lengths[member]))
-            formatted.append(f"a pack of {lengths[list(item)].sum()} with {data.origin(row)} ({lengths[row]})")
+            formatted.append(f"a pack of {lengths[list(item)].sum()} with {data.get_origin(row)} ({lengths[row]})")
         elif item != FILLER:
-            formatted.append(f"{data.origin(item)} ({lengths[item]})")
+            formatted.append(f"{data.get_origin(item)} ({lengths[item]})")
     return formatted
 
 
 def _choose_bin_ends(min_count: int, max_count: int) -> list[int]:
-    """Return up to `_MAX_BINS` ascending powers of two: the upper ends of the bins up to `max_count`."""
+    """Return the upper ends of at most `_MAX_BINS` bins as ascending powers of two; the last is >= `max_count`."""
     first, last = (min_count - 1).bit_length(), (max_count - 1).bit_length()
     return [1 << power for power in range(max(first, last - _MAX_BINS + 1), last + 1)]

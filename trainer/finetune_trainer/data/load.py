@@ -13,13 +13,13 @@ from transformers import PreTrainedTokenizerBase
 from finetune_api.v1alpha1.dataset import Dataset, DatasetSource
 from finetune_trainer.atomic_files import translate_disk_errors
 from finetune_trainer.data.chat_template import ExampleRenderer
-from finetune_trainer.data.epoch_order import Item, Order, RowOrder
+from finetune_trainer.data.epoch_order import Item, ItemOrder, RowOrder
 from finetune_trainer.data.packing import PackedDataset, PackOrder
 from finetune_trainer.data.row_filter import RowRules
 from finetune_trainer.data.row_rendering import RenderedRow, RowRenderer
 from finetune_trainer.data.token_cache import compute_cache_key, load_or_tokenize
 from finetune_trainer.data.token_dataset import Features, MultimodalDataset, TokenDataset
-from finetune_trainer.data.train_test_split import hold_out
+from finetune_trainer.data.train_test_split import hold_out_rows
 from finetune_trainer.data_sources.media import Modality
 from finetune_trainer.data_sources.readers import Row
 from finetune_trainer.data_sources.source_files import EVAL_FIELD, TRAIN_FIELD, DownloadSettings
@@ -35,7 +35,7 @@ class TrainingData:
     """Tokenized training rows, their order, and optional evaluation rows."""
 
     train: TokenDataset
-    order: Order
+    order: ItemOrder
     eval: TokenDataset | None
     rules: RowRules
     held_out: bool  # whether `eval` was split off from spec.dataset.train
@@ -43,7 +43,7 @@ class TrainingData:
 
     @property
     def samples(self) -> SampleDataset:
-        """Training dataset, indexed by the items of `order`: rows or packs of rows."""
+        """Training dataset, indexed by the items of `order`, which are rows or packs of rows."""
         rows = self.with_pixels(self.train)
         if not isinstance(self.order, PackOrder):
             return rows
@@ -58,7 +58,7 @@ class TrainingData:
 
     @property
     def modalities(self) -> frozenset[Modality]:
-        """All modalities of the rows except text."""
+        """Modalities of the rows, except text."""
         datasets = (dataset for dataset in (self.train, self.eval) if dataset is not None)
         return frozenset().union(*(dataset.media_store.modalities for dataset in datasets))
 
@@ -69,25 +69,25 @@ class TrainingData:
             return None
         counts = self.train.count_token_ids(self.vision.visual_token_ids)
         if isinstance(self.order, PackOrder):
-            return max(self.order.epoch(0).items, key=lambda pack: int(counts[np.atleast_1d(pack)].sum()))
+            return max(self.order.get_epoch(0).items, key=lambda pack: int(counts[np.atleast_1d(pack)].sum()))
         return int(np.argmax(counts))
 
     def with_pixels(self, rows: TokenDataset) -> SampleDataset:
-        """Return the rows, with pixel inputs if the model is a vision-language model."""
+        """Return a dataset of the rows, with pixel inputs if the model is a vision-language model."""
         return MultimodalDataset(rows, self.vision) if self.vision else rows
 
 
 @dataclass(frozen=True)
 class TokenizationConfig:
-    """Settings for tokenizing and caching the rows; `is_writer` is true for the process that writes the cache."""
+    """Settings for tokenizing and caching the rows."""
 
     tokenizer: PreTrainedTokenizerBase
     model_name: str
     row_renderer: RowRenderer
     rules: RowRules
-    seed: int  # seed for drawing rows from sources and holding out rows
+    seed: int  # seed for sampling rows from sources and for the evaluation split
     cache: Path
-    is_writer: bool
+    is_writer: bool  # whether this process writes the cache
     send_heartbeat: Callable[[], None]
     downloads: DownloadSettings
     vision: VisionProcessor | None = None
@@ -99,10 +99,10 @@ def load_data(dataset: Dataset, config: TokenizationConfig) -> TrainingData:
     Raises: DatasetError, ChatTemplateError or InvalidSpec if the dataset cannot be used; HubUnavailable if a hub does
     not respond; OutputError if the cache cannot be written.
     """
-    train = _load_rows(dataset.train, config, field=TRAIN_FIELD)
-    evaluation = _load_rows(dataset.eval, config, field=EVAL_FIELD) if dataset.eval else None
+    train = _load_rows(dataset.train, config, spec_field=TRAIN_FIELD)
+    evaluation = _load_rows(dataset.eval, config, spec_field=EVAL_FIELD) if dataset.eval else None
     if dataset.split_dataset_ratio is not None:
-        train, evaluation = hold_out(train, dataset.split_dataset_ratio, seed=config.seed)
+        train, evaluation = hold_out_rows(train, dataset.split_dataset_ratio, seed=config.seed)
     return TrainingData(
         train=train,
         order=_build_order(dataset, train, config),
@@ -116,7 +116,7 @@ def load_data(dataset: Dataset, config: TokenizationConfig) -> TrainingData:
 def check_same_rows(digests: Sequence[str], *, ranks_per_node: int) -> None:
     """Check that all ranks read the same rows; otherwise rows would be repeated or omitted (decisions/508).
 
-    digests: one per rank, in rank order. Raises: DatasetError with the first node that differs.
+    digests: one per rank, in rank order. Raises: DatasetError with the number of the first node that differs.
     """
     for rank, digest in enumerate(digests):
         if digest != digests[0]:
@@ -127,7 +127,7 @@ def check_same_rows(digests: Sequence[str], *, ranks_per_node: int) -> None:
             )
 
 
-def _build_order(dataset: Dataset, train: TokenDataset, config: TokenizationConfig) -> Order:
+def _build_order(dataset: Dataset, train: TokenDataset, config: TokenizationConfig) -> ItemOrder:
     if not dataset.packing:
         return RowOrder(train.lengths, seed=config.seed)
     if config.vision and not config.vision.family.supports_packing:
@@ -139,8 +139,10 @@ def _build_order(dataset: Dataset, train: TokenDataset, config: TokenizationConf
     return PackOrder(train.lengths, max_length=dataset.max_length, seed=config.seed)
 
 
-def _load_rows(dataset_sources: Sequence[DatasetSource], config: TokenizationConfig, *, field: str) -> TokenDataset:
-    sources = find_sources(dataset_sources, config.downloads, field=field)
+def _load_rows(
+    dataset_sources: Sequence[DatasetSource], config: TokenizationConfig, *, spec_field: str
+) -> TokenDataset:
+    sources = find_sources(dataset_sources, config.downloads, spec_field=spec_field)
     with translate_disk_errors(config.cache):
         data = load_or_tokenize(
             config.cache / "tokens" / _build_cache_key(sources, config),
@@ -150,34 +152,34 @@ def _load_rows(dataset_sources: Sequence[DatasetSource], config: TokenizationCon
             send_heartbeat=config.send_heartbeat,
         )
     if len(data) == 0:
-        raise DatasetError(f"{field}: no sample is left; {_explain_empty_dataset(data, config.rules)}")
+        raise DatasetError(f"{spec_field}: no sample is left; {_explain_empty_dataset(data, config.rules)}")
     return data
 
 
 def _build_cache_key(sources: Sequence[RowSource], config: TokenizationConfig) -> str:
-    row_counts = [(len(source.files), source.rows) for source in sources]
+    row_counts = [(len(source.files), source.row_count) for source in sources]
     return compute_cache_key(
         [file for source in sources for file in source.files],
         config.tokenizer.backend_tokenizer.to_str() + str(config.tokenizer.chat_template),
         config.row_renderer.name,
         config.vision.cache_description if config.vision else None,
         astuple(config.rules),
-        (row_counts, config.seed) if any(source.rows for source in sources) else None,
+        (row_counts, config.seed) if any(source.row_count for source in sources) else None,
     )
 
 
 def _render_rows(sources: Sequence[RowSource], config: TokenizationConfig) -> Iterator[RenderedRow | TrainerError]:
-    """Yield each rendered row once per draw, or its error."""
-    renderer = ExampleRenderer(config.tokenizer, model_name=config.model_name, vision=config.vision)
+    """Yield each rendered row, or its error, as many times as the row was drawn."""
+    example_renderer = ExampleRenderer(config.tokenizer, model_name=config.model_name, vision=config.vision)
     for row, repeats in read_sources(sources, seed=config.seed):
-        rendered = row if isinstance(row, DatasetError) else _render_row(renderer, row, config.row_renderer)
+        rendered = row if isinstance(row, DatasetError) else _render_row(example_renderer, row, config.row_renderer)
         for _ in range(repeats):
             yield rendered
 
 
-def _render_row(renderer: ExampleRenderer, row: Row, row_renderer: RowRenderer) -> RenderedRow | TrainerError:
+def _render_row(example_renderer: ExampleRenderer, row: Row, row_renderer: RowRenderer) -> RenderedRow | TrainerError:
     try:
-        return row_renderer.render(renderer, row)
+        return row_renderer.render(example_renderer, row)
     except (DatasetError, ChatTemplateError) as error:
         return error
 

@@ -15,7 +15,7 @@ _ENDS, _SOURCES, _BYTES = "image-ends.npy", "images.json", "images.bin"
 
 
 class MediaStoreWriter:
-    """Writes the media of one sequence after another."""
+    """Appends the media of one sequence at a time to the store."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -46,7 +46,7 @@ class MediaStoreWriter:
 
 
 class MediaStore:
-    """Stored media, indexed by sequence."""
+    """Reads the media of a sequence by its index."""
 
     def __init__(self, folder: Path) -> None:
         self._bytes = folder / _BYTES

@@ -11,9 +11,9 @@ from finetune_trainer.data.epoch_order import Epoch, Item, shuffle_indices
 from finetune_trainer.data.token_dataset import Features
 
 POSITION_IDS = "position_ids"
-MROPE_POSITION_IDS = "mrope_position_ids"  # (seq, 3): time, height and width, for models with M-RoPE
+MROPE_POSITION_IDS = "mrope_position_ids"  # name of a feature, (seq, 3): time, height and width, for models with M-RoPE
 
-MropePositions = Callable[[Features], torch.Tensor]  # maps the features of a row to position ids, (seq, 3)
+MropeFunction = Callable[[Features], torch.Tensor]  # computes the position ids of a row, (seq, 3)
 
 
 class PackedDataset(Dataset[tuple[Features, ...]]):
@@ -23,25 +23,25 @@ class PackedDataset(Dataset[tuple[Features, ...]]):
     the order of the rows.
     """
 
-    def __init__(self, rows: Dataset[tuple[Features, ...]], mrope_positions: MropePositions | None = None) -> None:
+    def __init__(self, rows: Dataset[tuple[Features, ...]], compute_mrope: MropeFunction | None = None) -> None:
         self._rows = rows
-        self._mrope_positions = mrope_positions
+        self._compute_mrope = compute_mrope
 
     def __getitem__(self, pack: Item) -> tuple[Features, ...]:
         members = [self._rows[row][0] for row in ([pack] if isinstance(pack, int) else pack)]
         names = dict.fromkeys(name for member in members for name in member)
         packed = {name: torch.cat([member[name] for member in members if name in member]) for name in names}
         packed[POSITION_IDS] = torch.cat([torch.arange(len(member["input_ids"])) for member in members])
-        if self._mrope_positions:
-            packed[MROPE_POSITION_IDS] = torch.cat([self._mrope_positions(member) for member in members])
+        if self._compute_mrope:
+            packed[MROPE_POSITION_IDS] = torch.cat([self._compute_mrope(member) for member in members])
         return (packed,)
 
 
 class PackOrder:
-    """Order of packs of at most `max_length` tokens; each epoch packs and shuffles all rows again.
+    """Order of packs of at most `max_length` tokens; all rows are packed and shuffled again in each epoch.
 
-    The number of packs and their lengths depend only on the row lengths and are the same in every epoch: only rows of
-    equal length are exchanged (decisions/504).
+    The number of packs and their lengths depend only on the row lengths and are the same in every epoch, because
+    only rows of equal length change places (decisions/504).
     """
 
     def __init__(self, lengths: NDArray[np.int64], *, max_length: int, seed: int) -> None:
@@ -53,7 +53,7 @@ class PackOrder:
     def __len__(self) -> int:
         return self._pack_count
 
-    def epoch(self, number: int) -> Epoch:
+    def get_epoch(self, number: int) -> Epoch:
         """Return the packs of an epoch; the first epoch is number 0."""
         order = shuffle_indices(len(self._lengths), self._seed, number)
         packs = self._pack_rows(order)
@@ -63,7 +63,7 @@ class PackOrder:
 
     @property
     def utilization(self) -> float:
-        """Filled fraction of the packs' capacity, from 0 to 1."""
+        """Fraction of the total pack capacity that contains tokens, from 0 to 1."""
         return float(self._lengths.sum()) / (self._pack_count * self._max_length)
 
     def _pack_rows(self, order: NDArray[np.int64]) -> list[tuple[int, ...]]:
@@ -73,10 +73,10 @@ class PackOrder:
 
 
 def pack_best_fit(lengths: Sequence[int], capacity: int) -> list[list[int]]:
-    """Pack by best-fit decreasing: put each row, longest first, into the fullest pack with enough space, or a new one.
+    """Pack rows by best-fit decreasing and return the row indices of each pack.
 
-    Returns the indices into `lengths` of each pack. Bit n of `free_sizes` is set if some pack has n free tokens, so
-    that bit operations find the smallest sufficient size without a search.
+    Each row, longest first, is added to the fullest pack with enough space, or to a new pack. Bit n of `free_sizes` is
+    set if some pack has n free tokens, so that bit operations find the smallest sufficient size without a search.
     """
     packs: list[list[int]] = []
     packs_by_free_size: list[list[list[int]]] = [[] for _ in range(capacity + 1)]

@@ -13,7 +13,7 @@ _MAX_EXAMPLES = 10
 class RowRules:
     """Rules for rows that are too long or cannot be used."""
 
-    max_length: int | None = None  # limit in tokens
+    max_length: int | None = None  # in tokens; None means no limit
     overlong: Literal["drop", "truncate", "error"] = "drop"
     on_bad_row: Literal["error", "skip"] = "error"
 
@@ -33,14 +33,14 @@ class RowExamples:
         return ", ".join((*self.first, *more))
 
     def with_row(self, description: str) -> "RowExamples":
-        """Return a copy that counts one more row."""
+        """Return a copy with one more row."""
         first = (*self.first, description) if len(self.first) < _MAX_EXAMPLES else self.first
         return RowExamples(self.count + 1, first)
 
 
 @dataclass(frozen=True)
 class RowStats:
-    """Numbers of rows read, kept, truncated, dropped and skipped; the field names are keys in the token cache."""
+    """Counts of rows read, kept, truncated, dropped and skipped; the field names are keys in the token cache."""
 
     rows: int = 0
     kept: int = 0
@@ -74,7 +74,7 @@ class RowFilter:
     def apply(self, row: RenderedRow | TrainerError) -> RenderedRow | None:
         """Return the row to train on, or None if it is dropped or skipped.
 
-        Raises: DatasetError or ChatTemplateError, if the rules make a bad or overlong row an error.
+        Raises: DatasetError or ChatTemplateError for a bad or overlong row, if the rules require it.
         """
         stats = self.stats = replace(self.stats, rows=self.stats.rows + 1)
         if isinstance(row, TrainerError):
@@ -98,7 +98,7 @@ class RowFilter:
                 f"{row[0].origin}: {max(len(sample.input_ids) for sample in row)} tokens, more than the {limit} of"
                 " spec.dataset.maxLength; raise it, shorten the row, or set overlong to drop or truncate"
             )
-        assert limit is not None  # no row is too long without a limit
+        assert limit is not None  # no row is overlong without a limit
         truncated = tuple(sample.truncate(limit) for sample in row)
         if self._rules.overlong == "drop" or not _has_targets(truncated):
             self.stats = replace(stats, too_long=stats.too_long.with_row(description))

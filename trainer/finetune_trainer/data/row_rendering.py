@@ -30,7 +30,7 @@ def select_row_renderer(spec: TrainerSpec) -> RowRenderer:
 
 
 def build_sft_renderer(loss_on: str) -> RowRenderer:
-    """Return the row renderer of SFT for a value of spec.sft.lossOn."""
+    """Return the SFT row renderer for a value of spec.sft.lossOn."""
     return RowRenderer(f"sft {loss_on}", partial(render_sft_row, loss_on=loss_on))
 
 
@@ -47,7 +47,7 @@ def render_sft_row(renderer: ExampleRenderer, row: Row, *, loss_on: str) -> Rend
         example = replace(example, turns=tuple(turns))
     sample = renderer.render(example)
     if loss_on == "all":
-        sample = replace(sample, weights=_weight_all_text(sample))
+        sample = replace(sample, weights=_build_text_weights(sample))
     return (sample,)
 
 
@@ -57,8 +57,8 @@ def render_dpo_row(renderer: ExampleRenderer, row: Row) -> RenderedRow:
     return renderer.render(preference.chosen), renderer.render(preference.rejected)
 
 
-def _weight_all_text(sample: Sample) -> list[float]:
-    """Return weight 1 for every token except the first one, which no token predicts, and image placeholders."""
+def _build_text_weights(sample: Sample) -> list[float]:
+    """Return weight 1 for text tokens; 0 for image placeholders and the first token, which is never predicted."""
     weights = [0.0, *[1.0] * (len(sample.input_ids) - 1)]
     for placeholder in sample.placeholders:
         weights[placeholder.start : placeholder.end] = [0.0] * (placeholder.end - placeholder.start)

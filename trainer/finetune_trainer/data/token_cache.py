@@ -39,7 +39,7 @@ def load_or_tokenize(
 ) -> TokenDataset:
     """Load the cached rows. If the cache is empty, the writer tokenizes the rows and the other processes wait.
 
-    Waiting has no timeout: if the writer fails, the supervisor ends the waiting processes too.
+    Waiting has no timeout: if the writer fails, the supervisor terminates the waiting processes.
     """
     if is_writer:
         if not folder.exists():
@@ -53,7 +53,7 @@ def load_or_tokenize(
 def _write_cache(folder: Path, rows: RenderedRows, *, rules: RowRules, send_heartbeat: Callable[[], None]) -> None:
     """Write to a temporary folder beside `folder`, then rename it.
 
-    If another node renamed its copy first, delete this one.
+    If another node has already renamed its copy, delete this one.
     """
     temporary = folder.with_name(f".{folder.name}-{os.uname().nodename}-{os.getpid()}")
     temporary.mkdir(parents=True)
@@ -102,5 +102,5 @@ def _write_files(
         "counted": row_filter.stats.as_json(),
         "sequences": sequences,
         "weighted": weighted,
-        "sources": row_origins.sources,
+        "sources": row_origins.prefixes,
     }

@@ -56,7 +56,7 @@ class TokenDataset(Dataset[tuple[Features, ...]]):
         return int(self._compute_sequence_lengths().sum())
 
     def count_token_ids(self, token_ids: Collection[int]) -> NDArray[np.int64]:
-        """Count the tokens with these ids in each row, (rows,); for a pair, return the larger of its two counts."""
+        """Return the count of tokens with these ids in each row, (rows,); of a pair, the larger of its two counts."""
         starts = np.concatenate(([0], self._ends[:-1]))
         counts = np.add.reduceat(np.isin(self._tokens, list(token_ids)), starts, dtype=np.int64)
         largest: NDArray[np.int64] = counts.reshape(-1, self._sequences_per_row)[self._rows].max(axis=1)
@@ -64,14 +64,14 @@ class TokenDataset(Dataset[tuple[Features, ...]]):
 
     @property
     def origin_ids(self) -> NDArray[np.int64]:
-        """One id per row, (rows,); copies of a source row have the same id."""
+        """Id of the source row of each row, (rows,); copies of a source row have the same id."""
         return self._origins.numbers[self._rows]
 
-    def origin(self, index: int) -> str:
+    def get_origin(self, index: int) -> str:
         """Return the file and the line or row number of a row."""
         return self._origins[int(self._rows[index])]
 
-    def media(self, index: int) -> tuple[tuple[MediaItem, ...], ...]:
+    def get_media(self, index: int) -> tuple[tuple[MediaItem, ...], ...]:
         """Return the images and videos of each sequence of a row."""
         if index == FILLER:
             return ((),) * self._sequences_per_row
@@ -104,17 +104,17 @@ class TokenDataset(Dataset[tuple[Features, ...]]):
 
 
 class MultimodalDataset(Dataset[tuple[Features, ...]]):
-    """Adds pixel inputs to rows with images and videos; decodes the files in the loader process."""
+    """Adds pixel inputs to rows with images and videos. The files are decoded in the loader process."""
 
     def __init__(self, rows: TokenDataset, vision: VisionProcessor) -> None:
         self._rows = rows
         self._vision = vision
 
     def __getitem__(self, index: int) -> tuple[Features, ...]:
-        origin = "filler" if index == FILLER else self._rows.origin(index)
+        origin = "filler" if index == FILLER else self._rows.get_origin(index)
         return tuple(
             {**tokens, **(self._vision.load_pixels(origin, media) if media else {})}
-            for tokens, media in zip(self._rows[index], self._rows.media(index), strict=True)
+            for tokens, media in zip(self._rows[index], self._rows.get_media(index), strict=True)
         )
 
 

@@ -1,4 +1,4 @@
-"""Splits rows into a training and an evaluation dataset."""
+"""Splits a dataset into training and evaluation rows."""
 
 import numpy as np
 
@@ -8,10 +8,10 @@ from finetune_trainer.errors import DatasetError
 _SEED_KEY = (0, 2)  # appended to the job's seed, so that the split is independent of other random draws
 
 
-def hold_out(data: TokenDataset, ratio: float, *, seed: int) -> tuple[TokenDataset, TokenDataset]:
+def hold_out_rows(data: TokenDataset, ratio: float, *, seed: int) -> tuple[TokenDataset, TokenDataset]:
     """Split the data into training rows and at least one held-out row.
 
-    All copies of a row are on the same side of the split; the held-out rows contain each row once.
+    All copies of a row are on the same side of the split. The held-out rows contain no duplicates.
     """
     origin_ids, first_copy, origin_of_row = np.unique(data.origin_ids, return_index=True, return_inverse=True)
     if len(origin_ids) < 2:

@@ -1,6 +1,6 @@
-"""Defines the column formats: the columns with the prompt and the completions of a row, and their readers.
+"""Defines the supported column formats and the functions that read them.
 
-SFT reads a prompt with one completion, DPO a prompt with two. Both use the same reader for a format.
+SFT reads a prompt with one completion, DPO a prompt with two. SFT and DPO use the same reader functions.
 """
 
 from collections.abc import Callable, Sequence
@@ -43,30 +43,30 @@ class RowText:
 
 @dataclass(frozen=True)
 class ColumnFormat:
-    """Columns of a row format, and the function that reads them.
+    """Names of the prompt and completion columns of a row format, and the function that reads them.
 
-    completions: one column for SFT; the columns of the chosen and the rejected completion for DPO.
+    completion_columns: one column for SFT; the columns of the chosen and the rejected completion for DPO.
     """
 
-    prompt: Columns
-    completions: Columns
+    prompt_columns: Columns
+    completion_columns: Columns
     reader: Callable[[Row, Columns], RowTurns | RowText]
-    has_lists: bool = False  # match only if all columns contain lists
+    requires_lists: bool = False  # the format matches only if all columns contain lists
 
     @property
     def columns(self) -> Columns:
         """Names of all columns of the format."""
-        return (*self.prompt, *self.completions)
+        return (*self.prompt_columns, *self.completion_columns)
 
     def matches(self, row: Row) -> bool:
         """Return whether the row has the columns of this format."""
         if not all(name in row.columns for name in self.columns):
             return False
-        return not self.has_lists or all(isinstance(row.columns[name], list) for name in self.columns)
+        return not self.requires_lists or all(isinstance(row.columns[name], list) for name in self.columns)
 
     def read(self, row: Row) -> RowTurns | RowText:
         """Read prompt and completions. Raises: DatasetError with row, column, expected and found value."""
-        return self.reader(row, self.completions)
+        return self.reader(row, self.completion_columns)
 
 
 def find_format(row: Row, formats: Sequence[ColumnFormat]) -> ColumnFormat | None:
@@ -74,14 +74,14 @@ def find_format(row: Row, formats: Sequence[ColumnFormat]) -> ColumnFormat | Non
     return next((column_format for column_format in formats if column_format.matches(row)), None)
 
 
-def _read_messages(row: Row, completions: Columns) -> RowTurns:
-    """Read columns of messages that include the prompt."""
-    return RowTurns([], tuple(parse_messages(row, name) for name in completions))
+def _read_messages(row: Row, completion_columns: Columns) -> RowTurns:
+    """Read columns of messages, which include the prompt."""
+    return RowTurns([], tuple(parse_messages(row, name) for name in completion_columns))
 
 
-def _read_rejected_response(row: Row, completions: Columns) -> RowTurns:
+def _read_rejected_response(row: Row, completion_columns: Columns) -> RowTurns:
     """Read a conversation that ends with the chosen completion, and the text of the rejected completion."""
-    messages, rejected_response = completions
+    messages, rejected_response = completion_columns
     turns = parse_messages(row, messages)
     if turns[-1].role is not Role.ASSISTANT:
         raise DatasetError(
@@ -91,9 +91,9 @@ def _read_rejected_response(row: Row, completions: Columns) -> RowTurns:
     return RowTurns(turns[:-1], (turns[-1:], _parse_completion(row, rejected_response)))
 
 
-def _read_message_lists(row: Row, completions: Columns) -> RowTurns:
-    """Read columns of messages that are whole conversations or completions of the column `prompt`."""
-    turns = tuple(parse_messages(row, name) for name in completions)
+def _read_message_lists(row: Row, completion_columns: Columns) -> RowTurns:
+    """Read columns of messages, which contain whole conversations or completions of the `prompt` column."""
+    turns = tuple(parse_messages(row, name) for name in completion_columns)
     prompt = row.columns.get("prompt")
     if isinstance(prompt, list):
         return RowTurns(parse_messages(row, "prompt"), turns)
@@ -102,27 +102,27 @@ def _read_message_lists(row: Row, completions: Columns) -> RowTurns:
     return RowTurns([], turns)
 
 
-def _read_sharegpt(row: Row, completions: Columns) -> RowTurns:
+def _read_sharegpt(row: Row, completion_columns: Columns) -> RowTurns:
     """Read the system prompt of the row and columns of ShareGPT messages (with `from` and `value`)."""
-    return RowTurns(_parse_system_prompt(row), tuple(parse_sharegpt_messages(row, name) for name in completions))
+    return RowTurns(_parse_system_prompt(row), tuple(parse_sharegpt_messages(row, name) for name in completion_columns))
 
 
-def _read_sharegpt_completions(row: Row, completions: Columns) -> RowTurns:
+def _read_sharegpt_completions(row: Row, completion_columns: Columns) -> RowTurns:
     """Read a prompt of ShareGPT messages, and columns that contain one ShareGPT message each."""
     prompt = [*_parse_system_prompt(row), *parse_sharegpt_messages(row, "conversations")]
-    return RowTurns(prompt, tuple([parse_sharegpt_message(row, name)] for name in completions))
+    return RowTurns(prompt, tuple([parse_sharegpt_message(row, name)] for name in completion_columns))
 
 
-def _read_alpaca(row: Row, completions: Columns) -> RowTurns:
+def _read_alpaca(row: Row, completion_columns: Columns) -> RowTurns:
     """Read a system prompt, an instruction with optional input, and the completions."""
     instruction = get_text(row, "instruction")
     extra = get_text(row, "input") if row.columns.get("input") else ""
     content = f"{instruction}\n{extra}" if extra else instruction
     prompt = [*_parse_system_prompt(row), Turn(Role.USER, content)]
-    return RowTurns(prompt, tuple(_parse_completion(row, name) for name in completions))
+    return RowTurns(prompt, tuple(_parse_completion(row, name) for name in completion_columns))
 
 
-def _read_query(row: Row, completions: Columns) -> RowTurns:
+def _read_query(row: Row, completion_columns: Columns) -> RowTurns:
     """Read a system prompt, a history of queries and responses, a query, and the completions."""
     turns = _parse_system_prompt(row)
     history = get_list(row, "history") if row.columns.get("history") else []
@@ -133,15 +133,15 @@ def _read_query(row: Row, completions: Columns) -> RowTurns:
         query, response = (check_text(location, text) for text in pair)
         turns += [Turn(Role.USER, query), Turn(Role.ASSISTANT, response)]
     turns.append(Turn(Role.USER, get_text(row, "query")))
-    return RowTurns(turns, tuple(_parse_completion(row, name) for name in completions))
+    return RowTurns(turns, tuple(_parse_completion(row, name) for name in completion_columns))
 
 
-def _read_plain_text(row: Row, completions: Columns) -> RowText:
-    return RowText(get_text(row, "prompt"), tuple(get_text(row, name) for name in completions))
+def _read_plain_text(row: Row, completion_columns: Columns) -> RowText:
+    return RowText(get_text(row, "prompt"), tuple(get_text(row, name) for name in completion_columns))
 
 
 def _parse_system_prompt(row: Row) -> list[Turn]:
-    """Return the column `system` as a list of one system turn, or an empty list without this column."""
+    """Return the `system` column as a list of one system turn, or an empty list if the column is missing."""
     return [Turn(Role.SYSTEM, get_text(row, "system"))] if row.columns.get("system") else []
 
 
@@ -150,7 +150,7 @@ def _parse_completion(row: Row, name: str) -> list[Turn]:
     return [Turn(Role.ASSISTANT, get_text(row, name))]
 
 
-# The first matching format is used.
+# Formats in order of precedence: the first matching format is used.
 SFT_FORMATS = (
     ColumnFormat((), ("messages",), _read_messages),
     ColumnFormat((), ("conversations",), _read_sharegpt),
@@ -161,7 +161,7 @@ SFT_FORMATS = (
 DPO_FORMATS = (
     ColumnFormat((), ("messages", "rejected_messages"), _read_messages),
     ColumnFormat((), ("messages", "rejected_response"), _read_rejected_response),
-    ColumnFormat((), ("chosen", "rejected"), _read_message_lists, has_lists=True),
+    ColumnFormat((), ("chosen", "rejected"), _read_message_lists, requires_lists=True),
     ColumnFormat(("conversations",), ("chosen", "rejected"), _read_sharegpt_completions),
     ColumnFormat(("instruction",), ("chosen", "rejected"), _read_alpaca),
     ColumnFormat(("query",), ("chosen", "rejected"), _read_query),

@@ -28,7 +28,7 @@ def get_list(row: Row, name: str) -> list[object]:
 
 
 def check_object(location: str, value: object) -> dict[str, object]:
-    """Return the value if it is an object. Raises: DatasetError that begins with `location`."""
+    """Return the value if it is a JSON object. Raises: DatasetError that begins with `location`."""
     if not isinstance(value, dict):
         raise DatasetError(f"{location}: expected an object, found {describe_value(value)}")
     return value

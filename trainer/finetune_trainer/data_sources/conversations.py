@@ -19,7 +19,7 @@ class Conversation:
 
 @dataclass(frozen=True)
 class PromptCompletion:
-    """Plain text without a chat template; the completion is the target."""
+    """Prompt and completion as plain text without a chat template; the completion is the target."""
 
     origin: str
     prompt: str
@@ -41,7 +41,7 @@ def parse_example(row: Row) -> Example:
         raise DatasetError(f"{row.origin}: expected columns {expected}; found {found}")
     content = column_format.read(row)
     if isinstance(content, RowText):
-        return _build_prompt_completion(row, content, column=column_format.completions[0])
+        return _build_prompt_completion(row, content, column=column_format.completion_columns[0])
     (turns,) = content.conversations
     return _build_conversation(row, turns)
 

@@ -23,7 +23,7 @@ class Modality(StrEnum):
 
     @property
     def tag(self) -> str:
-        """Tag that represents the next entry of the media column in the text of a row."""
+        """Tag in the text of a row that refers to the next entry of the media column."""
         return f"<{self}>"
 
     @property
@@ -32,7 +32,7 @@ class Modality(StrEnum):
         return (f"{self}s", str(self))
 
     @property
-    def part_keys(self) -> tuple[str, ...]:
+    def content_part_keys(self) -> tuple[str, ...]:
         """Keys of a content part that may contain the image or video."""
         return (str(self), "path", "url", f"{self}_url", "bytes")
 
@@ -54,17 +54,17 @@ class MediaItem:
         return f"{self.modality} {self.path or (self.frames[0] if self.frames else 'in the row')}"
 
 
-def parse_part_media(row: Row, location: str, part: dict[str, object], modality: Modality) -> MediaItem | None:
-    """Return the image or video of a content part, or None if the part refers to the next entry of the column.
+def parse_content_part_media(row: Row, location: str, part: dict[str, object], modality: Modality) -> MediaItem | None:
+    """Return the image or video of a content part, or None if the part refers to the media column.
 
     location: position of the part in the row, for error messages.
     """
-    keys = [key for key in modality.part_keys if part.get(key) is not None]
+    keys = [key for key in modality.content_part_keys if part.get(key) is not None]
     return _parse_media(row, f"{location}.{keys[0]}", part[keys[0]], modality) if keys else None
 
 
 def parse_media_columns(row: Row, modality: Modality) -> tuple[MediaItem, ...]:
-    """Return the images or videos of the row's media column in order; empty without such a column."""
+    """Return the images or videos of the row's media column in order; empty if the row has no such column."""
     for name in modality.columns:
         value = row.columns.get(name)
         if value is not None and value != "":
@@ -110,7 +110,8 @@ def _replace_tags(
 
 
 def _parse_media(row: Row, location: str, value: object, modality: Modality) -> MediaItem:
-    if isinstance(value, dict):  # {"url": ...} of OpenAI, or {"bytes": ..., "path": ...} of the datasets library
+    # OpenAI format: {"url": ...}; format of the datasets library: {"bytes": ..., "path": ...}
+    if isinstance(value, dict):
         for key in ("url", "bytes", "path"):
             if value.get(key):
                 return _parse_media(row, f"{location}.{key}", value[key], modality)

@@ -9,8 +9,8 @@ from finetune_trainer.data_sources.media import (
     MediaItem,
     Modality,
     assign_media,
+    parse_content_part_media,
     parse_media_columns,
-    parse_part_media,
 )
 from finetune_trainer.data_sources.readers import Row, describe_value
 from finetune_trainer.errors import DatasetError
@@ -133,8 +133,8 @@ def _parse_content(row: Row, location: str, value: object) -> tuple[str, tuple[M
 def _parse_media_part(
     row: Row, location: str, part: dict[str, object], modality: Modality
 ) -> tuple[str, MediaItem | None]:
-    """Return MEDIA_MARK and the item of a content part, or the tag and None if the item is in a column."""
-    item = parse_part_media(row, location, part, modality)
+    """Return MEDIA_MARK and the media item of a content part, or the tag and None if a column contains the item."""
+    item = parse_content_part_media(row, location, part, modality)
     if item is None and not parse_media_columns(row, modality):
         raise DatasetError(
             f"{location}: expected the {modality} here ({modality}, path or {modality}_url) or in a column {modality}s"

@@ -54,27 +54,27 @@ def _build_text_preference(row: Row, text: RowText) -> Preference:
 
 
 def _build_preference(row: Row, chosen: list[Turn], rejected: list[Turn]) -> Preference:
-    """Build a preference from two conversations; their common first turns are the prompt.
+    """Build a preference from two conversations. The turns that both begin with are the prompt.
 
-    Identical conversations consist of the prompt only, so the row has no target token and is dropped later.
+    If the conversations are identical, the row has no target tokens and is dropped later.
     """
-    prompt_turns = 0
-    while prompt_turns < min(len(chosen), len(rejected)) and chosen[prompt_turns] == rejected[prompt_turns]:
-        prompt_turns += 1
+    prompt_length = 0
+    while prompt_length < min(len(chosen), len(rejected)) and chosen[prompt_length] == rejected[prompt_length]:
+        prompt_length += 1
     for name, turns in (("chosen", chosen), ("rejected", rejected)):
-        completion = [turn for turn in turns[prompt_turns:] if turn.role is Role.ASSISTANT]
+        completion = [turn for turn in turns[prompt_length:] if turn.role is Role.ASSISTANT]
         has_assistant_turn = any(turn.role is Role.ASSISTANT for turn in turns)
         if not has_assistant_turn or not all(turn.content.strip() for turn in completion):
             raise DatasetError(f"{row.origin}, {name}: expected a non-empty assistant turn, found none")
     return Preference(
         row.origin,
-        _build_completion(row, chosen, prompt_turns),
-        _build_completion(row, rejected, prompt_turns),
+        _build_completion(row, chosen, prompt_length),
+        _build_completion(row, rejected, prompt_length),
     )
 
 
-def _build_completion(row: Row, turns: list[Turn], prompt_turns: int) -> Conversation:
+def _build_completion(row: Row, turns: list[Turn], prompt_length: int) -> Conversation:
     """Build a conversation in which only turns after the prompt are targets."""
     turns = attach_media(row, turns)
-    prompt = (replace(turn, weight=0.0) for turn in turns[:prompt_turns])
-    return Conversation(row.origin, (*prompt, *turns[prompt_turns:]))
+    prompt = (replace(turn, weight=0.0) for turn in turns[:prompt_length])
+    return Conversation(row.origin, (*prompt, *turns[prompt_length:]))

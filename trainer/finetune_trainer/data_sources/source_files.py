@@ -19,7 +19,7 @@ from finetune_trainer.errors import DatasetError, HubUnavailable, first_line
 TRAIN_FIELD, EVAL_FIELD = "spec.dataset.train", "spec.dataset.eval"
 
 _HUB_ID = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*/[A-Za-z0-9_-][A-Za-z0-9_.-]*")
-# Splits of Hub datasets, in order of preference.
+# default splits of Hub datasets, in order of preference
 _DEFAULT_SPLITS = {TRAIN_FIELD: ("train",), EVAL_FIELD: ("validation", "test")}
 _SPLIT_ALIASES = {
     "train": ("training",),
@@ -33,41 +33,41 @@ class DownloadSettings:
     """Settings for downloading datasets to storage that all ranks and attempts of a job share."""
 
     folder: Path
-    job: str  # uid of the job
-    is_writer: bool  # whether this process downloads
+    job_uid: str
+    is_writer: bool  # whether this process downloads the files
     send_heartbeat: Callable[[], None]
-    timeout_seconds: float  # limit for waiting until the writer has downloaded
+    timeout_seconds: float  # how long the other processes wait for the download
 
 
-def find_files(source: DatasetSource, downloads: DownloadSettings, *, field: str) -> tuple[Path, ...]:
+def find_files(source: DatasetSource, downloads: DownloadSettings, *, spec_field: str) -> tuple[Path, ...]:
     """Return the files of the source, sorted by name.
 
-    field: the field of the source in the spec, for error messages. Raises: DatasetError or HubUnavailable.
+    spec_field: path of the source in the spec, for error messages. Raises: DatasetError or HubUnavailable.
     """
     path = Path(source.path)
     if path.is_file() and path.suffix in READERS:
         return (path,)
     if path.is_dir():
         names = sorted(file.relative_to(path) for file in path.rglob("*") if file.is_file())
-        return tuple(path / name for name in select_files(names, source, field=field))
+        return tuple(path / name for name in select_files(names, source, spec_field=spec_field))
     if path.exists():
         raise DatasetError(
-            f'{field}: "{source.path}" is neither a {", ".join(READERS)} file nor a folder with such files'
+            f'{spec_field}: "{source.path}" is neither a {", ".join(READERS)} file nor a folder with such files'
         )
     if not _HUB_ID.fullmatch(source.path):
         raise DatasetError(
-            f'{field}: "{source.path}" does not exist; mount the volume that holds it (spec.volumes) or correct the'
-            " path"
+            f'{spec_field}: "{source.path}" does not exist; mount the volume that holds it (spec.volumes) or correct'
+            " the path"
         )
-    return _find_hub_files(source, downloads, field=field)
+    return _find_hub_files(source, downloads, spec_field=spec_field)
 
 
 def select_files(
-    names: Sequence[PurePath], source: DatasetSource, *, field: str, default_splits: Sequence[str] = ()
+    names: Sequence[PurePath], source: DatasetSource, *, spec_field: str, default_splits: Sequence[str] = ()
 ) -> list[PurePath]:
     """Return the data files of the source's subset and split.
 
-    Without a split in the spec, select the first of `default_splits` that has files, or else all files.
+    If the spec specifies no split, select the first of `default_splits` that has files, or all files.
     Raises: DatasetError if no file matches.
     """
     matches = [name for name in names if name.suffix in READERS]
@@ -82,7 +82,7 @@ def select_files(
         restriction = "".join(f" of {key} {value}" for key in ("subset", "split") if (value := getattr(source, key)))
         existing = ", ".join(map(str, names[:10])) or "nothing"
         raise DatasetError(
-            f'{field}: "{source.path}" contains no {", ".join(READERS)} file{restriction}; it contains {existing}'
+            f'{spec_field}: "{source.path}" contains no {", ".join(READERS)} file{restriction}; it contains {existing}'
         )
     return matches
 
@@ -94,33 +94,33 @@ def _filter_by_split(names: Sequence[PurePath], split: str) -> list[PurePath]:
     return [name for name in names if pattern.search(name.as_posix())]
 
 
-def _find_hub_files(source: DatasetSource, downloads: DownloadSettings, *, field: str) -> tuple[Path, ...]:
-    """Return the downloaded files. The writer downloads them once per job; the other processes wait.
+def _find_hub_files(source: DatasetSource, downloads: DownloadSettings, *, spec_field: str) -> tuple[Path, ...]:
+    """Return the files of a Hub dataset. The writer downloads them once per job; the other processes wait.
 
-    A JSON file that lists the files marks a complete download.
+    A JSON file that lists the downloaded files marks the download as complete.
     """
-    key = sha256(f"{downloads.job} {field} {source.model_dump_json()}".encode()).hexdigest()[:16]
+    key = sha256(f"{downloads.job_uid} {spec_field} {source.model_dump_json()}".encode()).hexdigest()[:16]
     file_list = downloads.folder / f"{key}.json"
     if downloads.is_writer and not file_list.exists():
-        write_json(file_list, [str(file) for file in _download(source, downloads, field=field)])
+        write_json(file_list, [str(file) for file in _download(source, downloads, spec_field=spec_field)])
     deadline = time.monotonic() + downloads.timeout_seconds
     while not file_list.exists():
         if time.monotonic() > deadline:
             raise HubUnavailable(
-                f'{field}: rank 0 did not download "{source.path}" to {downloads.folder} within'
+                f'{spec_field}: rank 0 did not download "{source.path}" to {downloads.folder} within'
                 f" {downloads.timeout_seconds:g} seconds; raise spec.training.ddpTimeout if it needs longer"
             )
         time.sleep(0.1)
     return tuple(map(Path, json.loads(file_list.read_text(encoding="utf-8"))))
 
 
-def _download(source: DatasetSource, downloads: DownloadSettings, *, field: str) -> tuple[Path, ...]:
+def _download(source: DatasetSource, downloads: DownloadSettings, *, spec_field: str) -> tuple[Path, ...]:
     downloads.send_heartbeat()
     try:
         repository = HfApi().dataset_info(source.path, revision=source.revision)
         names = sorted(PurePosixPath(file.rfilename) for file in repository.siblings or ())
-        default_splits = _DEFAULT_SPLITS[field.partition("[")[0]]
-        selected = select_files(names, source, field=field, default_splits=default_splits)
+        default_splits = _DEFAULT_SPLITS[spec_field.partition("[")[0]]
+        selected = select_files(names, source, spec_field=spec_field, default_splits=default_splits)
         folder = downloads.folder / f"{source.path.replace('/', '--')}@{repository.sha}"
         with translate_disk_errors(downloads.folder):  # a full disk is not a Hub failure
             snapshot_download(
@@ -132,7 +132,7 @@ def _download(source: DatasetSource, downloads: DownloadSettings, *, field: str)
             )
     except (RepositoryNotFoundError, RevisionNotFoundError, GatedRepoError) as error:
         raise DatasetError(
-            f'{field}: "{source.path}" is neither an existing path nor a dataset on the Hub that this job may read'
+            f'{spec_field}: "{source.path}" is neither an existing path nor a dataset on the Hub that this job may read'
             f" ({first_line(error)}); correct the name, mount the volume that holds it (spec.volumes), or provide"
             " HF_TOKEN from a Secret in spec.env"
         ) from error

@@ -1,4 +1,4 @@
-"""Reads the rows of a dataset's sources: all rows, or 1000 randomly drawn rows for `name#1000`."""
+"""Reads the rows of a dataset's sources; of a source `name#1000`, reads 1000 randomly drawn rows."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -15,19 +15,21 @@ from finetune_trainer.errors import DatasetError
 
 @dataclass(frozen=True)
 class RowSource:
-    """Files of a source, and the number of rows to draw from them; None reads each row once."""
+    """Files of a source, and the number of rows to draw from them; with None, each row is read once."""
 
     files: tuple[Path, ...]
-    rows: int | None
+    row_count: int | None
 
 
-def find_sources(sources: Sequence[DatasetSource], downloads: DownloadSettings, *, field: str) -> tuple[RowSource, ...]:
-    """Find or download the files of each source; `field` is the list in the spec, for error messages.
+def find_sources(
+    sources: Sequence[DatasetSource], downloads: DownloadSettings, *, spec_field: str
+) -> tuple[RowSource, ...]:
+    """Find or download the files of each source.
 
-    Raises: DatasetError or HubUnavailable.
+    spec_field: path of the list in the spec, for error messages. Raises: DatasetError or HubUnavailable.
     """
     return tuple(
-        RowSource(find_files(source, downloads, field=f"{field}[{index}].name"), source.rows)
+        RowSource(find_files(source, downloads, spec_field=f"{spec_field}[{index}].name"), source.rows)
         for index, source in enumerate(sources)
     )
 
@@ -39,18 +41,18 @@ def read_sources(sources: Sequence[RowSource], *, seed: int) -> Iterator[tuple[R
     """
     for index, source in enumerate(sources):
         rows = (row for file in source.files for row in read_rows(file))
-        if source.rows is None:
+        if source.row_count is None:
             yield from ((row, 1) for row in rows)
             continue
-        counts = draw_row_counts(sum(map(count_rows, source.files)), source.rows, seed=(seed, index, 1))
+        counts = count_draws_per_row(sum(map(count_rows, source.files)), source.row_count, seed=(seed, index, 1))
         yield from ((row, int(count)) for row, count in zip(rows, counts, strict=True) if count)
 
 
-def draw_row_counts(size: int, draws: int, *, seed: tuple[int, ...]) -> NDArray[np.int64]:
-    """Return the number of draws of each row, (size,); the counts differ by at most 1."""
-    if size == 0:
+def count_draws_per_row(row_count: int, draw_count: int, *, seed: tuple[int, ...]) -> NDArray[np.int64]:
+    """Return how many times each row is drawn, (row_count,); the counts differ by at most 1."""
+    if row_count == 0:
         return np.zeros(0, dtype=np.int64)
-    base_count, remainder = divmod(draws, size)
-    counts = np.full(size, base_count, dtype=np.int64)
-    counts[np.random.default_rng(seed).permutation(size)[:remainder]] += 1
+    base_count, remainder = divmod(draw_count, row_count)
+    counts = np.full(row_count, base_count, dtype=np.int64)
+    counts[np.random.default_rng(seed).permutation(row_count)[:remainder]] += 1
     return counts

@@ -10,22 +10,22 @@ from numpy.typing import NDArray
 from finetune_api.batch import Batch
 from finetune_trainer.data.batch_sampler import BatchSampler, compute_padding_share
 from finetune_trainer.data.collator import Collator
-from finetune_trainer.data.epoch_order import Item, Order, RowOrder
+from finetune_trainer.data.epoch_order import Item, ItemOrder, RowOrder
 from finetune_trainer.data.packing import PackOrder
 from finetune_trainer.data.token_dataset import FILLER, IGNORE_INDEX, Features
 
-LAYOUTS = [Batch(8, 1, 2), Batch(4, 2, 2), Batch(1, 16, 1), Batch(16, 1, 1), Batch(1, 4, 4)]
+BATCHES = [Batch(8, 1, 2), Batch(4, 2, 2), Batch(1, 16, 1), Batch(16, 1, 1), Batch(1, 4, 4)]
 
 
-def draw_lengths(size: int, *, seed: int = 0) -> NDArray[np.int64]:
-    return np.random.default_rng(seed).integers(2, 500, size)
+def draw_lengths(row_count: int, *, seed: int = 0) -> NDArray[np.int64]:
+    return np.random.default_rng(seed).integers(2, 500, row_count)
 
 
-def build_shuffled_order(size: int, *, seed: int = 1) -> RowOrder:
-    return RowOrder(draw_lengths(size), seed=seed)
+def build_shuffled_order(row_count: int, *, seed: int = 1) -> RowOrder:
+    return RowOrder(draw_lengths(row_count), seed=seed)
 
 
-def collect_rounds(order: Order, batch: Batch, *, epoch: int = 0) -> list[list[list[Item]]]:
+def collect_rounds(order: ItemOrder, batch: Batch, *, epoch: int = 0) -> list[list[list[Item]]]:
     """Return the micro-batches of each round, one per rank."""
     per_rank: list[list[list[Item]]] = []
     for rank in range(batch.world_size):
@@ -37,27 +37,27 @@ def collect_rounds(order: Order, batch: Batch, *, epoch: int = 0) -> list[list[l
     return [list(micro_batches) for micro_batches in zip(*per_rank, strict=True)]
 
 
-def collect_steps(order: Order, batch: Batch, *, epoch: int = 0) -> list[set[Item]]:
+def collect_steps(order: ItemOrder, batch: Batch, *, epoch: int = 0) -> list[set[Item]]:
     """Return the samples of each optimizer step from all ranks, without fillers."""
     rounds = [[item for items in ranks for item in items] for ranks in collect_rounds(order, batch, epoch=epoch)]
     steps = [rounds[start : start + batch.accumulation] for start in range(0, len(rounds), batch.accumulation)]
     return [{item for items in step for item in items if item != FILLER} for step in steps]
 
 
-@pytest.mark.parametrize("batch", LAYOUTS, ids=str)
+@pytest.mark.parametrize("batch", BATCHES, ids=str)
 @given(size=st.integers(1, 100), epoch=st.integers(0, 3))
-def test_steps_contain_the_same_samples_in_every_layout(batch: Batch, size: int, epoch: int) -> None:
+def test_samples_of_a_step_depend_only_on_the_effective_batch(batch: Batch, size: int, epoch: int) -> None:
     assert collect_steps(build_shuffled_order(size), batch, epoch=epoch) == collect_steps(
-        build_shuffled_order(size), LAYOUTS[2], epoch=epoch
+        build_shuffled_order(size), BATCHES[2], epoch=epoch
     )
 
 
-@pytest.mark.parametrize("batch", LAYOUTS, ids=str)
+@pytest.mark.parametrize("batch", BATCHES, ids=str)
 @given(size=st.integers(1, 100), epoch=st.integers(0, 3))
-def test_steps_contain_the_same_packs_in_every_layout(batch: Batch, size: int, epoch: int) -> None:
+def test_packs_of_a_step_depend_only_on_the_effective_batch(batch: Batch, size: int, epoch: int) -> None:
     order = PackOrder(draw_lengths(size), max_length=600, seed=1)
 
-    assert collect_steps(order, batch, epoch=epoch) == collect_steps(order, LAYOUTS[2], epoch=epoch)
+    assert collect_steps(order, batch, epoch=epoch) == collect_steps(order, BATCHES[2], epoch=epoch)
 
 
 @given(size=st.integers(1, 100), per_device=st.integers(1, 5), accumulation=st.integers(1, 5), ranks=st.integers(1, 5))
@@ -74,12 +74,12 @@ def test_an_epoch_contains_every_sample_once(size: int, per_device: int, accumul
 @given(size=st.integers(1, 100), per_device=st.integers(1, 5), accumulation=st.integers(1, 5), ranks=st.integers(1, 5))
 def test_a_step_is_a_slice_of_the_shuffled_rows(size: int, per_device: int, accumulation: int, ranks: int) -> None:
     batch, order = Batch(per_device, accumulation, ranks), build_shuffled_order(size)
-    items = order.epoch(0).items
+    items = order.get_epoch(0).items
 
     assert collect_steps(order, batch) == [set(items[n : n + batch.effective]) for n in range(0, size, batch.effective)]
 
 
-def test_epochs_and_seeds_have_different_shuffles() -> None:
+def test_the_sample_order_depends_on_epoch_and_seed() -> None:
     batch = Batch(4, 1, 1)
 
     orders = [
@@ -92,7 +92,7 @@ def test_epochs_and_seeds_have_different_shuffles() -> None:
     assert orders[0] != orders[2]
 
 
-def test_rows_without_a_seed_are_sorted_longest_first() -> None:
+def test_without_a_seed_rows_are_ordered_longest_first() -> None:
     order = RowOrder(np.array([5, 9, 7, 9]), seed=None)
 
     assert list(BatchSampler(order, Batch(2, 1, 1), rank=0)) == [[1, 3], [2, 0]]
@@ -108,20 +108,20 @@ def test_micro_batches_and_rounds_contain_rows_of_similar_length() -> None:
 
 def test_ranks_get_similar_amounts_of_work() -> None:
     order, batch = build_shuffled_order(64 * 20), Batch(4, 4, 4)
-    size_of = dict(enumerate(draw_lengths(64 * 20).tolist()))
+    length_of = dict(enumerate(draw_lengths(64 * 20).tolist()))
 
     work = np.array(
-        [[max(size_of[item] for item in items) for items in ranks] for ranks in collect_rounds(order, batch)]  # type: ignore[index]
-    ).reshape(20, 4, 4)  # (steps, rounds, ranks)
+        [[max(length_of[item] for item in items) for items in ranks] for ranks in collect_rounds(order, batch)]  # type: ignore[index]
+    ).reshape(20, 4, 4)  # shape: (steps, rounds, ranks)
 
     per_rank = work.sum(axis=1)
     assert (per_rank.max(axis=1) / per_rank.min(axis=1)).max() < 1.25
 
 
 def test_sorting_within_a_step_reduces_padding() -> None:
-    """Padding falls from 37 % with unsorted micro-batches of four to 8 %."""
+    """Sorting micro-batches of four rows reduces padding from 37 % to 8 %."""
     order, size = build_shuffled_order(1600), draw_lengths(1600)
-    items = np.array(order.epoch(0).items)
+    items = np.array(order.get_epoch(0).items)
     unsorted = 1 - size.sum() / (size[items].reshape(-1, 4).max(axis=1).sum() * 4)
 
     sorted_within_steps = compute_padding_share(order, Batch(4, 8, 1))
@@ -133,15 +133,15 @@ def test_sorting_within_a_step_reduces_padding() -> None:
 @given(size=st.integers(1, 60), per_device=st.integers(1, 4), accumulation=st.integers(1, 3), ranks=st.integers(1, 3))
 def test_the_padding_share_matches_the_micro_batches(size: int, per_device: int, accumulation: int, ranks: int) -> None:
     order, batch = build_shuffled_order(size), Batch(per_device, accumulation, ranks)
-    size_of = {FILLER: 0, **dict(enumerate(draw_lengths(size).tolist()))}
+    length_of = {FILLER: 0, **dict(enumerate(draw_lengths(size).tolist()))}
 
     computed = sum(
-        per_device * max(size_of[item] for item in items)  # type: ignore[index]
+        per_device * max(length_of[item] for item in items)  # type: ignore[index]
         for rank_items in collect_rounds(order, batch)
         for items in rank_items
     )
 
-    assert compute_padding_share(order, batch) == pytest.approx(1 - sum(size_of.values()) / computed)
+    assert compute_padding_share(order, batch) == pytest.approx(1 - sum(length_of.values()) / computed)
 
 
 def test_padding_is_masked_and_has_no_labels() -> None:
@@ -157,7 +157,7 @@ def test_padding_is_masked_and_has_no_labels() -> None:
     assert batch["attention_mask"].tolist() == [[1, 1, 1], [1, 0, 0]]
 
 
-def test_every_padding_token_after_a_pack_has_position_0() -> None:
+def test_padding_tokens_of_a_pack_have_position_id_0() -> None:
     def build_pack(positions: list[int]) -> tuple[Features]:
         ids = torch.arange(len(positions))
         return ({"input_ids": ids, "labels": ids, "position_ids": torch.tensor(positions)},)

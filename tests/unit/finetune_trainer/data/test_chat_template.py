@@ -28,7 +28,7 @@ MISTRAL = (
     "{%- for message in messages -%}{%- if message['role'] == 'assistant' -%}{{ ' ' + message['content'] + '<|im_end|>'"
     " }}{%- else -%}{{ '[INST] ' + message['content'] + ' [/INST]' }}{%- endif -%}{%- endfor -%}"
 )
-# Like Qwen3: empty thinking tags in the last assistant turn, none in earlier ones.
+# Like Qwen3, this template renders empty thinking tags in the last assistant turn only.
 EMPTY_THINKING_IN_LAST_TURN = (
     "{%- for message in messages -%}{{ '<|im_start|>' + message['role'] + '\\n' }}"
     "{%- if message['role'] == 'assistant' and loop.last and '</think>' not in message['content'] -%}"
@@ -36,8 +36,8 @@ EMPTY_THINKING_IN_LAST_TURN = (
     "{{ message['content'] + '<|im_end|>\\n' }}{%- endfor -%}"
     "{%- if add_generation_prompt -%}{{ '<|im_start|>assistant\\n' }}{%- endif -%}"
 )
-# Like reasoning models: the thinking of earlier assistant turns is removed.
-REMOVES_EARLIER_THINKING = (
+# Like templates of reasoning models, this template removes the thinking of earlier assistant turns.
+WITHOUT_EARLIER_THINKING = (
     "{%- for message in messages -%}{{ '<|im_start|>' + message['role'] + '\\n' }}"
     "{%- if message['role'] == 'assistant' and not loop.last -%}{{ message['content'].split('</think>')[-1] }}"
     "{%- else -%}{{ message['content'] | replace('<think>', '<think>\\n') }}{%- endif -%}{{ '<|im_end|>\\n' }}"
@@ -75,7 +75,7 @@ def test_a_target_token_may_contain_whitespace_of_the_template(
     ]
 
 
-def test_the_input_ids_match_the_rendered_conversation(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_the_decoded_input_ids_match_the_rendered_conversation(tokenizer: PreTrainedTokenizerFast) -> None:
     messages = [{"role": turn.role.value, "content": turn.content} for turn in TWO_EXCHANGES.turns]
 
     with use_template(tokenizer, tiny_text.CHAT_TEMPLATE) as renderer:
@@ -98,10 +98,10 @@ def test_a_user_turn_with_the_text_of_the_assistant_turn_is_not_a_target(tokeniz
         assert decode_targets(tokenizer, renderer.render(example)) == ["echo<|im_end|>"]
 
 
-def test_a_rewritten_last_turn_is_located_by_its_prefix(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_a_rewritten_last_turn_is_located_by_the_text_before_it(tokenizer: PreTrainedTokenizerFast) -> None:
     example = Conversation(ORIGIN, (Turn(Role.USER, "q"), Turn(Role.ASSISTANT, "<think>hm</think>yes")))
 
-    with use_template(tokenizer, REMOVES_EARLIER_THINKING) as renderer:
+    with use_template(tokenizer, WITHOUT_EARLIER_THINKING) as renderer:
         assert decode_targets(tokenizer, renderer.render(example)) == ["<think>\nhm</think>yes<|im_end|>"]
 
 
@@ -111,7 +111,7 @@ def test_a_template_that_rewrites_earlier_turns_is_rejected(
     thinking_turn = Turn(Role.ASSISTANT, "<think>hm</think>yes")
     example = Conversation(ORIGIN, (Turn(Role.USER, "q"), thinking_turn, Turn(Role.USER, "sure?"), thinking_turn))
 
-    with use_template(tokenizer, REMOVES_EARLIER_THINKING) as renderer, pytest.raises(ChatTemplateError) as raised:
+    with use_template(tokenizer, WITHOUT_EARLIER_THINKING) as renderer, pytest.raises(ChatTemplateError) as raised:
         renderer.render(example)
 
     assert str(raised.value).startswith(f'{ORIGIN}: the chat template of model "tiny" rewrites turn 1')
@@ -127,7 +127,7 @@ def test_a_template_error_includes_row_and_message(tokenizer: PreTrainedTokenize
         renderer.render(TWO_EXCHANGES)
 
 
-def test_the_missing_template_error_suggests_alternatives(
+def test_the_error_for_a_missing_template_suggests_alternatives(
     tokenizer: PreTrainedTokenizerFast,
 ) -> None:
     with use_template(tokenizer, None) as renderer, pytest.raises(ChatTemplateError) as raised:
@@ -137,7 +137,9 @@ def test_the_missing_template_error_suggests_alternatives(
     assert "instruct variant" in str(raised.value)
 
 
-def test_a_prompt_completion_needs_no_template_and_gets_an_eos_token(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_a_plain_text_completion_needs_no_template_and_ends_with_an_eos_token(
+    tokenizer: PreTrainedTokenizerFast,
+) -> None:
     with use_template(tokenizer, None) as renderer:
         sample = renderer.render(PromptCompletion(ORIGIN, "A list is", " a mutable sequence."))
 

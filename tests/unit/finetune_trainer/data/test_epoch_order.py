@@ -13,7 +13,7 @@ LENGTHS = st.lists(st.integers(1, CAPACITY), min_size=1, max_size=80)
 
 
 def get_packs(order: PackOrder, epoch: int) -> list[tuple[int, ...]]:
-    items = order.epoch(epoch).items
+    items = order.get_epoch(epoch).items
     return [item for item in items if isinstance(item, tuple)]
 
 
@@ -54,29 +54,29 @@ def test_every_epoch_has_the_same_number_of_packs_and_every_row_once(lengths: li
         packed = get_packs(order, epoch)
         assert len(packed) == len(order)
         assert sorted(row for pack in packed for row in pack) == list(range(len(lengths)))
-        assert order.epoch(epoch).lengths.tolist() == [sum(lengths[row] for row in pack) for pack in packed]
+        assert order.get_epoch(epoch).lengths.tolist() == [sum(lengths[row] for row in pack) for pack in packed]
 
 
-def test_every_epoch_packs_and_shuffles_again() -> None:
+def test_rows_are_packed_and_shuffled_again_in_every_epoch() -> None:
     order = PackOrder(np.array([10, 40, 50] * 30), max_length=CAPACITY, seed=1)
 
     first, second = get_packs(order, 0), get_packs(order, 1)
 
     assert set(first) != set(second), "rows of equal length are exchanged"
     assert first == get_packs(order, 0)
-    lengths = order.epoch(0).lengths
+    lengths = order.get_epoch(0).lengths
     assert lengths.tolist() != sorted(lengths.tolist(), reverse=True)
 
 
-def test_utilization_is_the_filled_fraction_of_the_capacity() -> None:
+def test_utilization_is_the_fraction_of_capacity_that_contains_tokens() -> None:
     order = PackOrder(np.array([40, 24, 32]), max_length=CAPACITY, seed=1)
 
     assert len(order) == 2
     assert order.utilization == 0.75
 
 
-def test_the_lengths_of_an_epoch_match_its_items() -> None:
-    epoch = RowOrder(np.array([10, 11, 12, 13]), seed=1).epoch(0)
+def test_the_item_lengths_of_an_epoch_have_the_order_of_its_items() -> None:
+    epoch = RowOrder(np.array([10, 11, 12, 13]), seed=1).get_epoch(0)
 
     assert sorted(map(int, epoch.items)) == [0, 1, 2, 3]  # type: ignore[arg-type]
     assert [int(item) + 10 for item in epoch.items] == epoch.lengths.tolist()  # type: ignore[arg-type]

@@ -77,7 +77,7 @@ def test_visual_tokens_are_counted_for_multimodal_rows_only(tmp_path: Path) -> N
     assert list(describe_visual_tokens(data, (99,))) == []
 
 
-def test_the_token_count_of_a_pair_is_the_larger_of_both_sequences(tmp_path: Path) -> None:
+def test_the_token_count_of_a_pair_is_the_count_of_its_larger_sequence(tmp_path: Path) -> None:
     pair = tuple(Sample("rows.jsonl line 1", [7] * count + [1], [1.0] * (count + 1)) for count in (2, 5))
     data = load_or_tokenize(
         tmp_path / "key", lambda: [pair], rules=RowRules(), is_writer=True, send_heartbeat=lambda: None
@@ -86,7 +86,7 @@ def test_the_token_count_of_a_pair_is_the_larger_of_both_sequences(tmp_path: Pat
     assert data.count_token_ids((7,)).tolist() == [5]
 
 
-def test_the_ten_longest_rows_are_listed_without_copies(tmp_path: Path) -> None:
+def test_the_list_of_longest_rows_omits_copies(tmp_path: Path) -> None:
     data = build_dataset(tmp_path, [*range(10, 30), 29], lines=[*range(10, 30), 29])
 
     descriptions = format_rows(data, find_longest_rows(data, 10))
@@ -95,16 +95,16 @@ def test_the_ten_longest_rows_are_listed_without_copies(tmp_path: Path) -> None:
 
 
 @given(size=st.integers(1, 60), per_device=st.integers(1, 4), accumulation=st.integers(1, 3), epoch=st.integers(0, 4))
-def test_no_micro_batch_costs_more_than_the_costliest_items(
+def test_no_micro_batch_has_longer_rows_than_the_costliest_items(
     size: int, per_device: int, accumulation: int, epoch: int
 ) -> None:
     lengths = np.random.default_rng(size).integers(2, 200, size)
     for order in (RowOrder(lengths, seed=1), PackOrder(lengths, max_length=200, seed=1)):
-        current = order.epoch(epoch)
+        current = order.get_epoch(epoch)
         length_of = {FILLER: 1, **dict(zip(current.items, current.lengths.tolist(), strict=True))}
         sampler = BatchSampler(order, Batch(per_device, accumulation, 1), rank=0)
         sampler.set_epoch(epoch)
-        first = order.epoch(0)
+        first = order.get_epoch(0)
         length_in_first = {FILLER: 1, **dict(zip(first.items, first.lengths.tolist(), strict=True))}
 
         upper_bounds = sorted(

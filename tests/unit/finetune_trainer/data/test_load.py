@@ -23,7 +23,7 @@ def format_row(answer: str) -> str:
     return json.dumps({"messages": messages}) + "\n"
 
 
-def load(
+def load_files(
     folder: Path,
     tokenizer: PreTrainedTokenizerFast,
     files: Sequence[Path | str],
@@ -50,7 +50,7 @@ def test_sources_are_read_in_order(tmp_path: Path, tokenizer: PreTrainedTokenize
     for name in ("b", "a"):
         (tmp_path / f"{name}.jsonl").write_text(format_row(f"answer {name}"))
 
-    data = load(tmp_path, tokenizer, [tmp_path / "b.jsonl", tmp_path / "a.jsonl"])
+    data = load_files(tmp_path, tokenizer, [tmp_path / "b.jsonl", tmp_path / "a.jsonl"])
 
     assert "answer b" in tokenizer.decode(data.train[0][0]["input_ids"])
     assert len(data.train) == 2
@@ -61,7 +61,7 @@ def test_the_log_lists_the_origins_of_dropped_rows(tmp_path: Path, tokenizer: Pr
     file = tmp_path / "rows.jsonl"
     file.write_text(format_row("short") + format_row("long " * 200))
 
-    data = load(tmp_path, tokenizer, [file], RowRules(max_length=64))
+    data = load_files(tmp_path, tokenizer, [file], RowRules(max_length=64))
 
     lines = list(describe_data(data))
     assert lines[0].startswith("train: 1 of 2 rows, ")
@@ -72,7 +72,7 @@ def test_the_log_counts_skipped_rows_and_lists_their_errors(tmp_path: Path, toke
     file = tmp_path / "rows.jsonl"
     file.write_text(format_row("good") + "{\n" + '{"text": "x"}\n' + format_row(""))
 
-    data = load(tmp_path, tokenizer, [file], RowRules(on_bad_row="skip"))
+    data = load_files(tmp_path, tokenizer, [file], RowRules(on_bad_row="skip"))
 
     lines = list(describe_data(data))
     assert lines[0].startswith("train: 1 of 4 rows, ")
@@ -89,29 +89,29 @@ def test_a_row_rejected_by_the_chat_template_is_a_bad_row(tmp_path: Path, tokeni
     )
     (tmp_path / "rows.jsonl").write_text(format_row("yes") + format_row("no"))
 
-    data = load(tmp_path, strict_tokenizer, [tmp_path / "rows.jsonl"], RowRules(on_bad_row="skip"))
+    data = load_files(tmp_path, strict_tokenizer, [tmp_path / "rows.jsonl"], RowRules(on_bad_row="skip"))
 
     assert (len(data.train), data.train.stats.bad.count) == (1, 1)
     with pytest.raises(ChatTemplateError, match=r"line 2: .*never"):
-        load(tmp_path, strict_tokenizer, [tmp_path / "rows.jsonl"])
+        load_files(tmp_path, strict_tokenizer, [tmp_path / "rows.jsonl"])
 
 
-def test_the_cache_distinguishes_row_counts_of_the_same_source(
+def test_sources_with_different_row_counts_have_separate_caches(
     tmp_path: Path, tokenizer: PreTrainedTokenizerFast
 ) -> None:
     file = tmp_path / "rows.jsonl"
     file.write_text("".join(format_row(f"answer {number}") for number in range(10)))
 
-    sizes = [len(load(tmp_path, tokenizer, [f"{file}{number}"]).train) for number in ("", "#3", "#25", "#3")]
+    sizes = [len(load_files(tmp_path, tokenizer, [f"{file}{number}"]).train) for number in ("", "#3", "#25", "#3")]
 
     assert sizes == [10, 3, 25, 3]
 
 
-def test_a_split_holds_out_rows_for_evaluation(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
+def test_a_split_ratio_holds_out_rows_for_evaluation(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
     file = tmp_path / "rows.jsonl"
     file.write_text("".join(format_row(f"answer {number}") for number in range(10)))
 
-    data = load(tmp_path, tokenizer, [file], splitDatasetRatio=0.2)
+    data = load_files(tmp_path, tokenizer, [file], splitDatasetRatio=0.2)
 
     lines = list(describe_data(data))
     assert data.eval is not None
@@ -134,23 +134,25 @@ def test_the_error_for_a_dataset_without_usable_rows_contains_the_reasons(
     (tmp_path / "rows.jsonl").write_text(content)
 
     with pytest.raises(DatasetError, match=f"spec.dataset.train: no sample is left.*{message}"):
-        load(tmp_path, tokenizer, [tmp_path / "rows.jsonl"], RowRules(max_length=64))
+        load_files(tmp_path, tokenizer, [tmp_path / "rows.jsonl"], RowRules(max_length=64))
 
 
-def test_the_error_for_a_dataset_of_bad_rows_contains_their_messages(
+def test_the_error_for_a_dataset_of_bad_rows_contains_their_errors(
     tmp_path: Path, tokenizer: PreTrainedTokenizerFast
 ) -> None:
     (tmp_path / "rows.jsonl").write_text("{\n")
 
     with pytest.raises(DatasetError, match=r"of 1 rows 1 cannot be used: .*rows.jsonl line 1, column 2: expected one"):
-        load(tmp_path, tokenizer, [tmp_path / "rows.jsonl"], RowRules(on_bad_row="skip"))
+        load_files(tmp_path, tokenizer, [tmp_path / "rows.jsonl"], RowRules(on_bad_row="skip"))
 
 
-def test_the_error_for_a_missing_file_names_its_field(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
+def test_the_error_for_a_missing_file_contains_the_spec_field(
+    tmp_path: Path, tokenizer: PreTrainedTokenizerFast
+) -> None:
     (tmp_path / "rows.jsonl").write_text(format_row("x"))
 
     with pytest.raises(DatasetError, match=r'spec.dataset.train\[1\].name: ".*gone.jsonl" does not exist'):
-        load(tmp_path, tokenizer, [tmp_path / "rows.jsonl", tmp_path / "gone.jsonl"])
+        load_files(tmp_path, tokenizer, [tmp_path / "rows.jsonl", tmp_path / "gone.jsonl"])
 
 
 def test_an_unwritable_cache_is_an_output_error(
@@ -164,13 +166,15 @@ def test_an_unwritable_cache_is_an_output_error(
     monkeypatch.setattr(Path, "mkdir", deny)
 
     with pytest.raises(OutputError, match=r"cache cannot be written \(Permission denied\)"):
-        load(tmp_path, tokenizer, [tmp_path / "rows.jsonl"])
+        load_files(tmp_path, tokenizer, [tmp_path / "rows.jsonl"])
 
 
-def test_the_error_names_the_node_that_reads_different_rows(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
+def test_the_error_for_different_rows_contains_the_node_number(
+    tmp_path: Path, tokenizer: PreTrainedTokenizerFast
+) -> None:
     for count in (2, 3):
         (tmp_path / f"{count}.jsonl").write_text(format_row("a") * count)
-    two_rows, three_rows = (load(tmp_path, tokenizer, [tmp_path / f"{count}.jsonl"]) for count in (2, 3))
+    two_rows, three_rows = (load_files(tmp_path, tokenizer, [tmp_path / f"{count}.jsonl"]) for count in (2, 3))
 
     check_same_rows([two_rows.digest] * 4, ranks_per_node=2)
     with pytest.raises(DatasetError, match="node 1 reads other rows than node 0"):

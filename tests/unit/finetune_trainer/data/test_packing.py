@@ -99,7 +99,7 @@ def test_packed_and_separate_rows_have_the_same_logits(rows: TokenDataset, build
 
 @torch.no_grad()
 def test_packed_rows_with_an_attention_mask_attend_to_each_other(rows: TokenDataset) -> None:
-    """This is why `compute_logits` passes position ids without a mask."""
+    """For this reason, `compute_logits` passes position ids without a mask."""
     model = build_llama()
     batch = collate(PackedDataset(rows)[(0, 1)])
 
@@ -128,7 +128,7 @@ def test_a_filler_pack_has_no_loss_units(rows: TokenDataset) -> None:
 
 
 @pytest.mark.parametrize("build", [build_qwen, build_llama, build_mistral])
-def test_the_isolation_check_accepts_isolating_models_and_keeps_their_mode(
+def test_the_isolation_check_accepts_models_that_isolate_rows_and_keeps_their_mode(
     build: type[PreTrainedModel],
 ) -> None:
     model = build().train()

@@ -63,13 +63,13 @@ def test_the_rules_apply_to_both_sequences_of_a_pair() -> None:
     assert dropping.apply((*FITTING_ROW, *ROW_WITHOUT_TARGETS)) is None
 
 
-def test_overlong_error_reports_file_line_and_length() -> None:
+def test_the_error_for_an_overlong_row_contains_file_line_and_length() -> None:
     with pytest.raises(DatasetError, match=r"^/data/rows.jsonl line 2: 5 tokens, more than the 4 of spec\.dataset\.m"):
         RowFilter(RowRules(max_length=4, overlong="error")).apply(LONG_ROW)
 
 
 @pytest.mark.parametrize("error", [DatasetError("line 7: no text"), ChatTemplateError("line 7: rejected")], ids=repr)
-def test_the_error_of_a_bad_row_is_raised_or_counted(error: DatasetError | ChatTemplateError) -> None:
+def test_a_bad_row_is_raised_as_an_error_or_counted(error: DatasetError | ChatTemplateError) -> None:
     row_filter = RowFilter(RowRules(on_bad_row="skip"))
 
     assert row_filter.apply(error) is None
@@ -94,7 +94,7 @@ def test_every_row_is_kept_or_counted_as_dropped(lengths: list[int], overlong: s
     assert all(len(sample.input_ids) <= 4 and any(sample.weights) for row in kept for sample in row)
 
 
-def test_the_first_ten_examples_are_listed_and_the_others_counted() -> None:
+def test_the_first_ten_rows_are_listed_and_the_others_are_counted() -> None:
     examples = RowExamples()
     for number in range(12):
         examples = examples.with_row(f"line {number}")
@@ -102,7 +102,7 @@ def test_the_first_ten_examples_are_listed_and_the_others_counted() -> None:
     assert str(examples) == f"{', '.join(f'line {number}' for number in range(10))}, and 2 more"
 
 
-def test_stats_round_trip_through_json() -> None:
+def test_row_stats_are_unchanged_after_a_json_round_trip() -> None:
     stats = RowStats(rows=9, kept=3, cut=RowExamples(1, ("a (5)",)), bad=RowExamples(5, ("b", "c")))
 
     assert RowStats.from_json(json.loads(json.dumps(stats.as_json()))) == stats

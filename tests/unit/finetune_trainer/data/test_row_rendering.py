@@ -32,7 +32,7 @@ MESSAGES = [
 @pytest.mark.parametrize(
     "template", [tiny_text.CHAT_TEMPLATE, WITH_GENERATION_TAGS], ids=["ChatML", "with generation tags"]
 )
-def test_loss_on_selects_the_assistant_turns_that_are_targets(
+def test_loss_on_determines_which_assistant_turns_are_targets(
     tokenizer: PreTrainedTokenizerFast, template: str, loss_on: str, targets: list[str]
 ) -> None:
     with use_template(tokenizer, template) as renderer:
@@ -41,7 +41,7 @@ def test_loss_on_selects_the_assistant_turns_that_are_targets(
     assert decode_targets(tokenizer, sample) == targets
 
 
-def test_loss_on_all_makes_all_tokens_except_the_first_targets(
+def test_with_loss_on_all_only_the_first_token_is_not_a_target(
     tokenizer: PreTrainedTokenizerFast,
 ) -> None:
     with use_template(tokenizer, tiny_text.CHAT_TEMPLATE) as renderer:

@@ -28,7 +28,7 @@ def load_tokens(
     )
 
 
-def test_tokens_with_weight_zero_have_ignored_labels(tmp_path: Path) -> None:
+def test_the_loss_ignores_labels_of_tokens_with_weight_zero(tmp_path: Path) -> None:
     data = load_tokens(tmp_path / "key")
 
     assert len(data) == 2
@@ -54,12 +54,12 @@ def test_a_filler_has_one_token_and_no_target(tmp_path: Path) -> None:
     assert filler["input_ids"].shape == (1,)
 
 
-def test_the_dataset_has_the_length_and_the_origin_of_every_row(tmp_path: Path) -> None:
+def test_the_dataset_contains_length_and_origin_of_every_row(tmp_path: Path) -> None:
     data = load_tokens(tmp_path / "key")
 
     assert data.lengths.tolist() == [3, 4]
     assert data.token_count == 7
-    assert [data.origin(0), data.origin(1)] == ["rows line 1", "rows line 2"]
+    assert [data.get_origin(0), data.get_origin(1)] == ["rows line 1", "rows line 2"]
 
 
 def test_select_returns_a_dataset_of_the_selected_rows(tmp_path: Path) -> None:
@@ -67,7 +67,12 @@ def test_select_returns_a_dataset_of_the_selected_rows(tmp_path: Path) -> None:
 
     second = data.select(data.lengths.argsort()[1:])
 
-    assert (len(second), second.origin(0), second.lengths.tolist(), second.token_count) == (1, "rows line 2", [4], 4)
+    assert (len(second), second.get_origin(0), second.lengths.tolist(), second.token_count) == (
+        1,
+        "rows line 2",
+        [4],
+        4,
+    )
     assert second[0][0]["input_ids"].tolist() == [8, 9, 10, 11]
     assert second[-1][0]["input_ids"].tolist() == [0]
     assert len(data) == 2

@@ -32,7 +32,7 @@ def read_columns(columns: dict[str, Any]) -> RowTurns | RowText:
         pytest.param(
             formats,
             column_format,
-            id=f"{method}: {' + '.join(column_format.columns)}{' of lists' if column_format.has_lists else ''}",
+            id=f"{method}: {' + '.join(column_format.columns)}{' of lists' if column_format.requires_lists else ''}",
         )
         for method, formats in (("sft", SFT_FORMATS), ("dpo", DPO_FORMATS))
         for column_format in formats
@@ -41,23 +41,23 @@ def read_columns(columns: dict[str, Any]) -> RowTurns | RowText:
 def test_each_format_matches_a_row_with_its_columns(
     formats: tuple[ColumnFormat, ...], column_format: ColumnFormat
 ) -> None:
-    columns: dict[str, object] = dict.fromkeys(column_format.columns, [] if column_format.has_lists else "")
+    columns: dict[str, object] = dict.fromkeys(column_format.columns, [] if column_format.requires_lists else "")
 
     assert find_format(Row(ORIGIN, columns), formats) is column_format
 
 
 def test_sft_formats_have_one_completion_and_dpo_formats_two() -> None:
-    assert {len(column_format.completions) for column_format in SFT_FORMATS} == {1}
-    assert {len(column_format.completions) for column_format in DPO_FORMATS} == {2}
+    assert {len(column_format.completion_columns) for column_format in SFT_FORMATS} == {1}
+    assert {len(column_format.completion_columns) for column_format in DPO_FORMATS} == {2}
 
 
-def test_the_first_matching_format_is_found() -> None:
+def test_find_format_returns_the_first_matching_format() -> None:
     row = Row(ORIGIN, {"query": "q", "response": "a", "messages": []})
 
     assert find_format(row, SFT_FORMATS) is SFT_FORMATS[0]
 
 
-def test_the_input_of_alpaca_rows_follows_the_instruction() -> None:
+def test_the_alpaca_input_follows_the_instruction() -> None:
     content = read_columns({"instruction": "translate", "input": "Haus", "output": "house"})
 
     assert content == RowTurns([Turn(Role.USER, "translate\nHaus")], ([Turn(Role.ASSISTANT, "house")],))

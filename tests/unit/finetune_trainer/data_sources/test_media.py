@@ -82,7 +82,7 @@ def test_images_of_a_column_are_assigned_to_the_tags_in_order() -> None:
 
 
 @pytest.mark.parametrize("url", [{"url": "data:image/png;base64," + base64.b64encode(b"png").decode()}, b"png"])
-def test_a_row_may_contain_the_bytes_of_an_image(url: object) -> None:
+def test_an_image_can_be_embedded_in_a_row(url: object) -> None:
     assert parse(build_columns([{"type": "image_url", "image_url": url}])).turns[0].media == (MediaItem(data=b"png"),)
 
 

@@ -74,9 +74,7 @@ def test_the_error_for_a_malformed_file_contains_line_and_value(
         ("r.csv", "a\n1\n2,2\n3\n", "r.csv line 3: expected 1 cells as in the header, found 2"),
     ],
 )
-def test_a_bad_row_yields_an_error_and_later_rows_are_read(
-    tmp_path: Path, name: str, content: str, message: str
-) -> None:
+def test_reading_continues_after_a_bad_row(tmp_path: Path, name: str, content: str, message: str) -> None:
     path = tmp_path / name
     path.write_text(content)
 
@@ -89,7 +87,7 @@ def test_a_bad_row_yields_an_error_and_later_rows_are_read(
     assert (first_row.columns, last_row.columns) == ({"a": "1"}, {"a": "3"})
 
 
-def test_invalid_utf8_is_an_error(tmp_path: Path) -> None:
+def test_invalid_utf8_is_a_dataset_error(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_bytes(b'{"prompt": "\xff"}')
 

@@ -42,7 +42,7 @@ def test_files_of_a_folder_are_sorted_and_other_formats_are_ignored(tmp_path: Pa
     for name in ("b.jsonl", "a.csv", "README.md"):
         (tmp_path / name).write_text("x")
 
-    files = find_files(DatasetSource(name=str(tmp_path)), NO_DOWNLOADS, field=FIELD)
+    files = find_files(DatasetSource(name=str(tmp_path)), NO_DOWNLOADS, spec_field=FIELD)
 
     assert [file.name for file in files] == ["a.csv", "b.jsonl"]
 
@@ -52,7 +52,7 @@ def test_files_of_a_folder_are_sorted_and_other_formats_are_ignored(tmp_path: Pa
     [(None, "does not exist"), ("rows.txt", "neither a .jsonl, .json, .csv"), ("", "it contains nothing")],
     ids=["missing file", "unknown format", "empty folder"],
 )
-def test_the_error_for_a_missing_or_unsupported_file_names_its_field(
+def test_the_error_for_a_missing_or_unsupported_file_contains_the_spec_field(
     tmp_path: Path, name: str | None, message: str
 ) -> None:
     path = tmp_path / ("none.jsonl" if name is None else name)
@@ -60,7 +60,7 @@ def test_the_error_for_a_missing_or_unsupported_file_names_its_field(
         path.write_text("x")
 
     with pytest.raises(DatasetError) as raised:
-        find_files(DatasetSource(name=str(path)), NO_DOWNLOADS, field=FIELD)
+        find_files(DatasetSource(name=str(path)), NO_DOWNLOADS, spec_field=FIELD)
 
     assert str(raised.value).startswith(f'{FIELD}: "{path}"')
     assert message in str(raised.value)
@@ -76,11 +76,11 @@ def test_the_error_for_a_missing_or_unsupported_file_names_its_field(
         ({"subset": "socratic", "split": "train"}, ["socratic/training_0.parquet"]),
     ],
 )
-def test_splits_and_subsets_are_selected_by_path(restriction: dict[str, str], expected: list[str]) -> None:
+def test_files_of_a_split_or_subset_are_selected_by_path(restriction: dict[str, str], expected: list[str]) -> None:
     names = ["main/dev.jsonl", "main/train.jsonl", "socratic/training_0.parquet", "train.csv", "train.md"]
     source = DatasetSource.model_validate({"name": "/data", **restriction})
 
-    selected = select_files([PurePosixPath(name) for name in names], source, field=FIELD)
+    selected = select_files([PurePosixPath(name) for name in names], source, spec_field=FIELD)
 
     assert [str(name) for name in selected] == expected
 
@@ -90,7 +90,7 @@ def test_the_error_for_a_missing_split_lists_the_existing_files() -> None:
         DatasetError, match=r"contains no .* file of subset main of split test; it contains main/train\.csv"
     ):
         select_files(
-            [PurePosixPath("main/train.csv")], DatasetSource(name="d", subset="main", split="test"), field=FIELD
+            [PurePosixPath("main/train.csv")], DatasetSource(name="d", subset="main", split="test"), spec_field=FIELD
         )
 
 
@@ -104,7 +104,7 @@ def test_the_error_for_a_missing_split_lists_the_existing_files() -> None:
 def test_only_the_default_split_of_a_hub_dataset_is_downloaded(
     hub: FakeHub, tmp_path: Path, field: str, names: list[str]
 ) -> None:
-    files = find_files(DatasetSource(name="acme/rows"), download_settings(tmp_path), field=f"{field}[0].name")
+    files = find_files(DatasetSource(name="acme/rows"), download_settings(tmp_path), spec_field=f"{field}[0].name")
 
     folder = tmp_path / f"acme--rows@{SHA}"
     assert [str(file.relative_to(folder)) for file in files] == names
@@ -112,28 +112,28 @@ def test_only_the_default_split_of_a_hub_dataset_is_downloaded(
     assert not (folder / "README.md").exists()
 
 
-def test_all_ranks_and_attempts_of_a_job_use_the_first_download(hub: FakeHub, tmp_path: Path) -> None:
+def test_all_ranks_and_attempts_of_a_job_reuse_the_first_download(hub: FakeHub, tmp_path: Path) -> None:
     source = DatasetSource(name="acme/rows", split="test")
-    first = find_files(source, download_settings(tmp_path), field=FIELD)
+    first = find_files(source, download_settings(tmp_path), spec_field=FIELD)
     request_count = len(hub.requested_paths)
 
     hub.datasets["acme/rows"]["data/test-00001-of-00001.jsonl"] = ROWS
-    assert find_files(source, download_settings(tmp_path), field=FIELD) == first
-    assert find_files(source, download_settings(tmp_path, writes=False), field=FIELD) == first
+    assert find_files(source, download_settings(tmp_path), spec_field=FIELD) == first
+    assert find_files(source, download_settings(tmp_path, writes=False), spec_field=FIELD) == first
     assert len(hub.requested_paths) == request_count
-    assert len(find_files(source, download_settings(tmp_path, job="another"), field=FIELD)) == 2
+    assert len(find_files(source, download_settings(tmp_path, job="another"), spec_field=FIELD)) == 2
 
 
-def test_waiting_for_the_download_times_out(tmp_path: Path) -> None:
+def test_waiting_for_another_ranks_download_times_out(tmp_path: Path) -> None:
     with pytest.raises(HubUnavailable, match=r'did not download "acme/rows" .* spec\.training\.ddpTimeout'):
-        find_files(DatasetSource(name="acme/rows"), download_settings(tmp_path, writes=False), field=FIELD)
+        find_files(DatasetSource(name="acme/rows"), download_settings(tmp_path, writes=False), spec_field=FIELD)
 
 
 def test_a_missing_hub_dataset_is_a_dataset_error(hub: FakeHub, tmp_path: Path) -> None:
     with pytest.raises(
         DatasetError, match=r'train\[0\]\.name: "acme/none" is neither an existing path nor a dataset on the Hub'
     ):
-        find_files(DatasetSource(name="acme/none"), download_settings(tmp_path), field=FIELD)
+        find_files(DatasetSource(name="acme/none"), download_settings(tmp_path), spec_field=FIELD)
 
 
 def test_a_full_disk_is_not_reported_as_a_hub_failure(
@@ -145,11 +145,11 @@ def test_a_full_disk_is_not_reported_as_a_hub_failure(
     monkeypatch.setattr(source_files, "snapshot_download", fail_with_full_disk)
 
     with pytest.raises(DiskFull, match="is full"):
-        find_files(DatasetSource(name="acme/rows"), download_settings(tmp_path), field=FIELD)
+        find_files(DatasetSource(name="acme/rows"), download_settings(tmp_path), spec_field=FIELD)
 
 
-def test_a_failing_hub_is_a_retryable_error(hub: FakeHub, tmp_path: Path) -> None:
-    hub.error_status = 501  # a status code that the Hub client does not retry
+def test_a_hub_server_error_is_retryable(hub: FakeHub, tmp_path: Path) -> None:
+    hub.error_status = 501  # status code that the Hub client does not retry
 
     with pytest.raises(HubUnavailable, match=r'dataset "acme/rows" could not be downloaded from the Hub'):
-        find_files(DatasetSource(name="acme/rows"), download_settings(tmp_path), field=FIELD)
+        find_files(DatasetSource(name="acme/rows"), download_settings(tmp_path), spec_field=FIELD)

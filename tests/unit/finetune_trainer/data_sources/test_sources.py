@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from finetune_api.v1alpha1.dataset import DatasetSource
 from finetune_trainer.data_sources.readers import Row
-from finetune_trainer.data_sources.sources import draw_row_counts, find_sources, read_sources
+from finetune_trainer.data_sources.sources import count_draws_per_row, find_sources, read_sources
 from finetune_trainer.errors import DatasetError
 from testing.fakes.downloads import NO_DOWNLOADS
 
@@ -21,7 +21,7 @@ def write_rows(path: Path, count: int) -> Path:
 
 
 def draw_rows(*names: str, seed: int = 1) -> list[tuple[object, int]]:
-    sources = find_sources([DatasetSource(name=name) for name in names], NO_DOWNLOADS, field="spec.dataset.train")
+    sources = find_sources([DatasetSource(name=name) for name in names], NO_DOWNLOADS, spec_field="spec.dataset.train")
     return [(row.columns["n"], count) for row, count in read_sources(sources, seed=seed) if isinstance(row, Row)]
 
 
@@ -60,7 +60,9 @@ def test_drawing_more_rows_than_exist_repeats_rows(tmp_path: Path) -> None:
 
 def test_bad_rows_can_be_drawn(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text("[]\n")
-    sources = find_sources([DatasetSource(name=f"{tmp_path}/rows.jsonl#3")], NO_DOWNLOADS, field="spec.dataset.train")
+    sources = find_sources(
+        [DatasetSource(name=f"{tmp_path}/rows.jsonl#3")], NO_DOWNLOADS, spec_field="spec.dataset.train"
+    )
 
     ((bad, count),) = read_sources(sources, seed=1)
 
@@ -68,22 +70,22 @@ def test_bad_rows_can_be_drawn(tmp_path: Path) -> None:
     assert count == 3
 
 
-@given(size=st.integers(1, 50), draws=st.integers(1, 200), seed=st.integers(0, 9))
-def test_row_counts_differ_by_at_most_one(size: int, draws: int, seed: int) -> None:
-    counts = draw_row_counts(size, draws, seed=(seed,))
+@given(row_count=st.integers(1, 50), draw_count=st.integers(1, 200), seed=st.integers(0, 9))
+def test_draw_counts_of_rows_differ_by_at_most_one(row_count: int, draw_count: int, seed: int) -> None:
+    counts = count_draws_per_row(row_count, draw_count, seed=(seed,))
 
-    assert counts.sum() == draws
+    assert counts.sum() == draw_count
     assert counts.max() - counts.min() <= 1
 
 
 def test_no_rows_are_drawn_from_an_empty_source() -> None:
-    assert draw_row_counts(0, 5, seed=(1,)).tolist() == []
+    assert count_draws_per_row(0, 5, seed=(1,)).tolist() == []
 
 
 @pytest.mark.parametrize(
     ("name", "path", "rows"), [("/data/a", "/data/a", None), ("/data/a.csv#12", "/data/a.csv", 12)]
 )
-def test_the_row_count_is_split_from_the_path(name: str, path: str, rows: int | None) -> None:
+def test_the_row_count_is_parsed_from_the_source_name(name: str, path: str, rows: int | None) -> None:
     source = DatasetSource(name=name)
 
     assert (source.path, source.rows) == (path, rows)
