@@ -1,1 +1,1 @@
-"""Writes, prunes and reads checkpoints, saves random states, and manages ownership of the output folder."""
+"""Saves, validates and prunes checkpoints, and manages ownership of the output folder."""

@@ -15,10 +15,10 @@ _MANIFEST = "manifest.json"
 
 @dataclass(frozen=True)
 class ResumePoint:
-    """Checkpoint to resume from, and the reasons for skipping others."""
+    """Checkpoint to resume from, and the reasons why others were skipped."""
 
-    path: Path | None  # None to start from the beginning
-    skipped: tuple[str, ...] = ()  # one message per checkpoint
+    path: Path | None  # None: start from the beginning
+    skipped: tuple[str, ...] = ()  # one message per skipped checkpoint
 
     @property
     def step(self) -> int:
@@ -38,7 +38,7 @@ class Checkpoints:
     ) -> str:
         """Publish a checkpoint with a manifest, prune old checkpoints and return the folder name.
 
-        write: fills an empty folder; may be called twice.
+        write: function that fills an empty folder; it may be called twice.
         retained_step: step whose checkpoint is never pruned, such as the step of the best evaluation.
         Raises: DiskFull or OutputError.
         """
@@ -46,7 +46,7 @@ class Checkpoints:
 
         def write_with_manifest(staged_folder: Path) -> None:
             write(staged_folder)
-            metadata = {"step": step, "worldSize": world_size, **self._describe_identity(), "time": time.time()}
+            metadata = {"step": step, "worldSize": world_size, **self._build_owner_metadata(), "time": time.time()}
             _write_manifest(staged_folder, metadata)
 
         self.publish(folder, write_with_manifest, retained_step=retained_step)
@@ -54,16 +54,17 @@ class Checkpoints:
         return folder.name
 
     def publish(self, folder: Path, write: Callable[[Path], None], *, retained_step: int | None = None) -> None:
-        """Publish a folder. If the volume is full, delete old checkpoints and try once more (decisions/212).
+        """Publish a folder. If the volume is full, delete old checkpoints and retry once (decisions/212).
 
-        `write` may be called twice. Never deletes the newest complete checkpoint or the checkpoint of `retained_step`.
+        Never deletes the newest complete checkpoint or the checkpoint of `retained_step`.
+        write: function that fills an empty folder; it may be called twice.
         Raises: DiskFull or OutputError.
         """
         try:
             self.output.publish(folder, write)
         except DiskFull as error:
             existing = list(self._list_newest_first())
-            complete = (index for index, path in enumerate(existing) if self._find_problem(path) is None)
+            complete = (index for index, path in enumerate(existing) if self._find_defect(path) is None)
             removed = _prune(existing[next(complete, len(existing)) + 1 :], retained_step)
             if not removed:
                 raise
@@ -71,7 +72,7 @@ class Checkpoints:
             self.output.publish(folder, write)
 
     def find_newest_complete(self) -> ResumePoint:
-        """Return the newest complete checkpoint, if any. Raises: CheckpointCorrupt if all are incomplete."""
+        """Return the newest complete checkpoint, if any. Raises: CheckpointCorrupt if no checkpoint is complete."""
         return self._find_first_complete(self._list_newest_first())
 
     def find_first_complete(self, steps: Iterable[int]) -> ResumePoint:
@@ -81,10 +82,10 @@ class Checkpoints:
     def _find_first_complete(self, folders: Iterable[Path]) -> ResumePoint:
         skipped: list[str] = []
         for folder in folders:
-            problem = self._find_problem(folder)
-            if problem is None:
+            defect = self._find_defect(folder)
+            if defect is None:
                 return ResumePoint(folder, tuple(skipped))
-            skipped.append(f"{folder.name}: {problem}")
+            skipped.append(f"{folder.name}: {defect}")
         if skipped:
             raise CheckpointCorrupt(
                 f"no checkpoint in {self.output.checkpoints} is complete ({'; '.join(skipped)}); restore one, or"
@@ -95,14 +96,14 @@ class Checkpoints:
     def _get_folder(self, step: int) -> Path:
         return self.output.checkpoints / f"{CHECKPOINT_PREFIX}{step:08d}"
 
-    def _describe_identity(self) -> dict[str, object]:
+    def _build_owner_metadata(self) -> dict[str, object]:
         identity = self.output.identity
         return {"uid": identity.uid, "fingerprint": identity.fingerprint, "attempt": identity.attempt}
 
     def _list_newest_first(self) -> Iterator[Path]:
         yield from sorted(self.output.checkpoints.glob(f"{CHECKPOINT_PREFIX}*"), reverse=True)
 
-    def _find_problem(self, folder: Path) -> str | None:
+    def _find_defect(self, folder: Path) -> str | None:
         """Return the reason why training cannot resume from the checkpoint, or None if it is complete."""
         try:
             manifest = json.loads((folder / _MANIFEST).read_text(encoding="utf-8"))
@@ -124,7 +125,7 @@ class Checkpoints:
 
 
 def parse_checkpoint_step(checkpoint: Path) -> int:
-    """Return the number of completed optimizer steps from the name of a checkpoint folder."""
+    """Parse the number of completed optimizer steps from the name of a checkpoint folder."""
     return int(checkpoint.name.removeprefix(CHECKPOINT_PREFIX))
 
 

@@ -12,8 +12,8 @@ from finetune_supervisor.success_marker import is_result_published, success_mark
 from finetune_trainer.atomic_files import fsync_tree, remove_path, translate_disk_errors, write_json
 from finetune_trainer.errors import OutputError
 
-CHECKPOINT_PREFIX = "step-"  # a published checkpoint is checkpoints/step-00000100
-_SHARED_STORAGE_TIMEOUT_SECONDS = 30.0  # a new file may appear late on other nodes of a network file system
+CHECKPOINT_PREFIX = "step-"  # name prefix of published checkpoints, such as step-00000100
+_SHARED_STORAGE_TIMEOUT_SECONDS = 30.0  # network file systems may delay new files on other nodes
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Identity:
 
 @dataclass(frozen=True)
 class OutputFolder:
-    """Output folder of one job. Only the holder, which is the attempt in job.json, may publish to it."""
+    """Output folder of one job. Only the holder may publish to it; job.json identifies the holder."""
 
     root: Path
     identity: Identity
@@ -71,7 +71,7 @@ class OutputFolder:
     def check_owner(self, *, overwrite: bool) -> None:
         """Raise OutputError if another job, a newer attempt or another configuration owns the folder.
 
-        Every rank calls it before loading the model; it writes nothing.
+        Called on every rank before the model is loaded. Writes nothing.
         """
         holder = _read_json_object(self.job_file)
         if holder is not None and holder.get("uid") == self.identity.uid:
@@ -85,7 +85,7 @@ class OutputFolder:
                 " give the changed job another output.subPath, or set output.overwrite to start over"
             )
         occupied = any(folder.is_dir() and any(folder.iterdir()) for folder in (self.checkpoints, self.result))
-        if (occupied or holder is not None) and not (overwrite or self._is_left_by_failed_predecessor(holder)):
+        if (occupied or holder is not None) and not (overwrite or self._is_owned_by_job_without_output(holder)):
             raise OutputError(
                 f"{self.root} holds the output of {_describe_owner(holder)}; choose another output.subPath,"
                 " or set output.overwrite to replace it"
@@ -107,7 +107,8 @@ class OutputFolder:
                 remove_path(self.result)
             write_json(self.job_file, {**asdict(self.identity), "token": token})
             self.checkpoints.mkdir(exist_ok=True)
-            self._remove_staged_files()  # only after the claim: older attempts can no longer publish these files
+            # Remove staged files after the claim, because older attempts can no longer publish them.
+            self._remove_staged_files()
         return token
 
     def check_shared_storage(self, token: str) -> None:
@@ -130,9 +131,9 @@ class OutputFolder:
             raise OutputError(f"{self.root}: superseded by attempt {holder.get('attempt')}; nothing more is written")
 
     def publish(self, folder: Path, write: Callable[[Path], None]) -> None:
-        """Write a staged folder, fsync it, and rename it to `folder` if this attempt is still the holder.
+        """Write a staged folder, flush it to disk, and rename it to `folder` if this attempt is still the holder.
 
-        write: fills the empty staged folder. Raises: OutputError, or DiskFull if the volume is full.
+        write: function that fills the empty staged folder. Raises: OutputError, or DiskFull if the volume is full.
         """
         staged = self.checkpoints / f"{self.staging_prefix}{folder.name}"
         with translate_disk_errors(self.root):
@@ -146,19 +147,19 @@ class OutputFolder:
                 folder.rename(replaced)
             try:
                 staged.rename(folder)
-            except FileNotFoundError as error:  # a newer attempt has deleted it
+            except FileNotFoundError as error:  # a newer attempt has deleted the staged folder
                 self.check_holder()
                 raise OutputError(f"{staged} was deleted before it could be published") from error
             remove_path(replaced)
 
     def mark_success(self) -> None:
-        """Write the success marker, the last file of a result."""
+        """Write the success marker, which completes a result."""
         marker = {"uid": self.identity.uid, "fingerprint": self.identity.fingerprint, "attempt": self.identity.attempt}
         with translate_disk_errors(self.root):
             self.check_holder()
             write_json(self.success_file, marker, staging_file=self.checkpoints / f"{self.staging_prefix}SUCCESS")
 
-    def _is_left_by_failed_predecessor(self, holder: dict[str, object] | None) -> bool:
+    def _is_owned_by_job_without_output(self, holder: dict[str, object] | None) -> bool:
         """Return whether a deleted job of the same name owns the folder and published neither checkpoint nor result."""
         if holder is None or (holder.get("namespace"), holder.get("name")) != (
             self.identity.namespace,
@@ -174,7 +175,7 @@ class OutputFolder:
         """Delete unpublished files of older attempts."""
         for entry in self.checkpoints.glob(".tmp-*"):
             if entry.is_dir():
-                shutil.rmtree(entry, ignore_errors=True)  # an older attempt may still be adding files
+                shutil.rmtree(entry, ignore_errors=True)  # ignore errors: an older attempt may still add files
             else:
                 entry.unlink(missing_ok=True)
 

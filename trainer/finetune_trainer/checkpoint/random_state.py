@@ -1,4 +1,4 @@
-"""Saves and restores the states of all random generators of a rank."""
+"""Captures and restores the states of all random number generators of a rank."""
 
 import random
 from pathlib import Path
@@ -9,7 +9,7 @@ import torch
 
 
 def random_state() -> dict[str, Any]:
-    """Return the states of all random generators, in types that torch.load(weights_only=True) accepts."""
+    """Return the states of all random number generators, in types that torch.load(weights_only=True) accepts."""
     name, keys, position, has_gauss, cached = np.random.get_state()
     return {
         "python": random.getstate(),
@@ -20,7 +20,7 @@ def random_state() -> dict[str, Any]:
 
 
 def restore_random_state(state: dict[str, Any]) -> None:
-    """Restore the states of all random generators."""
+    """Restore the states of all random number generators."""
     random.setstate(state["python"])
     name, keys, *position = state["numpy"]
     np.random.set_state((name, keys.numpy().astype(np.uint32), *position))
@@ -30,5 +30,5 @@ def restore_random_state(state: dict[str, Any]) -> None:
 
 
 def get_random_state_path(folder: Path, rank: int) -> Path:
-    """Return the path of a rank's random state in a checkpoint."""
+    """Return the path of the random state file of a rank in a checkpoint."""
     return folder / f"random-{rank:05d}.pt"

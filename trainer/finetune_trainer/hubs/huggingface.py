@@ -11,7 +11,7 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalToken
 from finetune_api.v1alpha1.output import PushToHub
 from finetune_trainer.errors import HubUnavailable, InvalidSpec, first_line
 
-_PERMANENT_STATUSES = (400, 401, 403, 404, 409)  # a retry would get the same response
+_PERMANENT_STATUSES = (400, 401, 403, 404, 409)  # status codes of errors that a retry cannot fix
 
 
 def create_repository(target: PushToHub) -> None:
@@ -35,19 +35,19 @@ def _translate_hub_errors(target: PushToHub) -> Iterator[None]:
         yield
     except HfHubHTTPError as error:
         if error.response is None or error.response.status_code not in _PERMANENT_STATUSES:
-            raise _build_unavailable_error(target, error) from error
-        raise _build_rejected_error(target, error) from error
+            raise _build_hub_unavailable(target, error) from error
+        raise _build_invalid_spec(target, error) from error
     except (LocalTokenNotFoundError, HFValidationError, OfflineModeIsEnabled) as error:
-        raise _build_rejected_error(target, error) from error
+        raise _build_invalid_spec(target, error) from error
     except (httpx2.HTTPError, OSError) as error:
-        raise _build_unavailable_error(target, error) from error
+        raise _build_hub_unavailable(target, error) from error
 
 
-def _build_unavailable_error(target: PushToHub, error: Exception) -> HubUnavailable:
+def _build_hub_unavailable(target: PushToHub, error: Exception) -> HubUnavailable:
     return HubUnavailable(f'publishing "{target.repo}" on the Hub failed: {first_line(error)}')
 
 
-def _build_rejected_error(target: PushToHub, error: Exception) -> InvalidSpec:
+def _build_invalid_spec(target: PushToHub, error: Exception) -> InvalidSpec:
     return InvalidSpec(
         f'spec.output.pushToHub: the Hub rejected "{target.repo}" ({first_line(error)}); set HF_TOKEN, from a Secret in'
         " spec.env, to a token with write access, or correct repo"

@@ -26,10 +26,10 @@ def create_repository(target: PushToHub) -> None:
     """Create the repository if it does not exist, and check that the token is valid."""
     with _translate_hub_errors(target):
         api = HubApi()
-        api.whoami()  # check the token even if the repository exists
+        api.whoami()  # checks the token even if the repository exists
         try:
             visibility = "private" if target.private else "public"
-            # The default license would be Apache 2.0.
+            # Set a license, because the default is Apache 2.0.
             api.create_repo(target.repo, "model", visibility=visibility, license="Other")
         except AlreadyExistsError:
             return
@@ -40,7 +40,7 @@ def upload(target: PushToHub, folder: Path, *, title: str) -> str:
     with _translate_hub_errors(target):
         api = HubApi()
         message = f"Result of {title}"
-        # The client would write its cache into the uploaded folder.
+        # Disable the cache, which the client would write into the uploaded folder.
         api.upload_folder(target.repo, "model", folder, commit_message=message, use_cache=False, disable_tqdm=True)
         return f"{api.legacy.endpoint}/models/{target.repo}"
 

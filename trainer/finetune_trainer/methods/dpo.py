@@ -1,4 +1,4 @@
-"""Direct preference optimization (arXiv 2305.18290) and its variants, averaged over the effective batch."""
+"""Direct preference optimization (arXiv 2305.18290) and variants of its loss, averaged over the effective batch."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -28,7 +28,7 @@ class SequenceLogps:
 class PairLogps:
     """Log-probabilities by policy and reference model, and target token counts, each (pairs,).
 
-    The token counts of fillers are 0.
+    Fillers have token counts of 0.
     """
 
     policy: SequenceLogps
@@ -62,14 +62,14 @@ def _compute_hinge_loss(pairs: PairLogps, dpo: Dpo) -> torch.Tensor:
 
 
 def _compute_ipo_loss(pairs: PairLogps, dpo: Dpo) -> torch.Tensor:
-    """Compute the IPO loss (arXiv 2310.12036, equation 17) on means per token, as in the authors' experiments."""
+    """Compute the IPO loss (arXiv 2310.12036, equation 17) on the mean log-ratios per token, as its authors do."""
     chosen = pairs.chosen_logratios / pairs.chosen_tokens.clamp(min=1)
     rejected = pairs.rejected_logratios / pairs.rejected_tokens.clamp(min=1)
     return (chosen - rejected - 1 / (2 * dpo.beta)) ** 2
 
 
 def _compute_robust_loss(pairs: PairLogps, dpo: Dpo) -> torch.Tensor:
-    """Compute robust DPO (arXiv 2403.00409), unbiased if a fraction `labelSmoothing` of the preferences is flipped."""
+    """Compute the robust DPO loss (arXiv 2403.00409), unbiased if a fraction `labelSmoothing` of pairs is flipped."""
     flip_rate = dpo.label_smoothing or 0.0
     correct, flipped = logsigmoid(dpo.beta * pairs.margins), logsigmoid(-dpo.beta * pairs.margins)
     return (flip_rate * flipped - (1 - flip_rate) * correct) / (1 - 2 * flip_rate)
@@ -98,7 +98,7 @@ class DpoTrainer(GlobalMeanTrainer):
 
     def count_loss_units(self, batch: Features) -> tuple[float, ...]:
         """Return the number of pairs and, with `rpoAlpha`, of chosen target tokens; fillers are not counted."""
-        chosen_tokens, _ = _is_target(batch["labels"]).sum(dim=1).chunk(2)
+        chosen_tokens, _ = _build_target_mask(batch["labels"]).sum(dim=1).chunk(2)
         pairs = float((chosen_tokens > 0).sum())
         return (pairs, float(chosen_tokens.sum())) if self._dpo.rpo_alpha else (pairs,)
 
@@ -107,7 +107,7 @@ class DpoTrainer(GlobalMeanTrainer):
         with torch.no_grad(), self._use_reference_model() as reference_model:
             reference = sequence_logps(reference_model, batch)
         policy = sequence_logps(model, batch)
-        chosen_tokens, rejected_tokens = _is_target(batch["labels"]).sum(dim=1).chunk(2)
+        chosen_tokens, rejected_tokens = _build_target_mask(batch["labels"]).sum(dim=1).chunk(2)
         pairs = PairLogps(policy, reference, chosen_tokens, rejected_tokens)
         is_pair = chosen_tokens > 0  # False for fillers
         self._accumulate_pair_metrics(pairs, is_pair)
@@ -116,9 +116,9 @@ class DpoTrainer(GlobalMeanTrainer):
 
     @contextmanager
     def _use_reference_model(self) -> Iterator[torch.nn.Module]:
-        """Yield the reference model: a frozen copy, or the model with the reference adapter or without adapters.
+        """Yield the reference model, with dropout disabled.
 
-        Dropout is disabled.
+        It is a frozen copy of the model, or the model with the reference adapter or without adapters.
         """
         if self._reference is not None:
             yield self._reference
@@ -155,9 +155,9 @@ class DpoTrainer(GlobalMeanTrainer):
 
 
 def _restore_requires_grad(parameters: Sequence[torch.nn.Parameter]) -> None:
-    """Set requires_grad again after peft cleared it while switching adapters.
+    """Restore requires_grad of the parameters, because peft clears it when it switches adapters.
 
-    FSDP2 records in its first forward pass which weights need gradients, and never updates the record.
+    FSDP2 determines in its first forward pass which weights need gradients and does not check again.
     """
     for parameter in parameters:
         parameter.requires_grad = True
@@ -170,12 +170,12 @@ def sequence_logps(model: torch.nn.Module, batch: Features) -> SequenceLogps:
     Source: DPO, arXiv 2305.18290, equation 7.
     """
     logits = compute_logits(model, batch)
-    is_target = _is_target(batch["labels"])
-    sums = torch.zeros(len(is_target), device=logits.device)
-    sums = sums.index_add(0, is_target.nonzero()[:, 0], -compute_target_losses(logits, batch["labels"]))
+    target_mask = _build_target_mask(batch["labels"])
+    sums = torch.zeros(len(target_mask), device=logits.device)
+    sums = sums.index_add(0, target_mask.nonzero()[:, 0], -compute_target_losses(logits, batch["labels"]))
     return SequenceLogps(*sums.chunk(2))
 
 
-def _is_target(labels: torch.Tensor) -> torch.Tensor:
-    """Return the mask of target tokens, (batch, seq - 1), without the first token, which no token predicts."""
+def _build_target_mask(labels: torch.Tensor) -> torch.Tensor:
+    """Return the mask of target tokens, (batch, seq - 1). The first token is left out, because it is not predicted."""
     return labels[:, 1:] != IGNORE_INDEX

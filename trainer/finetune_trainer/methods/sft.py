@@ -8,7 +8,7 @@ from finetune_trainer.training.token_losses import compute_logits, compute_targe
 
 
 class SftTrainer(GlobalMeanTrainer):
-    """Trainer for SFT; its loss units are target tokens, counted by their weights."""
+    """Trainer for SFT; its loss units are target tokens, counted by weight."""
 
     def count_loss_units(self, batch: Features) -> tuple[float, ...]:
         """Return the sum of the weights of all target tokens."""

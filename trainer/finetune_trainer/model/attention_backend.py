@@ -1,6 +1,7 @@
 """Chooses the fastest installed attention implementation that computes the same output as torch's SDPA."""
 
 import json
+import math
 import statistics
 import time
 from collections.abc import Iterable, Iterator
@@ -18,20 +19,20 @@ from finetune_trainer.distributed.devices import get_device_name
 from finetune_trainer.errors import InvalidSpec, first_line
 from finetune_trainer.model.truncated_config import truncate_layers
 
-SDPA = "sdpa"  # included in torch; runs on every device
+SDPA = "sdpa"  # part of torch; supports every device
 _INSTALLED = {
     "flash_attention_2": is_flash_attn_2_available,
     "flash_attention_3": is_flash_attn_3_available,
 }
 _FILE = "attention.json"
 _RELATIVE_TOLERANCE = 0.02  # 16-bit rounding error, relative to the largest output element
-_MAX_RELATIVE_TIME = 0.97  # a candidate must be 3 % faster than SDPA; smaller gains are noise
+_MAX_RELATIVE_TIME = 0.97  # a candidate must be 3 % faster than SDPA; smaller differences are noise
 _WARMUP_ROUNDS, _ROUNDS = 2, 5
 
 
 @dataclass(frozen=True)
 class AttentionChoice:
-    """Chosen implementation, and the reason to log."""
+    """Chosen attention implementation, and the reason for the choice, which is logged."""
 
     name: str  # value of attn_implementation in transformers
     reason: str
@@ -39,47 +40,47 @@ class AttentionChoice:
 
 @dataclass(frozen=True)
 class AttentionTrial:
-    """Conditions of a benchmark, which runs one layer of the model on one micro-batch."""
+    """Conditions of an attention benchmark, which runs one layer of the model on one micro-batch."""
 
     config: PretrainedConfig
     dtype: torch.dtype
     device: torch.device
-    rows: int
-    length: int  # tokens per row
-    packed: bool
+    row_count: int
+    tokens_per_row: int
+    is_packed: bool
 
 
 def select_attention(
-    spec: TrainerSpec, trial: AttentionTrial, checkpoints: Path, *, is_multimodal: bool
+    spec: TrainerSpec, trial: AttentionTrial, checkpoint_folder: Path, *, is_multimodal: bool
 ) -> AttentionChoice:
     """Return the implementation in the spec, or the fastest one. Called on rank 0 only. Raises: InvalidSpec."""
     requested = spec.model.attn_implementation
     if requested != "auto":
-        check_installed(requested)
+        check_backend_installed(requested)
         return AttentionChoice(requested, "set in spec.model.attnImplementation")
     if is_multimodal:
         return AttentionChoice(SDPA, "the default for vision-language models")
-    return choose_fastest_backend(trial, find_installed_backends(), checkpoints / _FILE)
+    return choose_fastest_backend(trial, find_installed_backends(), checkpoint_folder / _FILE)
 
 
 def build_attention_trial(
-    spec: TrainerSpec, config: PretrainedConfig, dtype: torch.dtype, device: torch.device, length: int
+    spec: TrainerSpec, config: PretrainedConfig, dtype: torch.dtype, device: torch.device, tokens_per_row: int
 ) -> AttentionTrial:
     """Return the benchmark conditions of a job.
 
-    A trial has two rows unless the micro-batch size is 1: FlashAttention isolates packed rows only in a batch of one.
-    length: tokens of the longest row or of a pack.
+    The benchmark uses two rows, or one if the micro-batch size is 1, as FlashAttention requires for packed rows.
+    tokens_per_row: tokens of the longest row, or of a pack.
     """
-    rows = 1 if spec.training.per_device_train_batch_size == 1 else 2
-    return AttentionTrial(config, dtype, device, rows, length, packed=spec.dataset.packing)
+    row_count = 1 if spec.training.per_device_train_batch_size == 1 else 2
+    return AttentionTrial(config, dtype, device, row_count, tokens_per_row, is_packed=spec.dataset.packing)
 
 
 def find_installed_backends() -> tuple[str, ...]:
-    """Return the installed implementations besides SDPA; all of them need a GPU."""
+    """Return the installed implementations except SDPA; empty without a GPU, which all of them need."""
     return tuple(name for name, is_installed in _INSTALLED.items() if torch.cuda.is_available() and is_installed())
 
 
-def check_installed(name: str) -> None:
+def check_backend_installed(name: str) -> None:
     """Raise InvalidSpec if this image lacks the implementation or there is no GPU for it."""
     if name in _INSTALLED and name not in find_installed_backends():
         available = ", ".join((SDPA, "eager", *find_installed_backends()))
@@ -92,7 +93,7 @@ def check_installed(name: str) -> None:
 def choose_fastest_backend(trial: AttentionTrial, candidates: Iterable[str], cache_file: Path) -> AttentionChoice:
     """Benchmark the candidates, or reuse the choice of an earlier attempt with the same GPU and candidates.
 
-    Attempts use the same implementation because implementations differ in rounding.
+    All attempts use the same implementation, because implementations differ in rounding.
     """
     names = tuple(candidates)
     if not names:
@@ -109,12 +110,12 @@ def choose_fastest_backend(trial: AttentionTrial, candidates: Iterable[str], cac
 
 
 def benchmark_backends(trial: AttentionTrial, candidates: Iterable[str]) -> AttentionChoice:
-    """Time one layer with each candidate; reject failures and different outputs (decisions/703)."""
+    """Time one layer with each candidate; reject candidates that fail or differ from SDPA (decisions/703)."""
     with _restore_rng_and_memory(trial.device):
         try:
             layer = _build_layer(trial)
             expected, sdpa_seconds = _time_layer(layer, SDPA, trial)
-        except Exception as error:  # the full model may still work; if not, training fails with its own error
+        except Exception as error:  # not fatal: the full model may still run
             return AttentionChoice(SDPA, f"a single layer cannot be benchmarked: {first_line(error)}")
         seconds, results = {SDPA: sdpa_seconds}, [f"{SDPA} {1000 * sdpa_seconds:.2f}"]
         for name in candidates:
@@ -123,7 +124,7 @@ def benchmark_backends(trial: AttentionTrial, candidates: Iterable[str]) -> Atte
             if isinstance(outcome, float) and outcome < _MAX_RELATIVE_TIME * sdpa_seconds:
                 seconds[name] = outcome
     fastest = min(seconds, key=lambda name: seconds[name])
-    shape = f"{trial.rows} x {trial.length} tokens{', packed' if trial.packed else ''}"
+    shape = f"{trial.row_count} x {trial.tokens_per_row} tokens{', packed' if trial.is_packed else ''}"
     return AttentionChoice(fastest, f"ms per layer, forward and backward, {shape}: {', '.join(results)}")
 
 
@@ -131,9 +132,9 @@ def _try_backend(layer: torch.nn.Module, name: str, trial: AttentionTrial, expec
     """Return the median time in seconds, or the reason to reject the implementation."""
     try:
         output, seconds = _time_layer(layer, name, trial)
-    except Exception as error:  # libraries raise exceptions of many types; each rejects the implementation
+    except Exception as error:  # the libraries raise exceptions of many types
         return f"fails: {first_line(error)}"
-    return "wrong output" if _differs(output, expected) else seconds
+    return "wrong output" if _is_outside_tolerance(output, expected) else seconds
 
 
 def _build_layer(trial: AttentionTrial) -> torch.nn.Module:
@@ -146,12 +147,13 @@ def _build_layer(trial: AttentionTrial) -> torch.nn.Module:
 def _time_layer(layer: torch.nn.Module, name: str, trial: AttentionTrial) -> tuple[torch.Tensor, float]:
     """Return the output (batch, seq, hidden) and the median time of a round in seconds."""
     layer.set_attn_implementation(name)  # type: ignore[operator]
-    ids = torch.arange(trial.rows * trial.length, device=trial.device).view(trial.rows, trial.length)
+    shape = (trial.row_count, trial.tokens_per_row)
+    ids = torch.arange(math.prod(shape), device=trial.device).view(shape)
     ids = ids % trial.config.get_text_config().vocab_size
-    positions = torch.arange(trial.length, device=trial.device)
-    if trial.packed:
-        positions = positions % max(trial.length // 4, 1)  # four rows per pack
-    inputs = {"input_ids": ids, "position_ids": positions.expand(trial.rows, -1), "use_cache": False}
+    positions = torch.arange(trial.tokens_per_row, device=trial.device)
+    if trial.is_packed:
+        positions = positions % max(trial.tokens_per_row // 4, 1)  # a pack contains four rows
+    inputs = {"input_ids": ids, "position_ids": positions.expand(trial.row_count, -1), "use_cache": False}
     durations = []
     for _ in range(_WARMUP_ROUNDS + _ROUNDS):
         layer.zero_grad(set_to_none=True)
@@ -162,9 +164,9 @@ def _time_layer(layer: torch.nn.Module, name: str, trial: AttentionTrial) -> tup
     return output.detach(), statistics.median(durations[_WARMUP_ROUNDS:])
 
 
-def _differs(output: torch.Tensor, expected: torch.Tensor) -> bool:
+def _is_outside_tolerance(output: torch.Tensor, expected: torch.Tensor) -> bool:
     difference = (output.float() - expected.float()).abs().max() / expected.float().abs().max()
-    return not bool(difference <= _RELATIVE_TOLERANCE)  # True for NaN, because every comparison with NaN is False
+    return not bool(difference <= _RELATIVE_TOLERANCE)  # also True if the difference is NaN
 
 
 def _read_clock(device: torch.device) -> float:

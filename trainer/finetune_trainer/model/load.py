@@ -31,13 +31,13 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Pretrained:
-    """Config, tokenizer and processor of a model, which are read before its weights."""
+    """Config, tokenizer and vision processor of a model, which are read before its weights."""
 
     name: str
     config: PretrainedConfig
     tokenizer: PreTrainedTokenizerBase
     dtype: torch.dtype  # dtype of the published result; training may use float32
-    vision: VisionProcessor | None = None  # set for vision-language models
+    vision: VisionProcessor | None = None  # None for text models
     attention: str = SDPA  # value of attn_implementation in transformers
 
     @property
@@ -52,8 +52,8 @@ def describe_model(source: ModelSource, device: torch.device) -> Pretrained:
     Raises: ModelNotFound, ModelError, HubUnavailable or InvalidSpec.
     """
     config = read_config(source)
-    tokenizer = _fetch(source.name, lambda: AutoTokenizer.from_pretrained(source.name))
-    vision = _fetch(source.name, lambda: build_vision_processor(source, config, tokenizer))
+    tokenizer = _load_or_raise(source.name, lambda: AutoTokenizer.from_pretrained(source.name))
+    vision = _load_or_raise(source.name, lambda: build_vision_processor(source, config, tokenizer))
     return Pretrained(source.name, config, tokenizer, choose_dtype(source, config, device), vision)
 
 
@@ -65,7 +65,7 @@ def read_config(source: ModelSource) -> PretrainedConfig:
             f'spec.model.name: "{source.name}" {problem}; mount the volume that contains the model (spec.volumes) or'
             " correct the path"
         )
-    return _fetch(source.name, lambda: AutoConfig.from_pretrained(source.name))
+    return _load_or_raise(source.name, lambda: AutoConfig.from_pretrained(source.name))
 
 
 def max_length(config: PretrainedConfig) -> int | None:
@@ -75,7 +75,7 @@ def max_length(config: PretrainedConfig) -> int | None:
 
 
 def choose_training_dtype(result_dtype: torch.dtype, *, lora: bool) -> torch.dtype:
-    """Return the dtype to train in: full tuning needs float32, because 16 bits round most updates to zero."""
+    """Return the dtype for training: float32 for full tuning, because most updates round to zero in 16 bits."""
     return result_dtype if lora else torch.float32
 
 
@@ -98,7 +98,7 @@ def load_model(spec: TrainerSpec, pretrained: Pretrained) -> torch.nn.Module:
 
 
 def load_reference_model(pretrained: Pretrained) -> torch.nn.Module:
-    """Load a frozen copy of the original model as the reference model for full tuning with DPO."""
+    """Load a frozen copy of the original model as the DPO reference model for full tuning."""
     return load_weights(pretrained, pretrained.dtype).requires_grad_(requires_grad=False)
 
 
@@ -110,7 +110,7 @@ def load_weights(pretrained: Pretrained, dtype: torch.dtype, *, quantize: bool =
     auto_class = AutoModelForImageTextToText if pretrained.vision else AutoModelForCausalLM
     family = pretrained.vision.family if pretrained.vision else None
     options = {"quantization_config": build_nf4_config(pretrained.dtype, family)} if quantize else {}
-    model: torch.nn.Module = _fetch(
+    model: torch.nn.Module = _load_or_raise(
         pretrained.name,
         lambda: auto_class.from_pretrained(
             pretrained.name,
@@ -125,7 +125,7 @@ def load_weights(pretrained: Pretrained, dtype: torch.dtype, *, quantize: bool =
 
 
 def pad_token_id(tokenizer: PreTrainedTokenizerBase) -> int:
-    """Return the id of the pad or end-of-sequence token; any id works, because padding is masked."""
+    """Return the id of the pad or end-of-sequence token, or 0. Any id is valid, because padding is masked."""
     for candidate in (tokenizer.pad_token_id, tokenizer.eos_token_id):
         if candidate is not None:
             return int(candidate)
@@ -136,10 +136,10 @@ def _is_path(name: str) -> bool:
     return name.startswith(("/", ".")) or Path(name).exists()
 
 
-def _fetch(name: str, load: Callable[[], T]) -> T:
-    """Call `load` and translate its exceptions into ModelNotFound, ModelError or HubUnavailable."""
+def _load_or_raise(name: str, load_function: Callable[[], T]) -> T:
+    """Call `load_function` and translate its exceptions into ModelNotFound, ModelError or HubUnavailable."""
     try:
-        return load()
+        return load_function()
     except (OSError, ValueError, KeyError) as error:
         chain = tuple(iterate_causes(error))
         if any(isinstance(cause, GatedRepoError) for cause in chain):
@@ -159,9 +159,9 @@ def _fetch(name: str, load: Callable[[], T]) -> T:
 
 
 def _describe_unreadable_file(folder: Path) -> str | None:
-    """Return which file of a local model this process may not read, or None if it may read all of them.
+    """Return a description of the first unreadable file of a local model, or None if all files are readable.
 
-    safetensors saves weights with mode 0600, and reports a file that it may not open as missing.
+    safetensors saves weights with mode 0600 and reports an unreadable file as missing.
     """
     for path in sorted(folder.glob("*")):
         if path.is_file() and not os.access(path, os.R_OK):
@@ -199,7 +199,7 @@ def choose_dtype(source: ModelSource, config: PretrainedConfig, device: torch.de
 
 
 def has_native_bf16() -> bool:
-    """Return whether the GPU computes in bfloat16; unlike transformers' check, emulation does not count."""
+    """Return whether the GPU supports bfloat16 natively; the check of transformers also accepts emulation."""
     return bool(torch.cuda.is_bf16_supported(including_emulation=False))
 
 

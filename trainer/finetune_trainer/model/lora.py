@@ -19,7 +19,7 @@ def add_adapters(
 ) -> torch.nn.Module:
     """Add adapters to the model and return it; `seed` makes their initial values equal on all ranks.
 
-    upcast: keep adapters in float32; False for DeepSpeed, which needs a single dtype and keeps float32 copies.
+    upcast: whether adapters are float32; False for DeepSpeed, which requires a single dtype and keeps float32 copies.
     exclude_modules: regex of modules without adapters.
     Raises: InvalidSpec, ModelNotFound or ModelError.
     """
@@ -43,7 +43,7 @@ def add_adapters(
 
 
 def resolve_adapter_shape(lora: Lora) -> Lora:
-    """Return `lora` with rank, alpha and targets of the adapter to continue, if any (decisions/514).
+    """Return `lora` with rank, alpha and target modules of the adapter to continue, if any (decisions/514).
 
     Raises: ModelNotFound or ModelError.
     """
@@ -63,7 +63,7 @@ def resolve_adapter_shape(lora: Lora) -> Lora:
 
 
 def _continue_adapter(model: torch.nn.Module, lora: Lora, adapter: str, *, upcast: bool) -> torch.nn.Module:
-    """Load an existing adapter to train it further."""
+    """Load an existing adapter and make it trainable."""
     config = _read_config(adapter)
     config.lora_dropout = lora.lora_dropout
     try:

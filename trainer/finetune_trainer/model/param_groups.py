@@ -26,7 +26,7 @@ class ParameterCount:
 
 
 def count_parameters(model: torch.nn.Module, family: VisionFamily | None) -> dict[str, ParameterCount]:
-    """Count the parameters per model part; text models have only the part `language`."""
+    """Count the parameters of each model part; a text model has only the part `language`."""
     counts = dict.fromkeys(GROUPS if family else ("language",), ParameterCount())
     for name, parameter in model.named_parameters():
         group = find_group(name, family) if family else "language"
@@ -39,7 +39,7 @@ def count_parameters(model: torch.nn.Module, family: VisionFamily | None) -> dic
 
 
 def check_learning_rates(model: torch.nn.Module, family: VisionFamily | None, rates: LearningRates) -> None:
-    """Raise InvalidSpec if a part with a separate learning rate has no trained parameter in the loaded model."""
+    """Raise InvalidSpec if a model part with a separate learning rate has no trained parameters."""
     counts = count_parameters(model, family)
     for part in rates.part_rates:
         if part not in counts or not counts[part].trained:
@@ -63,18 +63,18 @@ def build_parameter_groups(
     decayed_names: names of the parameters with weight decay.
     """
 
-    def select_trained(part: str, *, has_decay: bool) -> list[torch.nn.Parameter]:
+    def select_parameters(part: str, *, has_decay: bool) -> list[torch.nn.Parameter]:
         return [
             parameter
             for name, parameter in iterate_trained_parameters(model)
             if find_group(name, family) == part and (name in decayed_names) is has_decay
         ]
 
-    def generate_groups() -> Iterator[dict[str, Any]]:
+    def yield_groups() -> Iterator[dict[str, Any]]:
         for part in sorted(GROUPS, key=lambda part: part in rates.part_rates):
             for has_decay in (True, False):
-                if parameters := select_trained(part, has_decay=has_decay):
+                if parameters := select_parameters(part, has_decay=has_decay):
                     decay = weight_decay if has_decay else 0.0
                     yield {"params": parameters, "lr": rates.get_rate(part), "weight_decay": decay}
 
-    return list(generate_groups())
+    return list(yield_groups())

@@ -1,4 +1,4 @@
-"""Computes the full sizes of parameters that ZeRO-3 shards or bitsandbytes packs."""
+"""Computes the full sizes of parameters that are sharded by ZeRO-3 or quantized by bitsandbytes."""
 
 import math
 from typing import Any
@@ -7,7 +7,10 @@ import torch
 
 
 def get_full_shape(parameter: torch.Tensor) -> torch.Size:
-    """Return the full shape: ZeRO-3 leaves an empty tensor, and bitsandbytes packs two weights into one byte."""
+    """Return the shape of the full parameter, before sharding and quantization.
+
+    ZeRO-3 replaces a sharded parameter with an empty tensor, and bitsandbytes packs two weights into one byte.
+    """
     quantized: Any = getattr(parameter, "quant_state", None)
     shape: torch.Size = quantized.shape if quantized is not None else getattr(parameter, "ds_shape", parameter.shape)
     return shape

@@ -32,10 +32,10 @@ def build_nf4_config(compute_dtype: torch.dtype, family: VisionFamily | None) ->
 
 
 def disable_cpu_repacking(model: torch.nn.Module) -> None:
-    """Prevent bitsandbytes from repacking weights in the first evaluation on a CPU with AVX512-BF16.
+    """Prevent bitsandbytes from repacking weights on a CPU with AVX512-BF16.
 
-    Repacking is permanent and rounds the quantization constants to 16 bits, which changes further training, and it
-    fails for a layer whose width is not a multiple of 64.
+    bitsandbytes repacks weights permanently in the first evaluation. Repacking rounds the quantization constants to
+    16 bits, which changes further training, and fails for layers whose width is not a multiple of 64.
     """
 
     for module in model.modules():

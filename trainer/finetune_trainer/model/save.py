@@ -13,6 +13,6 @@ def save_weights(model: Any, weights: dict[str, torch.Tensor], folder: Path) -> 
     if not hasattr(model, "peft_config"):
         model.to(next(iter(weights.values())).dtype).save_pretrained(folder, state_dict=weights)
         return
-    # Otherwise peft queries the Hub to find out whether the vocabulary was resized.
+    # By default, peft queries the Hub to check whether the vocabulary was resized.
     options = {"save_embedding_layers": False, "selected_adapters": [TRAINED_ADAPTER]}
     model.save_pretrained(folder, state_dict=weights, **options)

@@ -6,7 +6,7 @@ from transformers import PretrainedConfig
 
 
 def truncate_layers(config: PretrainedConfig, layer_count: int) -> PretrainedConfig:
-    """Return a copy of the config with the first `layer_count` layers; per-layer lists are truncated too."""
+    """Return a copy of the config with the first `layer_count` layers; lists with one entry per layer are shortened."""
     truncated = copy.deepcopy(config)
     text_config = truncated.get_text_config()
     for name in find_per_layer_fields(text_config):

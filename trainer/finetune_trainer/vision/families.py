@@ -9,12 +9,12 @@ from transformers import BaseImageProcessor, PretrainedConfig, PreTrainedTokeniz
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize as resize_frame
 from transformers.models.qwen3_vl.video_processing_qwen3_vl import smart_resize as resize_video
 
-from finetune_trainer.vision.video_frames import FrameChooser, SampledVideo, Sampling, Size
+from finetune_trainer.vision.video_frames import FrameChooser, FrameSampling, SampledVideo, Size
 
 
 @dataclass(frozen=True)
-class ModelHandles:
-    """Config, image processor and tokenizer of a model, passed to the functions of its family."""
+class ModelComponents:
+    """Config, image processor and tokenizer of a model, which are passed to the functions of its family."""
 
     config: PretrainedConfig
     processor: BaseImageProcessor
@@ -39,57 +39,61 @@ class ModelHandles:
 class VideoSupport:
     """Defines how a model family samples, scales and renders videos."""
 
-    processor: str  # class name in transformers, saved in the settings of the result
-    default_pixel_limits: tuple[int, int]  # (minimum, maximum) if the model's settings contain none
+    processor_class: str  # name of the transformers class, saved with the result
+    default_pixel_limits: tuple[int, int]  # (minimum, maximum), unless set by the model
     choose_frames: FrameChooser
-    resize: Callable[[ModelHandles, Sampling, SampledVideo], Size]
-    render: Callable[[ModelHandles, SampledVideo, int], str]  # placeholder text; the int is the tokens per frame pair
-    placeholder: Callable[[ModelHandles], str] = lambda model: model.video_token  # rendered by the template
-    needs_frame_interval: bool = False  # the model input second_per_grid_ts is required
+    resize: Callable[[ModelComponents, FrameSampling, SampledVideo], Size]
+    # (components, video, tokens per pair of frames) -> placeholder tokens of the video
+    render_video: Callable[[ModelComponents, SampledVideo, int], str]
+    # returns the text that the chat template renders for a video
+    render_placeholder: Callable[[ModelComponents], str] = lambda model: model.video_token
+    needs_frame_interval: bool = False  # whether the model requires the input second_per_grid_ts
 
 
 @dataclass(frozen=True)
 class VisionFamily:
     """Module names and functions of a vision-language architecture.
 
-    Prefixes refer to module names; modules with neither prefix belong to the language model.
+    Modules whose names have none of these prefixes belong to the language model.
     """
 
     vision_prefix: str
-    aligner_prefixes: tuple[str, ...]  # may be inside the vision tower
-    render: Callable[[ModelHandles, Size], str]  # placeholder text of an image of this size
-    placeholder: Callable[[ModelHandles], str] = lambda model: model.image_token  # rendered by the template
+    aligner_prefixes: tuple[str, ...]  # the aligner may be a submodule of the vision tower
+    render_image: Callable[[ModelComponents, Size], str]  # returns the placeholder tokens of an image of this size
+    # returns the text that the chat template renders for an image
+    render_placeholder: Callable[[ModelComponents], str] = lambda model: model.image_token
     type_ids_input: str | None = None  # name of the model input that distinguishes image tokens
-    supports_packing: bool = True  # attention isolates the rows of a pack, with or without images
-    uses_mrope: bool = False  # image tokens have position ids in time, height and width
-    has_dynamic_resolution: bool = False  # the number of tokens of an image grows with its pixels
-    videos: VideoSupport | None = None
+    supports_packing: bool = True  # whether attention isolates the rows of a pack
+    uses_mrope: bool = False  # whether image tokens have position ids in time, height and width
+    has_dynamic_resolution: bool = False  # whether the number of image tokens depends on the image size
+    video_support: VideoSupport | None = None
     processor_options: Mapping[str, Any] | None = None  # arguments of the image processor
-    unused_modules: Callable[[PretrainedConfig], str | None] = lambda _config: None  # modules without gradients
+    # returns a regex of modules that get no gradients
+    get_unused_modules: Callable[[PretrainedConfig], str | None] = lambda _config: None
 
 
-def _render_qwen(model: ModelHandles, size: Size) -> str:
+def _render_qwen_image(model: ModelComponents, size: Size) -> str:
     patches = model.processor.get_number_of_image_patches(*size, {})
     return model.image_token * int(patches // model.processor.merge_size**2)
 
 
-def _render_internvl(model: ModelHandles, size: Size) -> str:
+def _render_internvl_image(model: ModelComponents, size: Size) -> str:
     tiles = model.processor.get_number_of_image_patches(*size, {"crop_to_patches": True})
     start = getattr(model.tokenizer, "start_image_token", "<img>")
     end = getattr(model.tokenizer, "end_image_token", "</img>")
     return f"{start}{model.image_token * (tiles * model.config.image_seq_length)}{end}"
 
 
-def _render_llava(model: ModelHandles, _size: Size) -> str:
-    """Render a fixed number of tokens; the default feature selection drops the class token of CLIP."""
+def _render_llava_image(model: ModelComponents, _size: Size) -> str:
+    """Render a fixed number of tokens, without CLIP's class token unless the model keeps it."""
     vision = model.config.vision_config
     has_class_token = vision.model_type == "clip_vision_model"
     keeps_class_token = has_class_token and model.config.vision_feature_select_strategy == "full"
     return model.image_token * int((vision.image_size // vision.patch_size) ** 2 + keeps_class_token)
 
 
-def _match_unused_llava_modules(config: PretrainedConfig) -> str:
-    """Match CLIP's final norm and the layers after `vision_feature_layer`, whose output LLaVA does not use."""
+def _get_unused_llava_modules(config: PretrainedConfig) -> str:
+    """Return a regex of the CLIP modules that LLaVA does not use: final norm, layers after `vision_feature_layer`."""
     layer_count, selected = config.vision_config.num_hidden_layers, config.vision_feature_layer
     selected_layers = [selected] if isinstance(selected, int) else selected
     last_used = max(layer if layer >= 0 else layer_count + 1 + layer for layer in selected_layers)
@@ -98,54 +102,54 @@ def _match_unused_llava_modules(config: PretrainedConfig) -> str:
     return rf"model\.vision_tower\.(?:.*\.)?(?:{'|'.join(names)})(?=\.|$)"
 
 
-def _render_gemma3(model: ModelHandles, _size: Size) -> str:
+def _render_gemma3_image(model: ModelComponents, _size: Size) -> str:
     config = model.config
     start, end = (model.get_token_text(token_id) for token_id in (config.boi_token_index, config.eoi_token_index))
     return f"\n\n{start}{model.image_token * config.mm_tokens_per_image}{end}\n\n"
 
 
-def _build_qwen_vl_family(videos: VideoSupport, *aligner_prefixes: str) -> VisionFamily:
+def _build_qwen_vl_family(video_support: VideoSupport, *aligner_prefixes: str) -> VisionFamily:
     return VisionFamily(
         "model.visual",
         aligner_prefixes,
-        _render_qwen,
+        _render_qwen_image,
         type_ids_input="mm_token_type_ids",
         uses_mrope=True,
         has_dynamic_resolution=True,
-        videos=videos,
+        video_support=video_support,
     )
 
 
-def _count_frames(sampling: Sampling, total_frames: int, fps: float) -> float:
+def _compute_frame_count(sampling: FrameSampling, total_frames: int, fps: float) -> float:
     return min(max(total_frames / fps * sampling.fps, sampling.min_frames), sampling.max_frames, total_frames)
 
 
-def _choose_qwen2_frames(sampling: Sampling, total_frames: int, fps: float) -> tuple[int, ...]:
-    """Divide the video into an even number of equal intervals and choose the first frame of each."""
-    count = max(int(_count_frames(sampling, total_frames, fps)) // 2 * 2, 1)
+def _choose_qwen2_frames(sampling: FrameSampling, total_frames: int, fps: float) -> tuple[int, ...]:
+    """Divide the video into an even number of equal intervals, and choose the first frame of each interval."""
+    count = max(int(_compute_frame_count(sampling, total_frames, fps)) // 2 * 2, 1)
     return tuple(index * total_frames // count for index in range(count))
 
 
-def _resize_qwen2_frames(model: ModelHandles, sampling: Sampling, video: SampledVideo) -> Size:
-    """Return height and width; the pixel limits apply to each frame."""
+def _resize_qwen2_frames(model: ModelComponents, sampling: FrameSampling, video: SampledVideo) -> Size:
+    """Return the scaled height and width of frames; the pixel limits apply to each frame."""
     factor = model.processor.patch_size * model.processor.merge_size
     limits = {"min_pixels": sampling.min_pixels, "max_pixels": sampling.max_pixels}
     height, width = resize_frame(*video.size, factor=factor, **limits)
     return int(height), int(width)
 
 
-def _render_qwen2_video(model: ModelHandles, video: SampledVideo, tokens_per_pair: int) -> str:
+def _render_qwen2_video(model: ModelComponents, video: SampledVideo, tokens_per_pair: int) -> str:
     return model.video_token * (len(video.timestamps) * tokens_per_pair)
 
 
-def _choose_qwen3_frames(sampling: Sampling, total_frames: int, fps: float) -> tuple[int, ...]:
+def _choose_qwen3_frames(sampling: FrameSampling, total_frames: int, fps: float) -> tuple[int, ...]:
     """Choose evenly spaced frames, including the first and the last."""
-    count = max(int(_count_frames(sampling, total_frames, fps)), 1)
+    count = max(int(_compute_frame_count(sampling, total_frames, fps)), 1)
     return tuple(int(index) for index in np.linspace(0, total_frames - 1, count).round())
 
 
-def _resize_qwen3_frames(model: ModelHandles, sampling: Sampling, video: SampledVideo) -> Size:
-    """Return height and width; the pixel limits apply to all frames together."""
+def _resize_qwen3_frames(model: ModelComponents, sampling: FrameSampling, video: SampledVideo) -> Size:
+    """Return the scaled height and width of frames; the pixel limits apply to the sum of all frames."""
     height, width = resize_video(
         max(len(video.frame_indices), model.processor.temporal_patch_size),
         *video.size,
@@ -157,14 +161,14 @@ def _resize_qwen3_frames(model: ModelHandles, sampling: Sampling, video: Sampled
     return int(height), int(width)
 
 
-def _render_qwen3_video(model: ModelHandles, video: SampledVideo, tokens_per_pair: int) -> str:
+def _render_qwen3_video(model: ModelComponents, video: SampledVideo, tokens_per_pair: int) -> str:
     """Render each pair of frames as a separate image, preceded by its timestamp."""
     start, end = (model.get_token_text(token_id) for token_id in _get_delimiter_ids(model.config))
     embeddings = f"{start}{model.video_token * tokens_per_pair}{end}"
     return "".join(f"<{timestamp:.1f} seconds>{embeddings}" for timestamp in video.timestamps)
 
 
-def _render_qwen3_placeholder(model: ModelHandles) -> str:
+def _render_qwen3_placeholder(model: ModelComponents) -> str:
     start, end = (model.get_token_text(token_id) for token_id in _get_delimiter_ids(model.config))
     return f"{start}{model.video_token}{end}"
 
@@ -187,27 +191,27 @@ _QWEN3_VIDEOS = VideoSupport(
     _choose_qwen3_frames,
     _resize_qwen3_frames,
     _render_qwen3_video,
-    placeholder=_render_qwen3_placeholder,
+    render_placeholder=_render_qwen3_placeholder,
 )
 
 
 _TOWER_PREFIX, _PROJECTOR_PREFIXES = "model.vision_tower", ("model.multi_modal_projector",)
 
-FAMILIES: dict[str, VisionFamily] = {  # keyed by model_type of the config
+FAMILIES: dict[str, VisionFamily] = {  # by model_type of the config
     "qwen2_vl": _build_qwen_vl_family(_QWEN2_VIDEOS, "model.visual.merger"),
     "qwen2_5_vl": _build_qwen_vl_family(replace(_QWEN2_VIDEOS, needs_frame_interval=True), "model.visual.merger"),
     "qwen3_vl": _build_qwen_vl_family(_QWEN3_VIDEOS, "model.visual.merger", "model.visual.deepstack_merger_list"),
     "internvl": VisionFamily(
-        _TOWER_PREFIX, _PROJECTOR_PREFIXES, _render_internvl, processor_options={"crop_to_patches": True}
+        _TOWER_PREFIX, _PROJECTOR_PREFIXES, _render_internvl_image, processor_options={"crop_to_patches": True}
     ),
     "llava": VisionFamily(
-        _TOWER_PREFIX, _PROJECTOR_PREFIXES, _render_llava, unused_modules=_match_unused_llava_modules
+        _TOWER_PREFIX, _PROJECTOR_PREFIXES, _render_llava_image, get_unused_modules=_get_unused_llava_modules
     ),
     "gemma3": VisionFamily(
         _TOWER_PREFIX,
         _PROJECTOR_PREFIXES,
-        _render_gemma3,
-        placeholder=lambda model: model.get_token_text(model.config.boi_token_index),
+        _render_gemma3_image,
+        render_placeholder=lambda model: model.get_token_text(model.config.boi_token_index),
         type_ids_input="token_type_ids",
         supports_packing=False,
     ),

@@ -30,7 +30,7 @@ def resolve_frozen_groups(specified_groups: Collection[str] | None) -> tuple[str
 
 
 def find_group(name: str, family: VisionFamily) -> str:
-    """Return the group of a parameter or module by its name, which may have the prefix of peft."""
+    """Return the group of a parameter or module by its name, with or without the prefix of peft."""
     name = name.removeprefix(_PEFT_PREFIX)
     if any(_has_module_prefix(name, prefix) for prefix in family.aligner_prefixes):
         return "aligner"
@@ -40,7 +40,10 @@ def find_group(name: str, family: VisionFamily) -> str:
 def freeze_parameters(
     model: torch.nn.Module, family: VisionFamily, frozen_groups: Collection[str], *, unused_pattern: str | None = None
 ) -> None:
-    """Freeze the groups and the modules that match `unused_pattern`: DDP would wait for their missing gradients."""
+    """Freeze the groups and the unused modules.
+
+    unused_pattern: regex of modules that get no gradients, for which DDP would wait.
+    """
     for name, parameter in model.named_parameters():
         if find_group(name, family) in frozen_groups or (unused_pattern and re.match(unused_pattern, name)):
             parameter.requires_grad = False
@@ -61,14 +64,14 @@ def build_frozen_module_pattern(
 
 
 def freeze_groups(model: torch.nn.Module, vision: VisionProcessor, frozen_groups: Collection[str]) -> str | None:
-    """Freeze the groups and return a regex of the modules that must not have adapters."""
-    family, unused_pattern = vision.family, vision.family.unused_modules(vision.handles.config)
+    """Freeze the groups and return a regex of modules that must not have adapters, or None."""
+    family, unused_pattern = vision.family, vision.family.get_unused_modules(vision.handles.config)
     freeze_parameters(model, family, frozen_groups, unused_pattern=unused_pattern)
     return build_frozen_module_pattern(family, frozen_groups, unused_pattern=unused_pattern)
 
 
 def trains_vision(model: torch.nn.Module, family: VisionFamily) -> bool:
-    """Return whether vision or aligner has trainable parameters, including adapters."""
+    """Return whether vision tower or aligner have trainable parameters, including adapters."""
     return any(
         parameter.requires_grad and find_group(name, family) != "language"
         for name, parameter in model.named_parameters()

@@ -1,4 +1,4 @@
-"""Converts images and videos of a conversation to content parts, and expands their placeholders."""
+"""Converts turns with images and videos to content parts, and expands the placeholders that templates render."""
 
 import re
 from collections.abc import Sequence
@@ -43,10 +43,10 @@ def expand_placeholders(
     """Replace each placeholder of the chat template with the placeholder tokens of its image or video.
 
     text: the rendered conversation. spans: ranges in `text`; they are converted to ranges in the expanded text.
-    Raises: DatasetError if placeholders and media do not match, or a file cannot be read.
+    Raises: DatasetError if the placeholders do not match the media, or a file cannot be read.
     """
     modalities = {placeholder: modality for modality, placeholder in vision.placeholders.items()}
-    # Pieces with odd indices are placeholders; the others are the text between them.
+    # re.split returns the placeholders at odd indices and the text between them at even indices.
     pieces = re.split(f"({'|'.join(map(re.escape, modalities))})", text)
     for modality in Modality:
         _check_placeholder_count(vision, origin, text, modality, media)
@@ -54,7 +54,8 @@ def expand_placeholders(
         raise DatasetError(
             f"{origin}: the model's chat template renders images and videos in another order than the row has them"
         )
-    expanded, ranges, shifts = pieces[0], [], [(0, 0)]  # shifts: (start in `text`, offset)
+    expanded, ranges = pieces[0], []
+    shifts = [(0, 0)]  # (start in `text`, offset of the expanded text)
     position = len(expanded)
     for item, placeholder, next_text in zip(media, pieces[1::2], pieces[2::2], strict=True):
         tokens = vision.render(origin, item)
@@ -74,7 +75,7 @@ def _shift_position(position: int, shifts: Sequence[tuple[int, int]]) -> int:
 def _check_placeholder_count(
     vision: VisionProcessor, origin: str, text: str, modality: Modality, media: tuple[MediaItem, ...]
 ) -> None:
-    """Check that the text has one placeholder per item of the modality, and no tag without an item."""
+    """Check that the text contains one placeholder per item of the modality and no surplus tags."""
     placeholder = vision.placeholders.get(modality)
     expected = sum(item.modality is modality for item in media)
     if placeholder is None and expected:

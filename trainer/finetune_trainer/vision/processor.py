@@ -16,8 +16,8 @@ from finetune_api.v1alpha1.model_source import ModelSource
 from finetune_trainer.atomic_files import is_storage_fault
 from finetune_trainer.data_sources.media import MediaItem, Modality
 from finetune_trainer.errors import DatasetError, InvalidSpec
-from finetune_trainer.vision.families import FAMILIES, ModelHandles, VisionFamily
-from finetune_trainer.vision.video_frames import Size, open_upright, read_upright_size
+from finetune_trainer.vision.families import FAMILIES, ModelComponents, VisionFamily
+from finetune_trainer.vision.video_frames import Size, open_upright_image, read_upright_size
 from finetune_trainer.vision.video_processor import (
     VIDEO_FIELDS,
     VIDEO_INPUTS,
@@ -26,10 +26,11 @@ from finetune_trainer.vision.video_processor import (
     build_video_processor,
 )
 
-_IMAGE_INPUTS = ("pixel_values", "image_grid_thw")  # image processor outputs that are model inputs
+_IMAGE_INPUTS = ("pixel_values", "image_grid_thw")  # outputs of the image processor that are model inputs
 VISION_INPUTS = (*_IMAGE_INPUTS, *VIDEO_INPUTS, "mm_token_type_ids", "token_type_ids")
-_VISION_FIELDS = ("freeze", "maxPixels", "minPixels", *VIDEO_FIELDS)  # rejected for text models
-_DUMMY_EDGE = 56  # height and width in pixels
+# fields of spec.model that are rejected for text models
+_VISION_FIELDS = ("freeze", "maxPixels", "minPixels", *VIDEO_FIELDS)
+_DUMMY_EDGE = 56  # height and width of a dummy image in pixels
 
 
 @dataclass(frozen=True)
@@ -37,40 +38,42 @@ class VisionProcessor:
     """Processes images and videos with a model's image processor and the functions of its family."""
 
     family: VisionFamily
-    handles: ModelHandles
-    videos: VideoProcessor | None = None  # None if the family does not support videos
+    handles: ModelComponents
+    video_processor: VideoProcessor | None = None  # None if the family does not support videos
 
     @property
     def placeholders(self) -> dict[Modality, str]:
         """Text that the chat template renders for an item of each supported modality."""
-        image = {Modality.IMAGE: self.family.placeholder(self.handles)}
-        return {**image, Modality.VIDEO: self.videos.placeholder} if self.videos else image
+        image = {Modality.IMAGE: self.family.render_placeholder(self.handles)}
+        return {**image, Modality.VIDEO: self.video_processor.placeholder} if self.video_processor else image
 
     @property
     def visual_token_ids(self) -> tuple[int, ...]:
-        """Ids of the placeholder tokens, which image and video embeddings replace."""
-        videos = (self.handles.config.video_token_id,) if self.videos else ()
+        """Ids of the placeholder tokens that are replaced by image and video embeddings."""
+        videos = (self.handles.config.video_token_id,) if self.video_processor else ()
         return (self.handles.config.image_token_id, *videos)
 
     @property
     def cache_description(self) -> str:
-        """Settings that determine the number of image and video tokens, for the cache key."""
-        sampling = self.videos.sampling if self.videos else None
+        """Settings that determine the numbers of image and video tokens; they are hashed into the cache key."""
+        sampling = self.video_processor.sampling if self.video_processor else None
         return f"{self.handles.processor.to_json_string()}{self.handles.config.to_json_string()}{sampling}"
 
     def render(self, origin: str, item: MediaItem) -> str:
-        """Return the placeholder text of an image or video; only the image header or first frame is read.
+        """Return the placeholder tokens of an image or video as text.
+
+        Reads only the image header or the first frame.
 
         origin: origin of the row, for error messages. Raises: DatasetError if the file is missing or invalid.
         """
         with _translate_media_errors(origin, item):
             if item.modality is Modality.VIDEO:
-                return self._video_processor.render(item)
+                return self._supported_video_processor.render(item)
             return self.render_image(read_upright_size(_open_source(item)))
 
     def render_image(self, size: Size) -> str:
-        """Return the placeholder text of an image with this height and width."""
-        return self.family.render(self.handles, size)
+        """Return the placeholder tokens of an image with this height and width as text."""
+        return self.family.render_image(self.handles, size)
 
     def count_image_tokens(self, size: Size) -> int:
         """Return the number of tokens of an image with this height and width, including delimiters."""
@@ -85,16 +88,16 @@ class VisionProcessor:
         for item in media:
             with _translate_media_errors(origin, item):
                 if item.modality is Modality.VIDEO:
-                    videos.append(self._video_processor.load_pixels(item))
+                    videos.append(self._supported_video_processor.load_pixels(item))
                 else:
-                    images.append(open_upright(_open_source(item)))
+                    images.append(open_upright_image(_open_source(item)))
         video_inputs = {name: torch.cat([video[name] for video in videos]) for name in (videos[0] if videos else ())}
         return {**(self.process_images(images) if images else {}), **video_inputs}
 
     def build_dummy(self, modality: Modality) -> Features:
         """Build input ids and pixel inputs of a gray image or video, for batches without media."""
         if modality is Modality.VIDEO:
-            text, pixels = self._video_processor.build_dummy(_DUMMY_EDGE)
+            text, pixels = self._supported_video_processor.build_dummy(_DUMMY_EDGE)
         else:
             image = Image.new("RGB", (_DUMMY_EDGE, _DUMMY_EDGE), (128, 128, 128))
             text, pixels = self.render_image((_DUMMY_EDGE, _DUMMY_EDGE)), self.process_images([image])
@@ -106,7 +109,7 @@ class VisionProcessor:
         if self.family.type_ids_input is None:
             return {}
         types = (input_ids == self.handles.config.image_token_id).long()
-        if self.videos:
+        if self.video_processor:
             types += 2 * (input_ids == self.handles.config.video_token_id)
         return {self.family.type_ids_input: types}
 
@@ -117,7 +120,7 @@ class VisionProcessor:
         if not grids:
             return torch.arange(len(ids)).unsqueeze(1).expand(-1, 3)
         model_class = MODEL_MAPPING[type(self.handles.config)]
-        model = model_class.__new__(model_class)  # without weights, because get_rope_index reads only the config
+        model = model_class.__new__(model_class)  # skip __init__: get_rope_index needs no weights
         torch.nn.Module.__init__(model)
         model.config = self.handles.config
         positions, _ = model.get_rope_index(ids.unsqueeze(0), **{**grids, **self.token_type_ids(ids.unsqueeze(0))})
@@ -125,9 +128,9 @@ class VisionProcessor:
         return position_ids
 
     @property
-    def _video_processor(self) -> VideoProcessor:
-        assert self.videos is not None  # expand_placeholders rejects videos that the family does not support
-        return self.videos
+    def _supported_video_processor(self) -> VideoProcessor:
+        assert self.video_processor is not None  # expand_placeholders rejects videos that the family does not support
+        return self.video_processor
 
     def process_images(self, images: list[Image.Image]) -> Features:
         """Return the pixel inputs of the images."""
@@ -154,13 +157,13 @@ def build_vision_processor(
         return None
     processor = AutoImageProcessor.from_pretrained(source.name)
     _set_pixel_limits(source, family, processor)
-    handles = ModelHandles(config, processor, tokenizer)
+    handles = ModelComponents(config, processor, tokenizer)
     return VisionProcessor(family, handles, build_video_processor(source, family, handles))
 
 
 @contextmanager
 def _translate_media_errors(origin: str, item: MediaItem) -> Iterator[None]:
-    """Translate library and processor errors into a DatasetError with row and file."""
+    """Translate errors of reading or processing media into a DatasetError with row and file."""
     subject = f"{origin}: {item}"
     try:
         yield

@@ -15,7 +15,7 @@ _TEMPLATE_FILE = "chat_template.json"
 def save_processor(vision: VisionProcessor, model_name: str, folder: Path) -> None:
     """Save the processors with the settings used in training; copy other processor files from the model."""
     vision.handles.processor.save_pretrained(folder)
-    video_settings = export_video_settings(vision.videos, model_name) if vision.videos else None
+    video_settings = export_video_settings(vision.video_processor, model_name) if vision.video_processor else None
     if video_settings:
         _write_json(folder / VIDEO_SETTINGS_FILE, video_settings)
     if template := _find_file(model_name, _TEMPLATE_FILE):
@@ -34,6 +34,6 @@ def _write_json(path: Path, settings: dict[str, object]) -> None:
 
 
 def _find_file(model_name: str, name: str) -> Path | None:
-    """Return the path of a model file, downloading it if necessary, or None if it does not exist."""
+    """Return the path of a model file, or None if it does not exist. Downloads the file if necessary."""
     path = cached_file(model_name, name, _raise_exceptions_for_missing_entries=False)
     return Path(path) if path else None

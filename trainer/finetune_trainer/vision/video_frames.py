@@ -24,13 +24,13 @@ _FRAMES_PER_GROUP = 2  # all supported families merge two consecutive frames
 
 
 @dataclass(frozen=True)
-class Sampling:
-    """Settings for sampling video frames: rate, and limits of frame count and size."""
+class FrameSampling:
+    """Settings for sampling video frames: frame rate and limits of frame count and size."""
 
     fps: float  # sampled frames per second
     min_frames: int
     max_frames: int
-    min_pixels: int  # per frame or per video, depending on the family
+    min_pixels: int  # limit per frame or per video, depending on the family
     max_pixels: int
 
 
@@ -41,7 +41,7 @@ class SampledVideo:
     frame_indices: tuple[int, ...]
     total_frames: int  # number of frames in the file
     fps: float  # frame rate of the file
-    size: Size  # size of an upright frame
+    size: Size  # size of a frame after rotation
 
     @property
     def sampled_fps(self) -> float:
@@ -50,18 +50,20 @@ class SampledVideo:
 
     @property
     def timestamps(self) -> tuple[float, ...]:
-        """Mean time of each pair of frames, in seconds; an odd last frame is paired with itself."""
+        """Mean time of each pair of frames in seconds; a single last frame is paired with itself."""
         padding = self.frame_indices[-1:] * (len(self.frame_indices) % _FRAMES_PER_GROUP)
         seconds = [index / self.fps for index in (*self.frame_indices, *padding)]
         return tuple((first + second) / 2 for first, second in zip(seconds[::2], seconds[1::2], strict=True))
 
 
-# (sampling, total frames, fps) -> frame indices
-FrameChooser = Callable[[Sampling, int, float], tuple[int, ...]]
+# signature: (sampling, total frames, fps) -> frame indices
+FrameChooser = Callable[[FrameSampling, int, float], tuple[int, ...]]
 
 
-def probe_video(video: MediaItem, sampling: Sampling, choose_frames: FrameChooser) -> SampledVideo:
-    """Choose the frames to sample; only the first frame is read, or all packets if the header has no frame count.
+def probe_video(video: MediaItem, sampling: FrameSampling, choose_frames: FrameChooser) -> SampledVideo:
+    """Read the properties of a video and choose the frames to sample.
+
+    Decodes only the first frame. Reads all packets if the header has no frame count.
 
     Raises: DatasetError if the file is not a video.
     """
@@ -83,23 +85,24 @@ def probe_video(video: MediaItem, sampling: Sampling, choose_frames: FrameChoose
         )
 
 
-def decode_frames(video: MediaItem, sampled: SampledVideo) -> list[Image.Image]:
-    """Decode the sampled frames to upright RGB images; the last decoded frame replaces missing frames at the end.
+def decode_frames(video: MediaItem, sampled_video: SampledVideo) -> list[Image.Image]:
+    """Decode the sampled frames to upright RGB images.
 
+    If the file ends early, the last decoded frame replaces the missing frames.
     Raises: DatasetError if no sampled frame can be decoded.
     """
     if video.frames:
-        return [open_upright(video.frames[index]) for index in sampled.frame_indices]
-    indices, decoded = set(sampled.frame_indices), dict[int, Image.Image]()
+        return [open_upright_image(video.frames[index]) for index in sampled_video.frame_indices]
+    indices, decoded = set(sampled_video.frame_indices), dict[int, Image.Image]()
     with _open_video(video) as container:
         for index, frame in enumerate(container.decode(container.streams.video[0])):
             if index in indices:
                 decoded[index] = last = _to_upright_image(frame)
-            if index == sampled.frame_indices[-1]:
+            if index == sampled_video.frame_indices[-1]:
                 break
     if not decoded:
         raise DatasetError("it has no frames")
-    return [decoded.get(index, last) for index in sampled.frame_indices]
+    return [decoded.get(index, last) for index in sampled_video.frame_indices]
 
 
 def read_upright_size(source: str | io.BytesIO) -> Size:
@@ -110,7 +113,7 @@ def read_upright_size(source: str | io.BytesIO) -> Size:
         return (width, height) if is_rotated else (height, width)
 
 
-def open_upright(source: str | io.BytesIO) -> Image.Image:
+def open_upright_image(source: str | io.BytesIO) -> Image.Image:
     """Open an image as RGB and apply its EXIF orientation."""
     with Image.open(source) as image:
         return ImageOps.exif_transpose(image).convert("RGB")
@@ -118,7 +121,8 @@ def open_upright(source: str | io.BytesIO) -> Image.Image:
 
 @contextmanager
 def _open_video(video: MediaItem) -> Iterator["InputContainer"]:
-    import av  # lazy: the import takes 0.1 s, and most jobs have no videos
+    # Import lazily: the import takes 0.1 s, and most jobs have no videos.
+    import av
 
     try:
         with av.open(io.BytesIO(video.data) if video.data else video.path, mode="r") as container:
@@ -133,6 +137,6 @@ def _open_video(video: MediaItem) -> Iterator["InputContainer"]:
 
 
 def _to_upright_image(frame: "VideoFrame") -> Image.Image:
-    """Convert a frame to an image and apply its rotation: phones store upright videos as rotated frames."""
+    """Convert a frame to an image and apply its rotation, because phones store upright videos as rotated frames."""
     image: Image.Image = frame.to_image()  # type: ignore[no-untyped-call]
     return image.rotate(frame.rotation, expand=True) if frame.rotation else image

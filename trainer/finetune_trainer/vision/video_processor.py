@@ -12,12 +12,12 @@ from transformers.utils import cached_file
 from finetune_api.v1alpha1.model_source import ModelSource
 from finetune_trainer.data_sources.media import MediaItem
 from finetune_trainer.errors import InvalidSpec
-from finetune_trainer.vision.families import ModelHandles, VideoSupport, VisionFamily
-from finetune_trainer.vision.video_frames import SampledVideo, Sampling, Size, decode_frames, probe_video
+from finetune_trainer.vision.families import ModelComponents, VideoSupport, VisionFamily
+from finetune_trainer.vision.video_frames import FrameSampling, SampledVideo, Size, decode_frames, probe_video
 
 Features = dict[str, torch.Tensor]
 
-VIDEO_FIELDS = ("videoFps", "videoMaxFrames", "videoMaxPixels")  # fields of spec.model
+VIDEO_FIELDS = ("videoFps", "videoMaxFrames", "videoMaxPixels")  # video fields of spec.model
 VIDEO_SETTINGS_FILE = "video_preprocessor_config.json"
 VIDEO_INPUTS = ("pixel_values_videos", "video_grid_thw", "second_per_grid_ts")
 _FPS, _MIN_FRAMES, _MAX_FRAMES = 2.0, 4, 768  # defaults of qwen-vl-utils and ms-swift
@@ -27,43 +27,43 @@ _FPS, _MIN_FRAMES, _MAX_FRAMES = 2.0, 4, 768  # defaults of qwen-vl-utils and ms
 class VideoProcessor:
     """Processes videos with a model's image processor and the functions of its family."""
 
-    support: VideoSupport
-    handles: ModelHandles
-    sampling: Sampling
+    video_support: VideoSupport
+    handles: ModelComponents
+    sampling: FrameSampling
 
     @property
     def placeholder(self) -> str:
         """Text that the chat template renders for a video."""
-        return self.support.placeholder(self.handles)
+        return self.video_support.render_placeholder(self.handles)
 
     def render(self, video: MediaItem) -> str:
-        """Return the placeholder text of the video."""
-        return self._render(probe_video(video, self.sampling, self.support.choose_frames))
+        """Return the placeholder tokens of the video as text."""
+        return self._render(probe_video(video, self.sampling, self.video_support.choose_frames))
 
     def load_pixels(self, video: MediaItem) -> Features:
         """Return the pixel inputs of the video."""
-        sampled = probe_video(video, self.sampling, self.support.choose_frames)
-        return self._compute_pixels(sampled, decode_frames(video, sampled))
+        sampled_video = probe_video(video, self.sampling, self.video_support.choose_frames)
+        return self._compute_pixels(sampled_video, decode_frames(video, sampled_video))
 
     def build_dummy(self, edge: int) -> tuple[str, Features]:
-        """Build placeholder text and pixel inputs of a video with two gray, square frames; `edge` is in pixels."""
-        sampled = SampledVideo((0, 1), total_frames=2, fps=self.sampling.fps, size=(edge, edge))
+        """Build placeholder tokens and pixel inputs of a video with two gray square frames; `edge` is in pixels."""
+        sampled_video = SampledVideo((0, 1), total_frames=2, fps=self.sampling.fps, size=(edge, edge))
         frames = [Image.new("RGB", (edge, edge), (128, 128, 128))] * 2
-        return self._render(sampled), self._compute_pixels(sampled, frames)
+        return self._render(sampled_video), self._compute_pixels(sampled_video, frames)
 
     def _compute_scaled_size(self, video: SampledVideo) -> Size:
-        return self.support.resize(self.handles, self.sampling, video)
+        return self.video_support.resize(self.handles, self.sampling, video)
 
     def _render(self, video: SampledVideo) -> str:
         height, width = self._compute_scaled_size(video)
         edge = self.handles.processor.patch_size * self.handles.processor.merge_size
-        return self.support.render(self.handles, video, (height // edge) * (width // edge))
+        return self.video_support.render_video(self.handles, video, (height // edge) * (width // edge))
 
     def _compute_pixels(self, video: SampledVideo, frames: list[Image.Image]) -> Features:
         """Return the pixel inputs; pixel_values_videos is (patches, values per patch) (decisions/603).
 
-        The image processor converts each frame to patches of a still video: a patch joins several copies of the same
-        pixels. This method replaces the copies with the pixels of the following frames.
+        A patch joins the pixels of several consecutive frames. The image processor fills a patch with copies of one
+        frame, so this method replaces the copies with the pixels of the following frames.
         """
         height, width = self._compute_scaled_size(video)
         processor, joined = self.handles.processor, int(self.handles.processor.temporal_patch_size)
@@ -75,18 +75,18 @@ class VideoProcessor:
         grid = (len(scaled) // joined, height // processor.patch_size, width // processor.patch_size)
         pixels = moving.reshape(-1, still.shape[-1])
         inputs = {"pixel_values_videos": pixels, "video_grid_thw": torch.tensor([grid])}
-        if self.support.needs_frame_interval:
+        if self.video_support.needs_frame_interval:
             inputs["second_per_grid_ts"] = torch.tensor([joined / video.sampled_fps])
         return inputs
 
 
-def build_video_processor(source: ModelSource, family: VisionFamily, handles: ModelHandles) -> VideoProcessor | None:
+def build_video_processor(source: ModelSource, family: VisionFamily, handles: ModelComponents) -> VideoProcessor | None:
     """Build the video processor of a model; return None if its family does not support videos.
 
-    Settings of the spec take precedence over settings of the model, and those over defaults.
+    Settings of the spec override settings of the model, which override the defaults.
     Raises: InvalidSpec if the spec has fields that the model does not support.
     """
-    if family.videos is None:
+    if family.video_support is None:
         specified = [name for name in VIDEO_FIELDS if name in source.model_dump(by_alias=True, exclude_none=True)]
         if specified:
             raise InvalidSpec(
@@ -95,8 +95,8 @@ def build_video_processor(source: ModelSource, family: VisionFamily, handles: Mo
         return None
     settings = read_video_settings(source.name)
     size = settings.get("size") or {}
-    default_min, default_max = family.videos.default_pixel_limits
-    sampling = Sampling(
+    default_min, default_max = family.video_support.default_pixel_limits
+    sampling = FrameSampling(
         fps=source.video_fps or settings.get("fps") or _FPS,
         min_frames=settings.get("min_frames") or _MIN_FRAMES,
         max_frames=source.video_max_frames or settings.get("max_frames") or _MAX_FRAMES,
@@ -108,7 +108,7 @@ def build_video_processor(source: ModelSource, family: VisionFamily, handles: Mo
             f"spec.model.videoMaxPixels: {sampling.max_pixels} is less than the {sampling.min_pixels} to which the"
             f' processor of model "{source.name}" scales smaller videos up; raise it'
         )
-    return VideoProcessor(family.videos, handles, sampling)
+    return VideoProcessor(family.video_support, handles, sampling)
 
 
 def read_video_settings(model_name: str) -> dict[str, Any]:
@@ -128,7 +128,7 @@ def export_video_settings(processor: VideoProcessor, model_name: str) -> dict[st
     image_processor, sampling = processor.handles.processor, processor.sampling
     names = ("patch_size", "temporal_patch_size", "merge_size", "image_mean", "image_std", "rescale_factor")
     return {
-        "video_processor_type": processor.support.processor,
+        "video_processor_type": processor.video_support.processor_class,
         **{name: getattr(image_processor, name) for name in names},
         **read_video_settings(model_name),
         "size": {"shortest_edge": sampling.min_pixels, "longest_edge": sampling.max_pixels},

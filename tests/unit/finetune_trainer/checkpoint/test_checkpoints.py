@@ -1,4 +1,4 @@
-"""Tests saving, pruning and choosing checkpoints."""
+"""Tests saving, pruning and finding checkpoints."""
 
 import errno
 import os
@@ -25,7 +25,7 @@ def save_checkpoints(output: OutputFolder, *steps: int, keep_last: int = 9) -> C
     return checkpoints
 
 
-def list_names(output: OutputFolder) -> list[str]:
+def list_checkpoint_names(output: OutputFolder) -> list[str]:
     return sorted(path.name for path in output.checkpoints.iterdir())
 
 
@@ -45,7 +45,7 @@ def test_training_resumes_from_the_newest_checkpoint(output: OutputFolder) -> No
 def test_the_oldest_checkpoints_are_pruned_after_a_save(output: OutputFolder) -> None:
     save_checkpoints(output, 1, 2, 3, keep_last=2)
 
-    assert list_names(output) == ["step-00000002", "step-00000003"]
+    assert list_checkpoint_names(output) == ["step-00000002", "step-00000003"]
 
 
 def test_the_checkpoint_of_the_retained_step_is_not_pruned(output: OutputFolder) -> None:
@@ -53,13 +53,13 @@ def test_the_checkpoint_of_the_retained_step_is_not_pruned(output: OutputFolder)
     for step in (4, 5):
         checkpoints.save(step, 2, write_files, retained_step=2)
 
-    assert list_names(output) == ["step-00000002", "step-00000004", "step-00000005"]
+    assert list_checkpoint_names(output) == ["step-00000002", "step-00000004", "step-00000005"]
 
     checkpoints.save(6, 2, write_files, retained_step=6)
-    assert list_names(output) == ["step-00000005", "step-00000006"]
+    assert list_checkpoint_names(output) == ["step-00000005", "step-00000006"]
 
 
-def test_the_first_complete_checkpoint_of_the_steps_is_chosen(output: OutputFolder) -> None:
+def test_find_first_complete_skips_missing_and_incomplete_checkpoints(output: OutputFolder) -> None:
     checkpoints = save_checkpoints(output, 1, 2, 3)
     (output.checkpoints / "step-00000001" / "weights").unlink()
 
@@ -69,14 +69,14 @@ def test_the_first_complete_checkpoint_of_the_steps_is_chosen(output: OutputFold
     assert resume_point.skipped == ("step-00000007: manifest.json is missing", "step-00000001: weights is missing")
 
 
-def test_a_failed_save_prunes_nothing(output: OutputFolder) -> None:
+def test_a_failed_save_prunes_no_checkpoints(output: OutputFolder) -> None:
     checkpoints = save_checkpoints(output, 1, keep_last=1)
 
-    def fail(_folder: Path) -> None:
+    def raise_runtime_error(_folder: Path) -> None:
         raise RuntimeError
 
     with pytest.raises(RuntimeError):
-        checkpoints.save(2, 2, fail)
+        checkpoints.save(2, 2, raise_runtime_error)
 
     resume_point = checkpoints.find_newest_complete()
     assert resume_point.path is not None
@@ -84,7 +84,7 @@ def test_a_failed_save_prunes_nothing(output: OutputFolder) -> None:
 
 
 class SmallVolume:
-    """Volume with space for `capacity` checkpoints, including the one being written."""
+    """Fake volume with space for `capacity` checkpoints, including the checkpoint that is being written."""
 
     def __init__(self, output: OutputFolder, *, capacity: int) -> None:
         self._output, self._capacity = output, capacity
@@ -102,18 +102,18 @@ def test_old_checkpoints_are_deleted_if_the_volume_is_full(
 
     checkpoints.save(4, 2, SmallVolume(output, capacity=2).write)
 
-    assert list_names(output) == ["step-00000003", "step-00000004"]
+    assert list_checkpoint_names(output) == ["step-00000003", "step-00000004"]
     assert "deleted step-00000002, step-00000001, writing step-00000004 again" in capsys.readouterr().out
 
 
-def test_a_full_volume_keeps_the_newest_complete_and_the_retained_checkpoint(output: OutputFolder) -> None:
+def test_the_newest_complete_and_the_retained_checkpoint_are_kept_on_a_full_volume(output: OutputFolder) -> None:
     checkpoints = save_checkpoints(output, 1, 2, 3, 4)
     (output.checkpoints / "step-00000004" / "weights").unlink()
 
     with pytest.raises(DiskFull):
         checkpoints.save(5, 2, SmallVolume(output, capacity=3).write, retained_step=1)
 
-    assert [name for name in list_names(output) if not name.startswith(".tmp")] == [
+    assert [name for name in list_checkpoint_names(output) if not name.startswith(".tmp")] == [
         "step-00000001",
         "step-00000003",
         "step-00000004",
@@ -128,7 +128,7 @@ def test_incomplete_checkpoints_are_kept_if_no_complete_one_exists(output: Outpu
     with pytest.raises(DiskFull):
         checkpoints.save(3, 2, SmallVolume(output, capacity=1).write)
 
-    assert {"step-00000001", "step-00000002"} <= set(list_names(output))
+    assert {"step-00000001", "step-00000002"} <= set(list_checkpoint_names(output))
 
 
 @pytest.mark.parametrize(
@@ -176,4 +176,4 @@ def test_saving_a_step_again_replaces_a_damaged_checkpoint(output: OutputFolder)
     resume_point = checkpoints.find_newest_complete()
     assert resume_point.path is not None
     assert parse_checkpoint_step(resume_point.path) == 2
-    assert list_names(output) == ["step-00000001", "step-00000002"]
+    assert list_checkpoint_names(output) == ["step-00000001", "step-00000002"]

@@ -48,7 +48,7 @@ def test_the_success_marker_of_another_job_is_ignored(output: OutputFolder) -> N
     assert not OutputFolder(output.root, identity(uid="theirs")).is_finished()
 
 
-def test_the_error_for_another_jobs_output_names_the_job_and_the_fix(output: OutputFolder) -> None:
+def test_the_error_for_output_of_another_job_contains_the_job_and_the_fix(output: OutputFolder) -> None:
     publish_result(output)
 
     with pytest.raises(OutputError) as raised:
@@ -58,7 +58,7 @@ def test_the_error_for_another_jobs_output_names_the_job_and_the_fix(output: Out
     assert "output.overwrite" in str(raised.value)
 
 
-def test_a_recreated_job_claims_the_folder_if_its_predecessor_published_nothing(output: OutputFolder) -> None:
+def test_a_recreated_job_claims_the_folder_if_its_predecessor_has_no_output(output: OutputFolder) -> None:
     recreated = OutputFolder(output.root, identity(uid="new", name="job-ours"))
 
     recreated.claim(overwrite=False)
@@ -68,7 +68,7 @@ def test_a_recreated_job_claims_the_folder_if_its_predecessor_published_nothing(
 
 
 @pytest.mark.parametrize("published", ["result", "checkpoints/step-00000001"])
-def test_a_recreated_job_keeps_what_its_predecessor_published(output: OutputFolder, published: str) -> None:
+def test_a_recreated_job_does_not_delete_output_of_its_predecessor(output: OutputFolder, published: str) -> None:
     output.publish(output.root / published, write_weights)
 
     with pytest.raises(OutputError, match=r"default/job-ours \(uid ours\)"):
@@ -77,7 +77,7 @@ def test_a_recreated_job_keeps_what_its_predecessor_published(output: OutputFold
     assert (output.root / published / "weights").exists()
 
 
-def test_a_folder_without_checkpoints_of_a_job_with_another_name_is_rejected(output: OutputFolder) -> None:
+def test_an_empty_folder_of_another_job_is_rejected(output: OutputFolder) -> None:
     with pytest.raises(OutputError, match=r"default/job-ours \(uid ours\)"):
         OutputFolder(output.root, identity(uid="theirs")).check_owner(overwrite=False)
 
@@ -111,7 +111,7 @@ def test_the_next_attempt_of_a_job_keeps_its_checkpoints(output: OutputFolder, o
     assert (output.checkpoints / "step-00000001" / "weights").exists()
 
 
-def test_a_job_with_another_fingerprint_is_rejected(output: OutputFolder) -> None:
+def test_an_attempt_with_another_fingerprint_is_rejected(output: OutputFolder) -> None:
     with pytest.raises(OutputError, match="another model, dataset, method or training setting"):
         OutputFolder(output.root, identity(attempt=1, fingerprint="f2")).check_owner(overwrite=False)
 
@@ -147,13 +147,13 @@ def test_an_older_attempt_cannot_publish_after_a_concurrent_claim(
     check_holder = OutputFolder.check_holder
     checks: list[OutputFolder] = []
 
-    def check_then_claim_by_newer_attempt(self: OutputFolder) -> None:
+    def check_holder_and_claim_with_newer_attempt(self: OutputFolder) -> None:
         check_holder(self)
         if not checks:
             checks.append(self)
             OutputFolder(output.root, identity(attempt=1)).claim(overwrite=False)
 
-    monkeypatch.setattr(OutputFolder, "check_holder", check_then_claim_by_newer_attempt)
+    monkeypatch.setattr(OutputFolder, "check_holder", check_holder_and_claim_with_newer_attempt)
 
     with pytest.raises(OutputError, match="superseded by attempt 1"):
         output.publish(output.checkpoints / "step-00000009", write_weights)
@@ -161,7 +161,7 @@ def test_an_older_attempt_cannot_publish_after_a_concurrent_claim(
     assert list(output.checkpoints.iterdir()) == []
 
 
-def test_staged_files_of_a_crashed_attempt_are_deleted_not_published(
+def test_staged_files_of_a_crashed_attempt_are_deleted(
     output: OutputFolder,
 ) -> None:
     def write_and_crash(folder: Path) -> None:
@@ -177,15 +177,15 @@ def test_staged_files_of_a_crashed_attempt_are_deleted_not_published(
 
 
 def test_published_files_are_readable_by_group_and_others(output: OutputFolder) -> None:
-    def write_private(folder: Path) -> None:
+    def write_private_file(folder: Path) -> None:
         (folder / "weights").touch(mode=0o600)
 
-    output.publish(output.result, write_private)
+    output.publish(output.result, write_private_file)
 
     assert stat.S_IMODE((output.result / "weights").stat().st_mode) & 0o044
 
 
-def test_storage_that_nodes_do_not_share_is_an_error(output: OutputFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unshared_storage_is_rejected(output: OutputFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(output_folder, "_SHARED_STORAGE_TIMEOUT_SECONDS", 0.0)
 
     with pytest.raises(OutputError, match="needs a ReadWriteMany claim"):
@@ -193,7 +193,7 @@ def test_storage_that_nodes_do_not_share_is_an_error(output: OutputFolder, monke
 
 
 @pytest.mark.parametrize("code", [errno.EROFS, errno.EACCES], ids=["EROFS", "EACCES"])
-def test_a_volume_without_write_access_is_an_output_error(tmp_path: Path, code: int) -> None:
+def test_a_write_to_a_read_only_volume_is_an_output_error(tmp_path: Path, code: int) -> None:
     with pytest.raises(OutputError, match="cannot be written"), translate_disk_errors(tmp_path):
         raise OSError(code, os.strerror(code))
 
@@ -205,14 +205,12 @@ def test_a_full_volume_is_detected_by_errno(tmp_path: Path, code: int) -> None:
 
 
 def test_a_full_volume_is_detected_by_the_safetensors_message(tmp_path: Path) -> None:
-    """safetensors fails when it reserves space for the file, so the volume is not full afterwards."""
+    """safetensors fails before it writes the file, so the volume is not full afterwards."""
     with pytest.raises(DiskFull), translate_disk_errors(tmp_path):
         raise RuntimeError("Error while serializing: I/O error: No space left on device (os error 28)")
 
 
-def test_a_torch_write_error_on_a_full_volume_is_a_disk_full_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_torch_write_error_on_a_full_volume_raises_disk_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(atomic_files, "is_volume_full", lambda folder: folder == tmp_path)
 
     with pytest.raises(DiskFull, match="No space left on device"), translate_disk_errors(tmp_path):
@@ -231,7 +229,7 @@ def test_other_disk_errors_are_not_translated(tmp_path: Path) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
 
-def test_a_dataset_read_error_is_a_storage_fault(tmp_path: Path) -> None:
+def test_a_read_error_of_a_dataset_is_a_storage_fault(tmp_path: Path) -> None:
     rows = tmp_path / "rows.jsonl"
     rows.symlink_to(UNREADABLE_FILE)
 
@@ -239,7 +237,7 @@ def test_a_dataset_read_error_is_a_storage_fault(tmp_path: Path) -> None:
         list(read_rows(rows))
 
 
-def test_a_weight_read_error_is_detected_by_the_safetensors_message() -> None:
+def test_a_read_error_of_weights_is_detected_by_the_safetensors_message() -> None:
     cause = SafetensorError("I/O error: Stale file handle (os error 116)")
 
     with pytest.raises(StorageFault, match="cannot be loaded"), raise_storage_faults():

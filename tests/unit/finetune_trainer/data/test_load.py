@@ -160,10 +160,10 @@ def test_an_unwritable_cache_is_an_output_error(
 ) -> None:
     (tmp_path / "rows.jsonl").write_text(format_row("x"))
 
-    def deny(*_: object, **__: object) -> None:
+    def raise_permission_error(*_: object, **__: object) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(Path, "mkdir", deny)
+    monkeypatch.setattr(Path, "mkdir", raise_permission_error)
 
     with pytest.raises(OutputError, match=r"cache cannot be written \(Permission denied\)"):
         load_files(tmp_path, tokenizer, [tmp_path / "rows.jsonl"])

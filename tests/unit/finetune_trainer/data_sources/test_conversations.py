@@ -15,7 +15,7 @@ USER_AND_ASSISTANT_TURNS = (Turn(Role.USER, "q"), Turn(Role.ASSISTANT, "a"))
 MESSAGES = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
 
 
-def parse(columns: dict[str, Any]) -> Conversation | PromptCompletion:
+def parse_columns(columns: dict[str, Any]) -> Conversation | PromptCompletion:
     return parse_example(Row(ORIGIN, columns))
 
 
@@ -37,11 +37,11 @@ def parse(columns: dict[str, Any]) -> Conversation | PromptCompletion:
     ],
 )
 def test_all_column_formats_are_parsed_into_the_same_conversation(columns: dict[str, Any]) -> None:
-    assert parse(columns) == Conversation(ORIGIN, USER_AND_ASSISTANT_TURNS)
+    assert parse_columns(columns) == Conversation(ORIGIN, USER_AND_ASSISTANT_TURNS)
 
 
 def test_prompt_and_completion_are_parsed_as_plain_text() -> None:
-    assert parse({"prompt": "1 + 1 =", "completion": " 2"}) == PromptCompletion(ORIGIN, "1 + 1 =", " 2")
+    assert parse_columns({"prompt": "1 + 1 =", "completion": " 2"}) == PromptCompletion(ORIGIN, "1 + 1 =", " 2")
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_prompt_and_completion_are_parsed_as_plain_text() -> None:
 )
 def test_the_error_for_a_malformed_row_contains_origin_column_and_value(columns: dict[str, Any], message: str) -> None:
     with pytest.raises(DatasetError) as raised:
-        parse(columns)
+        parse_columns(columns)
 
     assert str(raised.value).startswith(ORIGIN)
     assert message in str(raised.value)

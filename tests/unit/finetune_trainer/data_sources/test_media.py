@@ -23,7 +23,7 @@ def build_columns(*user_contents: Any, **columns: Any) -> dict[str, Any]:
     return {"messages": messages, **columns}
 
 
-def parse(columns: dict[str, Any]) -> Conversation:
+def parse_columns(columns: dict[str, Any]) -> Conversation:
     example = parse_example(Row(ORIGIN, columns))
     assert isinstance(example, Conversation)
     return example
@@ -67,13 +67,13 @@ def parse(columns: dict[str, Any]) -> Conversation:
     ],
 )
 def test_all_image_formats_are_parsed_into_the_same_turn(columns: dict[str, Any]) -> None:
-    user_turn = parse(columns).turns[0]
+    user_turn = parse_columns(columns).turns[0]
 
     assert (user_turn.content, user_turn.media) == (f"{MEDIA_MARK}which?", (IMAGE_A,))
 
 
 def test_images_of_a_column_are_assigned_to_the_tags_in_order() -> None:
-    turns = parse(
+    turns = parse_columns(
         build_columns("<image> or <image>?", "and <image>", images=["a.png", "/elsewhere/b.png", "a.png"])
     ).turns
 
@@ -83,12 +83,14 @@ def test_images_of_a_column_are_assigned_to_the_tags_in_order() -> None:
 
 @pytest.mark.parametrize("url", [{"url": "data:image/png;base64," + base64.b64encode(b"png").decode()}, b"png"])
 def test_an_image_can_be_embedded_in_a_row(url: object) -> None:
-    assert parse(build_columns([{"type": "image_url", "image_url": url}])).turns[0].media == (MediaItem(data=b"png"),)
+    assert parse_columns(build_columns([{"type": "image_url", "image_url": url}])).turns[0].media == (
+        MediaItem(data=b"png"),
+    )
 
 
 @pytest.mark.parametrize("columns", [{}, {"images": []}, {"images": None}, {"image": ""}])
 def test_a_tag_without_an_image_column_is_plain_text(columns: dict[str, Any]) -> None:
-    user_turn = parse(build_columns("what does <img> or <image> do?", **columns)).turns[0]
+    user_turn = parse_columns(build_columns("what does <img> or <image> do?", **columns)).turns[0]
 
     assert (user_turn.content, user_turn.media) == ("what does <img> or <image> do?", ())
 
@@ -152,7 +154,7 @@ def test_a_tag_without_an_image_column_is_plain_text(columns: dict[str, Any]) ->
 )
 def test_the_error_for_an_invalid_image_contains_the_row_origin(columns: dict[str, Any], message: str) -> None:
     with pytest.raises(DatasetError) as error:
-        parse(columns)
+        parse_columns(columns)
 
     assert message in str(error.value)
     assert str(error.value).startswith(ORIGIN)

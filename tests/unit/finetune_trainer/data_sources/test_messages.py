@@ -35,20 +35,20 @@ MESSAGES = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "
     ],
 )
 def test_the_error_for_a_malformed_message_contains_origin_column_and_value(column: object, message: str) -> None:
-    check_error(parse_messages, "messages", column, message)
+    assert_parse_error(parse_messages, "messages", column, message)
 
 
 def test_the_error_for_a_malformed_sharegpt_message_contains_origin_and_column() -> None:
     column = [{"from": "alien", "value": "x"}]
 
-    check_error(
+    assert_parse_error(
         parse_sharegpt_messages, "conversations", column, "conversations[0].from: expected human, gpt or system"
     )
 
 
-def check_error(parse: Callable[[Row, str], list[Turn]], name: str, column: Any, message: str) -> None:
+def assert_parse_error(parse_column: Callable[[Row, str], list[Turn]], name: str, column: Any, message: str) -> None:
     with pytest.raises(DatasetError) as raised:
-        parse(Row(ORIGIN, {name: column}), name)
+        parse_column(Row(ORIGIN, {name: column}), name)
 
     assert str(raised.value).startswith(ORIGIN)
     assert message in str(raised.value)

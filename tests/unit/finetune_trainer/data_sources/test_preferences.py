@@ -15,7 +15,7 @@ USER_MESSAGE = {"role": "user", "content": "q"}
 CHOSEN_MESSAGE, REJECTED_MESSAGE = {"role": "assistant", "content": "better"}, {"role": "assistant", "content": "worse"}
 
 
-def parse(columns: dict[str, Any]) -> Preference:
+def parse_columns(columns: dict[str, Any]) -> Preference:
     return parse_preference(Row(ORIGIN, columns))
 
 
@@ -61,7 +61,7 @@ def parse(columns: dict[str, Any]) -> Preference:
 def test_all_column_formats_are_parsed_into_the_same_preference(columns: dict[str, Any]) -> None:
     prompt = Turn(Role.USER, "q", weight=0.0)
 
-    assert parse(columns) == Preference(
+    assert parse_columns(columns) == Preference(
         ORIGIN,
         Conversation(ORIGIN, (prompt, Turn(Role.ASSISTANT, "better"))),
         Conversation(ORIGIN, (prompt, Turn(Role.ASSISTANT, "worse"))),
@@ -71,7 +71,9 @@ def test_all_column_formats_are_parsed_into_the_same_preference(columns: dict[st
 def test_the_turns_that_both_conversations_begin_with_are_the_prompt() -> None:
     common_turns = [USER_MESSAGE, {"role": "assistant", "content": "a0"}, {"role": "user", "content": "q1"}]
 
-    preference = parse({"chosen": [*common_turns, CHOSEN_MESSAGE], "rejected": [*common_turns, REJECTED_MESSAGE]})
+    preference = parse_columns(
+        {"chosen": [*common_turns, CHOSEN_MESSAGE], "rejected": [*common_turns, REJECTED_MESSAGE]}
+    )
 
     for example in (preference.chosen, preference.rejected):
         assert isinstance(example, Conversation)
@@ -79,7 +81,7 @@ def test_the_turns_that_both_conversations_begin_with_are_the_prompt() -> None:
 
 
 def test_text_prompt_and_completions_are_parsed_as_plain_text() -> None:
-    preference = parse({"prompt": "1 + 1 =", "chosen": " 2", "rejected": " 3"})
+    preference = parse_columns({"prompt": "1 + 1 =", "chosen": " 2", "rejected": " 3"})
 
     assert preference == Preference(
         ORIGIN, PromptCompletion(ORIGIN, "1 + 1 =", " 2"), PromptCompletion(ORIGIN, "1 + 1 =", " 3")
@@ -129,7 +131,7 @@ def test_the_error_for_a_malformed_pair_contains_origin_and_expected_value(
     columns: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(DatasetError) as raised:
-        parse(columns)
+        parse_columns(columns)
 
     assert str(raised.value).startswith(ORIGIN)
     assert message in str(raised.value)

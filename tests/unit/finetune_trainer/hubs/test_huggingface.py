@@ -1,4 +1,4 @@
-"""Tests publishing a result on the Hugging Face Hub, and the errors if it fails."""
+"""Tests publishing a result on the Hugging Face Hub, and the errors if publishing fails."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,7 +23,9 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
 
 
 @pytest.mark.parametrize(("private", "visibility"), [(True, "private"), (False, "public")])
-def test_a_repository_is_created_once_with_its_visibility(hub: FakeHub, private: bool, visibility: str) -> None:
+def test_a_repository_is_created_once_with_the_specified_visibility(
+    hub: FakeHub, private: bool, visibility: str
+) -> None:
     create_repository(PushToHub(repo="acme/support", private=private))
     hub.repositories["acme/support"]["README.md"] = b"# Existing"
 
@@ -33,7 +35,7 @@ def test_a_repository_is_created_once_with_its_visibility(hub: FakeHub, private:
     assert hub.visibility == {"acme/support": visibility}
 
 
-def test_all_files_of_the_result_are_uploaded(hub: FakeHub, tmp_path: Path) -> None:
+def test_all_files_of_a_result_are_uploaded(hub: FakeHub, tmp_path: Path) -> None:
     (tmp_path / "merged").mkdir()
     (tmp_path / "adapter_model.safetensors").write_bytes(bytes(range(256)))
     (tmp_path / "merged/config.json").write_text("{}")
@@ -68,7 +70,7 @@ def test_a_token_without_write_access_is_a_spec_error(
 def test_a_hub_server_error_is_retryable(hub: FakeHub, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     create_repository(TARGET)
-    hub.error_status = 501  # a status that the client does not retry
+    hub.error_status = 501  # status code that the client does not retry
 
     with pytest.raises(HubUnavailable, match=r'publishing "acme/support" on the Hub failed: .*501'):
         upload(TARGET, tmp_path, title="default/first")

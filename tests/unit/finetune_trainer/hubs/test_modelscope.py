@@ -1,4 +1,4 @@
-"""Tests publishing a result on ModelScope, and the errors if it fails."""
+"""Tests publishing a result on ModelScope, and the errors if publishing fails."""
 
 import time
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ TARGET = PushToHub(hub="modelscope", repo="acme/support")
 
 @pytest.fixture(autouse=True)
 def skip_retry_delays(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Disable the retry delays of the client, which total a minute."""
+    """Disable the retry delays of the client, which add up to one minute."""
     monkeypatch.setattr(time, "sleep", lambda _seconds: None)
 
 
@@ -30,7 +30,9 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeModelScope]:
 
 
 @pytest.mark.parametrize(("private", "visibility"), [(True, 1), (False, 5)])
-def test_a_repository_is_created_once_with_its_visibility(hub: FakeModelScope, private: bool, visibility: int) -> None:
+def test_a_repository_is_created_once_with_the_specified_visibility(
+    hub: FakeModelScope, private: bool, visibility: int
+) -> None:
     create_repository(PushToHub(hub="modelscope", repo="acme/support", private=private))
     hub.repositories["acme/support"]["README.md"] = b"# Existing"
 
@@ -40,7 +42,7 @@ def test_a_repository_is_created_once_with_its_visibility(hub: FakeModelScope, p
     assert [(created["Visibility"], created["License"]) for created in hub.created] == [(visibility, "Other")]
 
 
-def test_all_files_of_the_result_are_uploaded(hub: FakeModelScope, tmp_path: Path) -> None:
+def test_all_files_of_a_result_are_uploaded(hub: FakeModelScope, tmp_path: Path) -> None:
     files = {
         "adapter_model.safetensors": bytes(range(256)),
         "merged/config.json": b"{}",
@@ -76,7 +78,7 @@ def test_a_token_without_write_access_is_a_spec_error(
 def test_a_hub_server_error_is_retryable(hub: FakeModelScope, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     create_repository(TARGET)
-    hub.error_status = 501  # a status that the client does not retry
+    hub.error_status = 501  # status code that the client does not retry
 
     with pytest.raises(HubUnavailable, match=r'publishing "acme/support" on ModelScope failed'):
         upload(TARGET, tmp_path, title="default/first")

@@ -35,17 +35,17 @@ CONFIG = Qwen2Config(
     vocab_size=100,
 )
 CPU = torch.device("cpu")
-TRIAL = AttentionTrial(CONFIG, torch.float32, CPU, rows=2, length=16, packed=True)
+TRIAL = AttentionTrial(CONFIG, torch.float32, CPU, row_count=2, tokens_per_row=16, is_packed=True)
 SDPA_FORWARD = ALL_ATTENTION_FUNCTIONS[SDPA]
 SDPA_MASK = ALL_MASK_ATTENTION_FUNCTIONS[SDPA]
 
 
 def build_slow_attention(milliseconds: float, clock: list[float]) -> Callable[..., Any]:
-    """Return an SDPA function that advances the fake clock by this time."""
+    """Return an SDPA function that advances the fake clock by `milliseconds`."""
 
-    def forward(*arguments: Any, **keywords: Any) -> Any:
+    def forward(*args: Any, **kwargs: Any) -> Any:
         clock[0] += milliseconds / 1000
-        return SDPA_FORWARD(*arguments, **keywords)
+        return SDPA_FORWARD(*args, **kwargs)
 
     return forward
 
@@ -54,14 +54,14 @@ def raise_kernel_error(*_: Any, **__: Any) -> Any:
     raise RuntimeError("no kernel image is available\nfor this device")
 
 
-def ignore_packing(module: Any, query: Any, key: Any, value: Any, _mask: Any, **keywords: Any) -> Any:
-    """Attend to previous rows of a pack, like a kernel that ignores position ids."""
-    return SDPA_FORWARD(module, query, key, value, None, **{**keywords, "is_causal": True})
+def ignore_packing(module: Any, query: Any, key: Any, value: Any, _mask: Any, **kwargs: Any) -> Any:
+    """Attend to previous rows of a pack, as a kernel does that ignores position ids."""
+    return SDPA_FORWARD(module, query, key, value, None, **{**kwargs, "is_causal": True})
 
 
 @pytest.fixture
 def backends(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Register four fake implementations, and make SDPA take 2 ms."""
+    """Register four fake implementations and a fake SDPA that takes 2 ms."""
     clock = [0.0]
     monkeypatch.setattr(attention_backend, "_read_clock", lambda _device: clock[0])
     monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS._global_mapping, SDPA, build_slow_attention(2, clock))
@@ -91,12 +91,12 @@ def test_the_fastest_correct_backend_is_chosen_and_all_results_are_reported() ->
 
 
 @pytest.mark.usefixtures("backends")
-def test_a_barely_faster_backend_is_not_chosen() -> None:
+def test_a_backend_that_is_barely_faster_than_sdpa_is_not_chosen() -> None:
     assert benchmark_backends(TRIAL, ("barely_faster",)).name == SDPA
 
 
 @pytest.mark.usefixtures("backends")
-def test_sdpa_is_chosen_if_a_single_layer_cannot_be_built() -> None:
+def test_sdpa_is_chosen_if_the_layer_cannot_be_built() -> None:
     without_architecture = PretrainedConfig(num_hidden_layers=2, vocab_size=100)
 
     choice = benchmark_backends(replace(TRIAL, config=without_architecture), ("fast",))
@@ -138,7 +138,7 @@ def parse_spec(**fields: Any) -> TrainerSpec:
     return TrainerSpec.model_validate({**jobs.spec(), **fields})
 
 
-def test_the_implementation_in_the_spec_is_used(tmp_path: Path) -> None:
+def test_the_implementation_set_in_the_spec_is_chosen(tmp_path: Path) -> None:
     job = parse_spec(model={"name": "m", "attnImplementation": "eager"})
 
     choice = select_attention(job, TRIAL, tmp_path, is_multimodal=True)
@@ -146,15 +146,15 @@ def test_the_implementation_in_the_spec_is_used(tmp_path: Path) -> None:
     assert choice == AttentionChoice("eager", "set in spec.model.attnImplementation")
 
 
-def test_a_missing_implementation_is_rejected(tmp_path: Path) -> None:
+def test_an_implementation_that_is_not_installed_is_rejected(tmp_path: Path) -> None:
     job = parse_spec(model={"name": "m", "attnImplementation": "flash_attention_2"})
 
     with pytest.raises(InvalidSpec, match=r"flash_attention_2 is not installed .* sdpa, eager, or auto"):
         select_attention(job, TRIAL, tmp_path, is_multimodal=False)
 
 
-@pytest.mark.parametrize(("per_device", "rows"), [(1, 1), (4, 2), ("auto", 2)])
-def test_the_benchmark_uses_at_most_two_rows(per_device: int | str, rows: int) -> None:
+@pytest.mark.parametrize(("per_device", "row_count"), [(1, 1), (4, 2), ("auto", 2)])
+def test_the_benchmark_uses_at_most_two_rows(per_device: int | str, row_count: int) -> None:
     job = parse_spec(
         dataset={"train": [{"name": "rows.jsonl"}], "packing": True, "maxLength": 64},
         training={"perDeviceTrainBatchSize": per_device, "globalBatchSize": 64},
@@ -162,4 +162,4 @@ def test_the_benchmark_uses_at_most_two_rows(per_device: int | str, rows: int) -
 
     trial = build_attention_trial(job, CONFIG, torch.float32, CPU, 64)
 
-    assert trial == AttentionTrial(CONFIG, torch.float32, CPU, rows, 64, packed=True)
+    assert trial == AttentionTrial(CONFIG, torch.float32, CPU, row_count, 64, is_packed=True)

@@ -39,7 +39,7 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_dtype_and_maximum_length_are_read_without_the_weights(model_folder: Path) -> None:
+def test_dtype_and_maximum_length_are_read_without_weights(model_folder: Path) -> None:
     pretrained = describe_model(ModelSource(name=str(model_folder)), CPU)
 
     assert pretrained.dtype is torch.float32
@@ -47,7 +47,7 @@ def test_dtype_and_maximum_length_are_read_without_the_weights(model_folder: Pat
 
 
 @pytest.mark.parametrize(("name", "problem"), [("none", "does not exist"), ("empty", "has no config.json")])
-def test_the_error_for_a_path_without_a_model_names_the_path(tmp_path: Path, name: str, problem: str) -> None:
+def test_the_error_for_a_path_without_a_model_contains_the_path(tmp_path: Path, name: str, problem: str) -> None:
     (tmp_path / "empty").mkdir()
 
     with pytest.raises(ModelNotFound) as raised:
@@ -63,10 +63,10 @@ def test_an_unknown_architecture_is_a_model_error(tmp_path: Path) -> None:
         describe_model(ModelSource(name=str(tmp_path)), CPU)
 
 
-def test_an_unreadable_file_of_the_model_is_named_with_its_mode(
+def test_the_error_for_an_unreadable_model_file_contains_name_and_mode(
     model_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Tests may run as root, who may read every file; so os.access is replaced."""
+    """Replace os.access, because tests may run as root, who can read every file."""
     weights = model_folder / "model.safetensors"
     weights.chmod(0o600)
     monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != weights)
@@ -75,7 +75,7 @@ def test_an_unreadable_file_of_the_model_is_named_with_its_mode(
         raise FileNotFoundError(f"No such file or directory: {weights}")
 
     with pytest.raises(ModelError, match=r"may not read model.safetensors \(mode 0600\); run chmod -R a\+rX"):
-        load._fetch(str(model_folder), open_weights)
+        load._load_or_raise(str(model_folder), open_weights)
 
 
 RESPONSE = Response(404, request=Request("GET", "https://hub.example/acme"))
@@ -88,15 +88,15 @@ RESPONSE = Response(404, request=Request("GET", "https://hub.example/acme"))
         (GatedRepoError("403", response=RESPONSE), ModelNotFound, "gated"),
         (ConnectionError("no route"), HubUnavailable, "acme/gone"),
     ],
-    ids=["no such model", "gated model", "no connection"],
+    ids=["missing model", "gated model", "no connection"],
 )
 def test_hub_errors_are_classified_by_cause(
     monkeypatch: pytest.MonkeyPatch, cause: Exception, raised: type[Exception], message: str
 ) -> None:
-    def fail(_name: str) -> None:
+    def raise_os_error(_name: str) -> None:
         raise OSError("acme/gone could not be loaded\nlong explanation") from cause
 
-    monkeypatch.setattr(AutoConfig, "from_pretrained", fail)
+    monkeypatch.setattr(AutoConfig, "from_pretrained", raise_os_error)
 
     with pytest.raises(raised, match=message):
         describe_model(ModelSource(name="acme/gone"), CPU)
@@ -107,7 +107,9 @@ def test_float16_on_cpu_is_rejected_with_alternatives(model_folder: Path) -> Non
         describe_model(ModelSource(name=str(model_folder), torch_dtype="float16"), CPU)
 
 
-def test_bfloat16_is_rejected_on_a_gpu_that_emulates_it(model_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bfloat16_is_rejected_on_a_gpu_without_native_support(
+    model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(load, "has_native_bf16", lambda: False)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "Tesla T4")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 5))
@@ -124,12 +126,12 @@ def test_the_error_for_an_unknown_target_module_lists_the_candidates() -> None:
     assert "down_proj, gate_proj, k_proj, o_proj, q_proj, up_proj, v_proj" in str(raised.value)
 
 
-def test_all_linear_with_other_targets_is_rejected() -> None:
+def test_all_linear_combined_with_other_targets_is_rejected() -> None:
     with pytest.raises(InvalidSpec, match="set it alone"):
         choose_target_modules(tiny_text.build_model(64), ("all-linear", "q_proj"))
 
 
-def test_only_adapters_are_trained_and_the_seed_determines_their_initial_values() -> None:
+def test_only_adapters_are_trainable_and_their_initial_values_depend_on_the_seed() -> None:
     lora = Lora(r=4, target_modules=("q_proj",))
     first, second, other = (add_adapters(tiny_text.build_model(64), lora, seed=seed) for seed in (1, 1, 2))
 
@@ -143,7 +145,7 @@ def test_only_adapters_are_trained_and_the_seed_determines_their_initial_values(
 
 @pytest.fixture(scope="module")
 def adapter_folder(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Save an adapter with nonzero lora_B weights, like a trained one."""
+    """Save an adapter with nonzero lora_B weights, as after training."""
     folder = tmp_path_factory.mktemp("adapter")
     model = add_adapters(load_base_model(model_folder), Lora(r=4, lora_alpha=8), seed=1)
     with torch.no_grad():
@@ -215,7 +217,7 @@ def test_a_merged_model_has_the_logits_of_the_adapted_model(
     assert (tmp_path / "tokenizer.json").is_file()
 
 
-def test_the_shape_of_an_adapter_is_read_without_its_weights(adapter_folder: Path) -> None:
+def test_adapter_rank_and_targets_are_read_without_weights(adapter_folder: Path) -> None:
     shape = resolve_adapter_shape(Lora(adapter=str(adapter_folder), lora_dropout=0.1))
 
     assert (shape.r, shape.lora_alpha, shape.lora_dropout, shape.adapter) == (4, 8, 0.1, None)

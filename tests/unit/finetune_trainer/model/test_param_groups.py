@@ -22,13 +22,13 @@ RATES = LearningRates(0.25, {"vision": 0.5, "aligner": 0.125})
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_vision.build(tmp_path_factory.mktemp("qwen"))
 
 
 @pytest.fixture
-def model(folder: Path) -> Any:
-    return AutoModelForImageTextToText.from_pretrained(folder)
+def model(model_folder: Path) -> Any:
+    return AutoModelForImageTextToText.from_pretrained(model_folder)
 
 
 def build_groups(model: torch.nn.Module, rates: LearningRates = RATES) -> list[dict[str, Any]]:
@@ -36,7 +36,7 @@ def build_groups(model: torch.nn.Module, rates: LearningRates = RATES) -> list[d
     return build_parameter_groups(model, QWEN, rates, decayed_names=decayed_names, weight_decay=0.1)
 
 
-def test_a_step_updates_every_weight_with_the_learning_rate_of_its_part(model: Any) -> None:
+def test_every_weight_is_updated_with_the_learning_rate_of_its_model_part(model: Any) -> None:
     optimizer = torch.optim.SGD([{**group, "weight_decay": 0} for group in build_groups(model)])
     initial_weights = {name: weight.detach().clone() for name, weight in model.named_parameters()}
     for weight in model.parameters():
@@ -70,13 +70,13 @@ def test_the_first_group_has_the_default_learning_rate(model: Any) -> None:
     assert build_groups(model, LearningRates(0.25, {"aligner": 0.5}))[0]["lr"] == 0.25
 
 
-def test_adapters_have_the_learning_rate_of_their_part(model: Any) -> None:
+def test_adapters_have_the_learning_rate_of_their_model_part(model: Any) -> None:
     adapted = add_adapters(model, Lora(), seed=1)
 
     assert {group["lr"] for group in build_groups(adapted)} == {0.25, 0.5, 0.125}
 
 
-def test_a_learning_rate_for_a_part_without_adapters_is_rejected(model: Any) -> None:
+def test_a_learning_rate_for_a_model_part_without_adapters_is_rejected(model: Any) -> None:
     adapted = add_adapters(model, Lora(target_modules=("q_proj",)), seed=1)
     assert count_parameters(adapted, QWEN)["language"].trained > 0
 
@@ -84,7 +84,7 @@ def test_a_learning_rate_for_a_part_without_adapters_is_rejected(model: Any) -> 
         check_learning_rates(adapted, QWEN, RATES)
 
 
-def test_the_startup_log_contains_the_trained_parameters_per_part(model: Any) -> None:
+def test_the_startup_log_contains_the_trained_parameters_per_model_part(model: Any) -> None:
     freeze_parameters(model, QWEN, ("vision",))
     counts = count_parameters(model, QWEN)
 

@@ -49,7 +49,7 @@ def test_only_the_language_model_is_quantized(tmp_path: Path, model_type: str) -
     assert "language" not in groups[False]
 
 
-def test_quantized_weights_are_counted_with_their_full_shape(text_model: Path) -> None:
+def test_the_parameter_count_of_quantized_weights_uses_their_full_shape(text_model: Path) -> None:
     pretrained = describe_folder(text_model)
     full, quantized = (load_weights(pretrained, torch.float32, quantize=quantize) for quantize in (False, True))
 
@@ -65,14 +65,14 @@ def test_quantized_weights_are_counted_with_their_full_shape(text_model: Path) -
     assert estimate_flops(quantized, has_reference=False) == estimate_flops(full, has_reference=False)
 
 
-def test_an_image_without_bitsandbytes_is_a_spec_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_quantization_without_bitsandbytes_is_a_spec_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
 
     with pytest.raises(InvalidSpec, match=r"spec\.lora\.quantization: this image has no bitsandbytes"):
         build_nf4_config(torch.float32, None)
 
 
-def test_an_evaluation_does_not_change_quantized_weights(text_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_evaluation_does_not_change_quantized_weights(text_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a CPU with AVX512-BF16, bitsandbytes would repack the weights."""
     monkeypatch.setattr(bitsandbytes.nn.modules, "has_avx512bf16", lambda: True)
     model = load_weights(describe_folder(text_model), torch.float32, quantize=True)

@@ -35,7 +35,8 @@ def loaded_model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPa
 
 def load_rows(loaded_model: LoadedVisionModel, folder: Path, *, packing: bool) -> TrainingData:
     """Load rows with zero to two images, and a row with a video if the family supports videos."""
-    has_videos = loaded_model.pretrained.vision is not None and loaded_model.pretrained.vision.videos is not None
+    vision = loaded_model.pretrained.vision
+    has_videos = vision is not None and vision.video_processor is not None
     rows = tiny_vision.write_rows(
         folder, 4, images=lambda number: number % 3, videos=lambda number: int(has_videos and number == 2)
     )

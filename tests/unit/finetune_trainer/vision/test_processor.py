@@ -1,4 +1,4 @@
-"""Tests image tokens, targets, frozen groups, dummy images and errors for vision-language models."""
+"""Tests image tokens, target tokens, frozen groups, dummy images and errors for vision-language models."""
 
 import base64
 import copy
@@ -75,7 +75,7 @@ def test_image_tokens_and_user_turns_are_not_targets(loaded_model: LoadedVisionM
         )
 
 
-def test_image_tokens_are_not_targets_with_loss_on_all(loaded_model: LoadedVisionModel, tmp_path: Path) -> None:
+def test_with_loss_on_all_image_tokens_are_not_targets(loaded_model: LoadedVisionModel, tmp_path: Path) -> None:
     name = tiny_vision.write_image(tmp_path, "a.png", (56, 84), seed=1)
     (row,) = loaded_model.data(
         write_rows(tmp_path, build_row("<image>?", name)), method=build_sft_renderer("all")
@@ -166,12 +166,12 @@ def test_only_trained_groups_have_adapters(
     assert trains_vision(adapted, family) == bool(adapted_groups - {"language"})
 
 
-def test_exactly_the_trainable_parameters_have_gradients(loaded_model: LoadedVisionModel, tmp_path: Path) -> None:
+def test_all_trainable_parameters_have_gradients(loaded_model: LoadedVisionModel, tmp_path: Path) -> None:
     """DDP would wait for missing gradients, such as those of the last CLIP layer and norm in LLaVA."""
     family = FAMILIES[loaded_model.model.config.model_type]
     data = loaded_model.data(tiny_vision.write_rows(tmp_path, 2, images=lambda number: 1))
     model = copy_model(loaded_model.model)
-    freeze_parameters(model, family, (), unused_pattern=family.unused_modules(model.config))
+    freeze_parameters(model, family, (), unused_pattern=family.get_unused_modules(model.config))
 
     with_gradients = compute_gradients(
         model, loaded_model.collate(Modality.IMAGE)([data.samples[index] for index in range(2)])
@@ -195,8 +195,8 @@ def test_freezing_all_groups_is_rejected() -> None:
         resolve_frozen_groups(("vision", "aligner", "language"))
 
 
-def test_llava_inputs_match_the_transformers_processor(tmp_path: Path) -> None:
-    """LLaVA's processor works without torchvision, so the inputs can be compared."""
+def test_llava_inputs_match_the_output_of_the_transformers_processor(tmp_path: Path) -> None:
+    """The comparison uses LLaVA because its processor does not need torchvision."""
     folder = tiny_vision.build(tmp_path / "model", "llava")
     pretrained = describe_folder(folder)
     assert pretrained.vision is not None
@@ -242,7 +242,7 @@ def test_the_exif_orientation_is_applied_before_tokens_are_counted(
     qwen_model: LoadedVisionModel, tmp_path: Path
 ) -> None:
     exif = Image.Exif()
-    exif[0x0112] = 6  # rotated by 90 degrees
+    exif[0x0112] = 6  # 6: rotated by 90 degrees
     Image.new("RGB", (28 * 8, 28 * 3)).save(tmp_path / "rotated.jpg", exif=exif)
     data = qwen_model.data(write_rows(tmp_path, build_row("<image>?", "rotated.jpg")))
 
@@ -253,7 +253,7 @@ def test_the_exif_orientation_is_applied_before_tokens_are_counted(
 def test_the_length_includes_image_tokens_and_truncation_does_not_split_images(
     qwen_model: LoadedVisionModel, tmp_path: Path
 ) -> None:
-    name = tiny_vision.write_image(tmp_path, "a.png", (140, 140), seed=1)  # 25 tokens
+    name = tiny_vision.write_image(tmp_path, "a.png", (140, 140), seed=1)  # an image of 25 tokens
     second_user_turn = {"role": "user", "content": "<image>"}
     row = build_row("<image>?", name, name)
     row["messages"] = [*row["messages"], second_user_turn, row["messages"][1]]
@@ -269,7 +269,9 @@ def test_the_length_includes_image_tokens_and_truncation_does_not_split_images(
         qwen_model.data(tmp_path / "rows.jsonl", RowRules(max_length=length - 1))
 
 
-def test_an_embedded_image_and_a_path_yield_the_same_sample(qwen_model: LoadedVisionModel, tmp_path: Path) -> None:
+def test_an_embedded_image_and_an_image_file_yield_the_same_sample(
+    qwen_model: LoadedVisionModel, tmp_path: Path
+) -> None:
     name = tiny_vision.write_image(tmp_path, "a.png", (56, 84), seed=1)
     url = "data:image/png;base64," + base64.b64encode((tmp_path / name).read_bytes()).decode()
     embedded = build_row("")
@@ -325,7 +327,7 @@ def build_row_with_tag_without_image(folder: Path) -> dict[str, Any]:
         ),
     ],
 )
-def test_a_row_with_an_unusable_image_is_a_bad_row(
+def test_a_row_with_an_invalid_image_is_a_bad_row(
     qwen_model: LoadedVisionModel, tmp_path: Path, build_bad_row: Callable[[Path], dict[str, Any]], message: str
 ) -> None:
     good = build_row("no image")
@@ -336,7 +338,7 @@ def test_a_row_with_an_unusable_image_is_a_bad_row(
     assert len(qwen_model.data(rows, RowRules(on_bad_row="skip")).train) == 1
 
 
-def test_decoding_a_truncated_file_is_an_error(qwen_model: LoadedVisionModel, tmp_path: Path) -> None:
+def test_decoding_a_truncated_image_is_a_dataset_error(qwen_model: LoadedVisionModel, tmp_path: Path) -> None:
     """Tokenization reads only the size from the JPEG header."""
     file = tmp_path / tiny_vision.write_image(tmp_path, "a.jpg", (280, 280), seed=1)
     file.write_bytes(file.read_bytes()[:2000])
@@ -346,7 +348,7 @@ def test_decoding_a_truncated_file_is_an_error(qwen_model: LoadedVisionModel, tm
         data.samples[0]
 
 
-def test_a_row_is_not_skipped_after_a_storage_fault(qwen_model: LoadedVisionModel, tmp_path: Path) -> None:
+def test_a_row_with_an_unreadable_image_is_not_skipped(qwen_model: LoadedVisionModel, tmp_path: Path) -> None:
     (tmp_path / "a.jpg").symlink_to(UNREADABLE_FILE)
 
     with pytest.raises(OSError, match="Input/output error"):
@@ -371,7 +373,7 @@ def test_vision_fields_are_rejected_for_a_text_model(tmp_path: Path, field: dict
         describe_folder(tmp_path, **field)
 
 
-def test_pixel_limits_are_rejected_for_a_model_with_fixed_image_size(tmp_path: Path) -> None:
+def test_pixel_limits_are_rejected_for_a_model_with_a_fixed_image_size(tmp_path: Path) -> None:
     tiny_vision.build(tmp_path, "llava")
 
     with pytest.raises(InvalidSpec, match=r"spec.model.maxPixels: .* scales every image to the same size"):

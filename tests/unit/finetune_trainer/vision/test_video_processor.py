@@ -21,7 +21,7 @@ from finetune_trainer.errors import DatasetError, InvalidSpec
 from finetune_trainer.training.token_losses import compute_logits
 from finetune_trainer.vision.families import FAMILIES
 from finetune_trainer.vision.save_processor import save_processor
-from finetune_trainer.vision.video_frames import Sampling, decode_frames, probe_video
+from finetune_trainer.vision.video_frames import FrameSampling, decode_frames, probe_video
 from finetune_trainer.vision.video_processor import VideoProcessor, export_video_settings
 from testing.models import tiny_vision
 from testing.models.vision_fixtures import (
@@ -33,7 +33,7 @@ from testing.models.vision_fixtures import (
 )
 
 CLIP = MediaItem("/data/clip.mp4", modality=Modality.VIDEO)
-SAMPLING = Sampling(fps=2.0, min_frames=4, max_frames=768, min_pixels=1, max_pixels=10**9)
+SAMPLING = FrameSampling(fps=2.0, min_frames=4, max_frames=768, min_pixels=1, max_pixels=10**9)
 STREAM = SimpleNamespace(average_rate=4, frames=1)
 ASSISTANT_MESSAGE = {"role": "assistant", "content": "It is blue."}
 
@@ -46,8 +46,8 @@ def loaded_model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPa
 
 def get_video_processor(loaded_model: LoadedVisionModel) -> VideoProcessor:
     assert loaded_model.pretrained.vision is not None
-    assert loaded_model.pretrained.vision.videos is not None
-    return loaded_model.pretrained.vision.videos
+    assert loaded_model.pretrained.vision.video_processor is not None
+    return loaded_model.pretrained.vision.video_processor
 
 
 def write_clip(folder: Path, name: str = "clip.mp4", **fields: Any) -> MediaItem:
@@ -95,7 +95,7 @@ def test_all_video_formats_are_parsed(columns: dict[str, Any], expected: MediaIt
     assert (example.turns[0].content, example.turns[0].media) == (f"{MEDIA_MARK}which?", (expected,))
 
 
-def test_images_and_videos_keep_their_order() -> None:
+def test_images_and_videos_are_parsed_in_order() -> None:
     columns = build_columns("<image> then <video> then <image>", images=["a.png", "b.png"], videos=["clip.mp4"])
     example = parse_example(Row("/data/train.jsonl line 7", columns))
 
@@ -118,13 +118,13 @@ def test_sampled_frames_match_the_transformers_processor(
     family: str, total_frames: int, fps: float, frame_indices: tuple[int, ...]
 ) -> None:
     """The expected indices were recorded from the processors of transformers 5.23."""
-    videos = FAMILIES[family].videos
+    video_support = FAMILIES[family].video_support
 
-    assert videos is not None
-    assert videos.choose_frames(SAMPLING, total_frames, fps) == frame_indices
+    assert video_support is not None
+    assert video_support.choose_frames(SAMPLING, total_frames, fps) == frame_indices
 
 
-def test_the_chosen_frames_are_decoded(tmp_path: Path) -> None:
+def test_the_sampled_frames_are_decoded(tmp_path: Path) -> None:
     video = probe_video(write_clip(tmp_path, frames=8, fps=4), SAMPLING, lambda *_: (0, 3, 7))
     images = decode_frames(write_clip(tmp_path), video)
 
@@ -132,18 +132,19 @@ def test_the_chosen_frames_are_decoded(tmp_path: Path) -> None:
     assert video.timestamps == (0.375, 1.75)
     colors = torch.randint(0, 256, (8, 3), generator=torch.Generator().manual_seed(0))
     for number, image in zip((0, 3, 7), images, strict=True):
-        assert torch.tensor(image.getpixel((28, 14))).sub(colors[number]).abs().max() < 12  # lossy compression
+        difference = torch.tensor(image.getpixel((28, 14))).sub(colors[number])
+        assert difference.abs().max() < 12  # tolerance for lossy compression
 
 
 @pytest.mark.parametrize("name", ["clip.mkv", "clip.avi", "clip.mp4", "clip.m4v"])
-def test_frames_are_counted_if_the_header_has_no_frame_count(tmp_path: Path, name: str) -> None:
+def test_packets_are_counted_if_the_header_has_no_frame_count(tmp_path: Path, name: str) -> None:
     video = probe_video(write_clip(tmp_path, name, frames=9), SAMPLING, lambda *_: (0, 8))
 
     assert video.total_frames == 9
     assert len(decode_frames(write_clip(tmp_path, name, frames=9), video)) == 2
 
 
-def test_the_last_frame_replaces_missing_frames_at_the_end(tmp_path: Path) -> None:
+def test_the_last_decoded_frame_replaces_missing_frames(tmp_path: Path) -> None:
     video = probe_video(write_clip(tmp_path, frames=8), SAMPLING, lambda *_: (0, 5, 7))
 
     first, second, third = decode_frames(write_clip(tmp_path, "short.mp4", frames=6), video)
@@ -154,7 +155,7 @@ def test_the_last_frame_replaces_missing_frames_at_the_end(tmp_path: Path) -> No
 def test_frames_are_rotated_upright(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rotation: int, corner: tuple[int, int]
 ) -> None:
-    """The rotation in the file is counterclockwise."""
+    """The rotation in the file metadata is counterclockwise."""
     rotated_image = Image.new("RGB", (56, 28))
     rotated_image.paste((255, 255, 255), (0, 0, 20, 20))
     frame = SimpleNamespace(rotation=rotation, to_image=lambda: rotated_image)
@@ -167,7 +168,7 @@ def test_frames_are_rotated_upright(
     assert decode_frames(CLIP, video)[0].getpixel(corner) == (255, 255, 255)
 
 
-def test_all_frame_files_are_used(loaded_model: LoadedVisionModel, tmp_path: Path) -> None:
+def test_all_frames_of_a_list_of_images_are_used(loaded_model: LoadedVisionModel, tmp_path: Path) -> None:
     paths = [str(tmp_path / tiny_vision.write_image(tmp_path, f"{seed}.png", (56, 28), seed=seed)) for seed in range(4)]
     pixels = get_video_processor(loaded_model).load_pixels(MediaItem(modality=Modality.VIDEO, frames=tuple(paths)))
 
@@ -176,7 +177,9 @@ def test_all_frame_files_are_used(loaded_model: LoadedVisionModel, tmp_path: Pat
         assert pixels["second_per_grid_ts"].tolist() == [1.0]
 
 
-def test_a_still_video_has_the_patches_of_its_image(loaded_model: LoadedVisionModel, tmp_path: Path) -> None:
+def test_a_video_of_identical_frames_has_the_patches_of_the_image(
+    loaded_model: LoadedVisionModel, tmp_path: Path
+) -> None:
     processor, edge = (
         get_video_processor(loaded_model),
         get_video_processor(loaded_model).handles.processor.patch_size * 2,
@@ -191,7 +194,7 @@ def test_a_still_video_has_the_patches_of_its_image(loaded_model: LoadedVisionMo
     torch.testing.assert_close(pixels["pixel_values_videos"], still.repeat(2, 1))
 
 
-def test_each_frame_has_a_separate_slice_of_a_patch(loaded_model: LoadedVisionModel, tmp_path: Path) -> None:
+def test_each_frame_fills_a_separate_slice_of_a_patch(loaded_model: LoadedVisionModel, tmp_path: Path) -> None:
     """A patch is (colors, frames, pixels); replacing the second frame changes only the second slice."""
     processor, edge = (
         get_video_processor(loaded_model),
@@ -241,7 +244,7 @@ def test_video_tokens_are_not_targets(loaded_model: LoadedVisionModel, tmp_path:
     assert loaded_model.pretrained.tokenizer.decode(targets) == "It is blue.<|im_end|>"
 
 
-def test_the_logits_depend_on_the_order_of_frames(loaded_model: LoadedVisionModel, tmp_path: Path) -> None:
+def test_the_logits_depend_on_the_frame_order(loaded_model: LoadedVisionModel, tmp_path: Path) -> None:
     names = [tiny_vision.write_image(tmp_path, f"{seed}.png", (56, 56), seed=seed) for seed in range(4)]
     row = build_columns([{"type": "video", "video": names}])
     data = loaded_model.data(write_rows(tmp_path, row, build_columns([{"type": "video", "video": names[::-1]}])))
@@ -288,14 +291,17 @@ def test_dummy_images_and_videos_do_not_change_gradients(loaded_model: LoadedVis
             assert actual[name].abs().max() == 0
 
 
-def test_the_spec_sets_the_video_sampling(tmp_path: Path) -> None:
+def test_video_settings_of_the_spec_are_used_and_saved(tmp_path: Path) -> None:
     folder = tiny_vision.build(tmp_path / "model")
     vision = describe_folder(folder, videoFps=1, videoMaxFrames=6, videoMaxPixels=784 * 3).vision
 
     assert vision is not None
-    assert vision.videos is not None
-    assert vision.videos.sampling == Sampling(1, 4, 6, 784, 784 * 3)
-    assert export_video_settings(vision.videos, str(folder))["size"] == {"shortest_edge": 784, "longest_edge": 784 * 3}
+    assert vision.video_processor is not None
+    assert vision.video_processor.sampling == FrameSampling(1, 4, 6, 784, 784 * 3)
+    assert export_video_settings(vision.video_processor, str(folder))["size"] == {
+        "shortest_edge": 784,
+        "longest_edge": 784 * 3,
+    }
     save_processor(vision, str(folder), tmp_path)
     saved = json.loads((tmp_path / "video_preprocessor_config.json").read_text())
     assert (saved["fps"], saved["max_frames"], saved["video_processor_type"]) == (1, 6, "Qwen2VLVideoProcessor")
@@ -310,8 +316,8 @@ def test_video_settings_are_read_from_and_written_to_the_processor_config(tmp_pa
     vision = describe_folder(folder, videoMaxFrames=6).vision
 
     assert vision is not None
-    assert vision.videos is not None
-    assert vision.videos.sampling == Sampling(3, 4, 6, 784, 784 * 8)
+    assert vision.video_processor is not None
+    assert vision.video_processor.sampling == FrameSampling(3, 4, 6, 784, 784 * 8)
     save_processor(vision, str(folder), tmp_path)
     saved = json.loads((tmp_path / "processor_config.json").read_text())["video_processor"]
     assert (saved["fps"], saved["max_frames"]) == (3, 6)
@@ -323,8 +329,8 @@ def test_a_model_without_video_settings_has_the_defaults_of_its_family(tmp_path:
     vision = describe_folder(folder).vision
 
     assert vision is not None
-    assert vision.videos is not None
-    assert vision.videos.sampling == Sampling(2.0, 4, 768, 128 * 784, 768 * 784)
+    assert vision.video_processor is not None
+    assert vision.video_processor.sampling == FrameSampling(2.0, 4, 768, 128 * 784, 768 * 784)
 
 
 @pytest.mark.parametrize(
@@ -379,7 +385,7 @@ def build_row_with_audio_only(folder: Path) -> dict[str, Any]:
         (lambda _: build_columns([{"type": "video"}]), "expected the video here"),
     ],
 )
-def test_a_row_with_an_unusable_video_is_a_bad_row(
+def test_a_row_with_an_invalid_video_is_a_bad_row(
     loaded_model: LoadedVisionModel, tmp_path: Path, build_bad_columns: Any, message: str
 ) -> None:
     with pytest.raises(DatasetError, match=rf"rows.jsonl line 1.*{message}"):
