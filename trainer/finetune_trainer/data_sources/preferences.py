@@ -54,7 +54,7 @@ def _build_text_preference(row: Row, text: RowText) -> Preference:
 
 
 def _build_preference(row: Row, chosen: list[Turn], rejected: list[Turn]) -> Preference:
-    """Build a preference from two conversations. The turns that both begin with are the prompt.
+    """Build a preference from two conversations, whose common prefix is the prompt.
 
     If the conversations are identical, the row has no target tokens and is dropped later.
     """

@@ -9,7 +9,7 @@ from transformers import BaseImageProcessor, PretrainedConfig, PreTrainedTokeniz
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize as resize_frame
 from transformers.models.qwen3_vl.video_processing_qwen3_vl import smart_resize as resize_video
 
-from finetune_trainer.vision.video_frames import FrameChooser, FrameSampling, SampledVideo, Size
+from finetune_trainer.vision.video_frames import FrameChooser, SampledVideo, Sampling, Size
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class VideoSupport:
     processor_class: str  # name of the transformers class, saved with the result
     default_pixel_limits: tuple[int, int]  # (minimum, maximum), unless set by the model
     choose_frames: FrameChooser
-    resize: Callable[[ModelComponents, FrameSampling, SampledVideo], Size]
+    resize: Callable[[ModelComponents, Sampling, SampledVideo], Size]
     # (components, video, tokens per pair of frames) -> placeholder tokens of the video
     render_video: Callable[[ModelComponents, SampledVideo, int], str]
     # returns the text that the chat template renders for a video
@@ -120,17 +120,17 @@ def _build_qwen_vl_family(video_support: VideoSupport, *aligner_prefixes: str) -
     )
 
 
-def _compute_frame_count(sampling: FrameSampling, total_frames: int, fps: float) -> float:
+def _compute_frame_count(sampling: Sampling, total_frames: int, fps: float) -> float:
     return min(max(total_frames / fps * sampling.fps, sampling.min_frames), sampling.max_frames, total_frames)
 
 
-def _choose_qwen2_frames(sampling: FrameSampling, total_frames: int, fps: float) -> tuple[int, ...]:
+def _choose_qwen2_frames(sampling: Sampling, total_frames: int, fps: float) -> tuple[int, ...]:
     """Divide the video into an even number of equal intervals, and choose the first frame of each interval."""
     count = max(int(_compute_frame_count(sampling, total_frames, fps)) // 2 * 2, 1)
     return tuple(index * total_frames // count for index in range(count))
 
 
-def _resize_qwen2_frames(model: ModelComponents, sampling: FrameSampling, video: SampledVideo) -> Size:
+def _resize_qwen2_frames(model: ModelComponents, sampling: Sampling, video: SampledVideo) -> Size:
     """Return the scaled height and width of frames; the pixel limits apply to each frame."""
     factor = model.processor.patch_size * model.processor.merge_size
     limits = {"min_pixels": sampling.min_pixels, "max_pixels": sampling.max_pixels}
@@ -142,13 +142,13 @@ def _render_qwen2_video(model: ModelComponents, video: SampledVideo, tokens_per_
     return model.video_token * (len(video.timestamps) * tokens_per_pair)
 
 
-def _choose_qwen3_frames(sampling: FrameSampling, total_frames: int, fps: float) -> tuple[int, ...]:
+def _choose_qwen3_frames(sampling: Sampling, total_frames: int, fps: float) -> tuple[int, ...]:
     """Choose evenly spaced frames, including the first and the last."""
     count = max(int(_compute_frame_count(sampling, total_frames, fps)), 1)
     return tuple(int(index) for index in np.linspace(0, total_frames - 1, count).round())
 
 
-def _resize_qwen3_frames(model: ModelComponents, sampling: FrameSampling, video: SampledVideo) -> Size:
+def _resize_qwen3_frames(model: ModelComponents, sampling: Sampling, video: SampledVideo) -> Size:
     """Return the scaled height and width of frames; the pixel limits apply to the sum of all frames."""
     height, width = resize_video(
         max(len(video.frame_indices), model.processor.temporal_patch_size),

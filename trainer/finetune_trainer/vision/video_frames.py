@@ -24,7 +24,7 @@ _FRAMES_PER_GROUP = 2  # all supported families merge two consecutive frames
 
 
 @dataclass(frozen=True)
-class FrameSampling:
+class Sampling:
     """Settings for sampling video frames: frame rate and limits of frame count and size."""
 
     fps: float  # sampled frames per second
@@ -57,10 +57,10 @@ class SampledVideo:
 
 
 # signature: (sampling, total frames, fps) -> frame indices
-FrameChooser = Callable[[FrameSampling, int, float], tuple[int, ...]]
+FrameChooser = Callable[[Sampling, int, float], tuple[int, ...]]
 
 
-def probe_video(video: MediaItem, sampling: FrameSampling, choose_frames: FrameChooser) -> SampledVideo:
+def probe_video(video: MediaItem, sampling: Sampling, choose_frames: FrameChooser) -> SampledVideo:
     """Read the properties of a video and choose the frames to sample.
 
     Decodes only the first frame. Reads all packets if the header has no frame count.

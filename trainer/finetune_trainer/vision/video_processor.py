@@ -13,7 +13,7 @@ from finetune_api.v1alpha1.model_source import ModelSource
 from finetune_trainer.data_sources.media import MediaItem
 from finetune_trainer.errors import InvalidSpec
 from finetune_trainer.vision.families import ModelComponents, VideoSupport, VisionFamily
-from finetune_trainer.vision.video_frames import FrameSampling, SampledVideo, Size, decode_frames, probe_video
+from finetune_trainer.vision.video_frames import SampledVideo, Sampling, Size, decode_frames, probe_video
 
 Features = dict[str, torch.Tensor]
 
@@ -29,7 +29,7 @@ class VideoProcessor:
 
     video_support: VideoSupport
     handles: ModelComponents
-    sampling: FrameSampling
+    sampling: Sampling
 
     @property
     def placeholder(self) -> str:
@@ -96,7 +96,7 @@ def build_video_processor(source: ModelSource, family: VisionFamily, handles: Mo
     settings = read_video_settings(source.name)
     size = settings.get("size") or {}
     default_min, default_max = family.video_support.default_pixel_limits
-    sampling = FrameSampling(
+    sampling = Sampling(
         fps=source.video_fps or settings.get("fps") or _FPS,
         min_frames=settings.get("min_frames") or _MIN_FRAMES,
         max_frames=source.video_max_frames or settings.get("max_frames") or _MAX_FRAMES,

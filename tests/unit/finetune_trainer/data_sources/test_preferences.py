@@ -68,7 +68,7 @@ def test_all_column_formats_are_parsed_into_the_same_preference(columns: dict[st
     )
 
 
-def test_the_turns_that_both_conversations_begin_with_are_the_prompt() -> None:
+def test_the_common_prefix_of_both_conversations_is_the_prompt() -> None:
     common_turns = [USER_MESSAGE, {"role": "assistant", "content": "a0"}, {"role": "user", "content": "q1"}]
 
     preference = parse_columns(

@@ -95,16 +95,16 @@ def test_the_error_for_a_missing_split_lists_the_existing_files() -> None:
 
 
 @pytest.mark.parametrize(
-    ("field", "names"),
+    ("spec_field", "names"),
     [
         (TRAIN_FIELD, ["data/train-00000-of-00002.jsonl", "data/train-00001-of-00002.jsonl"]),
         (EVAL_FIELD, ["data/test-00000-of-00001.jsonl"]),
     ],
 )
 def test_only_the_default_split_of_a_hub_dataset_is_downloaded(
-    hub: FakeHub, tmp_path: Path, field: str, names: list[str]
+    hub: FakeHub, tmp_path: Path, spec_field: str, names: list[str]
 ) -> None:
-    files = find_files(DatasetSource(name="acme/rows"), download_settings(tmp_path), spec_field=f"{field}[0].name")
+    files = find_files(DatasetSource(name="acme/rows"), download_settings(tmp_path), spec_field=f"{spec_field}[0].name")
 
     folder = tmp_path / f"acme--rows@{SHA}"
     assert [str(file.relative_to(folder)) for file in files] == names

@@ -55,7 +55,7 @@ def raise_kernel_error(*_: Any, **__: Any) -> Any:
 
 
 def ignore_packing(module: Any, query: Any, key: Any, value: Any, _mask: Any, **kwargs: Any) -> Any:
-    """Attend to previous rows of a pack, as a kernel does that ignores position ids."""
+    """Attend to previous rows of a pack, like a kernel that ignores position ids."""
     return SDPA_FORWARD(module, query, key, value, None, **{**kwargs, "is_causal": True})
 
 

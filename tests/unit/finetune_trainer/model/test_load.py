@@ -135,12 +135,16 @@ def test_only_adapters_are_trainable_and_their_initial_values_depend_on_the_seed
     lora = Lora(r=4, target_modules=("q_proj",))
     first, second, other = (add_adapters(tiny_text.build_model(64), lora, seed=seed) for seed in (1, 1, 2))
 
-    def get_trained(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    def get_trained_weights(model: torch.nn.Module) -> dict[str, torch.Tensor]:
         return {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
 
-    assert {name.split(".")[-3] for name in get_trained(first)} == {"lora_A", "lora_B"}
-    assert all(torch.equal(weight, get_trained(second)[name]) for name, weight in get_trained(first).items())
-    assert not all(torch.equal(weight, get_trained(other)[name]) for name, weight in get_trained(first).items())
+    assert {name.split(".")[-3] for name in get_trained_weights(first)} == {"lora_A", "lora_B"}
+    assert all(
+        torch.equal(weight, get_trained_weights(second)[name]) for name, weight in get_trained_weights(first).items()
+    )
+    assert not all(
+        torch.equal(weight, get_trained_weights(other)[name]) for name, weight in get_trained_weights(first).items()
+    )
 
 
 @pytest.fixture(scope="module")
