@@ -43,10 +43,10 @@ class Collator:
 class MultimodalCollator:
     """Pads the token features and concatenates the pixel inputs of all sequences in order.
 
-    If a batch lacks a required modality, a dummy image or video is appended to its shortest sequence. Causal attention
-    hides the dummy from the other tokens, and its labels are ignored. Thus every rank runs the vision tower equally
-    often in every step, as the collectives for trained or sharded weights require, and at the same positions of the
-    autograd graph as with real media.
+    If a batch lacks a modality that every rank must process, a dummy image or video is appended to its shortest
+    sequence. Causal attention hides the dummy from the other tokens, and its labels are ignored. Thus every rank runs
+    the vision tower equally often in every step, as the collectives for trained or sharded weights require, and at the
+    same positions of the autograd graph as with real media.
     """
 
     def __init__(self, pad_id: int, vision: VisionProcessor, *, required: Collection[Modality]) -> None:
