@@ -67,9 +67,9 @@ def remove_path(path: Path) -> None:
 
 @contextmanager
 def translate_disk_errors(folder: Path) -> Iterator[None]:
-    """Translate a full disk into DiskFull and missing write permission into OutputError; other errors are unchanged.
+    """Translate disk-full errors to DiskFull and permission errors to OutputError; other errors are unchanged.
 
-    safetensors reports the errno only in its message. torch.save does not report it; the free space decides then.
+    safetensors reports the errno only in its message. torch.save does not report it; then the free space is checked.
     """
     try:
         yield

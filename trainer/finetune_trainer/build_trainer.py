@@ -50,7 +50,7 @@ BUILDERS: dict[str, Callable[[TrainerInputs], GlobalMeanTrainer]] = {
 
 @dataclass(frozen=True)
 class TrainingSetup:
-    """Inputs of a trainer besides the plan. They do not depend on the micro-batch size."""
+    """Inputs of a trainer other than the plan; they do not depend on the micro-batch size."""
 
     context: RankContext
     heartbeat: HeartbeatWriter
@@ -146,7 +146,7 @@ def load_models(spec: TrainerSpec, pretrained: Pretrained) -> ModelPair:
 
 
 def build_trainer(inputs: TrainerInputs) -> GlobalMeanTrainer:
-    """Build the trainer of the spec's method and add the callbacks."""
+    """Build the trainer for the spec's training method and add the callbacks."""
     # A spec has exactly one method.
     method = next(name for name in BUILDERS if getattr(inputs.plan.spec, name) is not None)
     trainer = BUILDERS[method](inputs)

@@ -13,7 +13,7 @@ _GPU_FILES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
 
 
 def prepare() -> None:
-    """Import the trainer, or only torch if the imports might initialise CUDA, which forked ranks could not use."""
+    """Import the trainer; import only torch if other imports might initialise CUDA, which breaks CUDA in forks."""
     if not any(Path(file).exists() for file in _GPU_FILES):  # silence a DDP warning about find_unused_parameters
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     spec_file = Path(os.environ.get(contract.CONFIG, ""))
@@ -26,9 +26,9 @@ def main() -> None:
     hide_unused_libraries(Path(os.environ.get(contract.CONFIG, "")))
     from finetune_trainer.train import main as train
 
-    gc.freeze()  # excludes the objects of imported modules, which take half a second per full collection
+    gc.freeze()  # exclude objects of imported modules from full collections, which they slow down by half a second
     train()
 
 
-if __name__ == "__main__":  # for a rank that the launcher did not fork
+if __name__ == "__main__":  # entry point of ranks that the launcher did not fork
     exit_without_teardown(run_rank_program(RankProgram(None, "finetune_trainer.entrypoint", ()), in_process=True))

@@ -13,7 +13,7 @@ _GPU_LIBRARIES = ("bitsandbytes", "deepspeed")
 
 
 def hide_unused_libraries(spec_file: Path) -> None:
-    """Block imports of libraries that the spec does not need, which saves seconds. Call it before importing torch.
+    """Block imports of libraries that the spec does not need, to save seconds. Must be called before torch is imported.
 
     spec_file: the JSON file of the job's spec.
     """

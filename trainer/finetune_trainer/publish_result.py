@@ -17,12 +17,12 @@ from finetune_trainer.training.base_trainer import GlobalMeanTrainer
 from finetune_trainer.training.early_stopping import TrainingOutcome, determine_outcome
 from finetune_trainer.vision.save_processor import save_processor
 
-# Without env, which may contain secrets.
+# Omit spec.env, which may contain secrets.
 _REPORTED_FIELDS = {"model", "dataset", "sft", "dpo", "lora", "training", "num_nodes"}
 
 
 def publish_result(trainer: GlobalMeanTrainer, output: OutputFolder, pretrained: Pretrained, *, title: str) -> None:
-    """Publish the adapter or full model to the output and, if requested, to the Hub; every rank must call it."""
+    """Publish the adapter or full model to the output and, if requested, to the Hub; a collective."""
     trainer.inputs.heartbeat.enter_phase(contract.PUBLISH)
     weights = gather_weights(trainer.model, build_state_access(trainer), keep_result=trainer.inputs.ranks.is_first)
     lora = trainer.inputs.plan.spec.lora
@@ -62,7 +62,7 @@ def report_outcome(trainer: GlobalMeanTrainer) -> TrainingOutcome | None:
     state, checkpoints = trainer.state, trainer.inputs.checkpoints
     steps = {"last_step": state.global_step, "total_steps": trainer.args.max_steps}
     outcome = determine_outcome(trainer.evaluation_policy, state.log_history, checkpoints, **steps)
-    for problem in outcome.skipped:
+    for problem in outcome.skipped_checkpoints:
         print(f"checkpoint skipped: {problem}", flush=True)
     print(outcome.message, flush=True)
     return outcome

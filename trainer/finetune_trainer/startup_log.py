@@ -69,8 +69,8 @@ def describe_data(data: TrainingData) -> Iterator[str]:
     yield from describe_dropped_rows("eval", data.eval.stats, data.rules)
 
 
-def describe_order(data: TrainingData, batch: Batch) -> Iterator[str]:
-    """Yield log lines about the utilization of packs and the share of padding."""
+def describe_packing(data: TrainingData, batch: Batch) -> Iterator[str]:
+    """Yield log lines about pack utilization and the share of padding."""
     if isinstance(data.order, PackOrder):
         yield (
             f"packs: {len(data.order)} of up to {data.rules.max_length} tokens for {len(data.train)} rows,"
@@ -91,7 +91,7 @@ def describe_dropped_rows(name: str, stats: RowStats, rules: RowRules) -> Iterat
 
 
 def describe_weights(model: torch.nn.Module, family: VisionFamily | None) -> Iterator[str]:
-    """Yield the number of trained parameters; for a vision-language model also of vision, aligner and language."""
+    """Yield the number of trained parameters, in total and, for a vision-language model, per component."""
     counts = count_parameters(model, family)
     total = ParameterCount(
         sum(count.trained for count in counts.values()), sum(count.total for count in counts.values())

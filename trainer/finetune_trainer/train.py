@@ -36,7 +36,7 @@ from finetune_trainer.publish_result import publish_result
 from finetune_trainer.read_spec import read_spec
 from finetune_trainer.startup_log import (
     describe_data,
-    describe_order,
+    describe_packing,
     describe_run,
     describe_weights,
     print_on_rank_zero,
@@ -54,7 +54,9 @@ def main() -> None:
     register_stack_dump(context.run, context.ranks.local_rank)
     heartbeat = HeartbeatWriter(context.run.heartbeats, rank=context.ranks.rank, local_rank=context.ranks.local_rank)
     transformers.utils.logging.disable_progress_bar()
-    warnings.simplefilter("ignore", FutureWarning)  # the versions of all libraries are pinned
+    warnings.simplefilter(
+        "ignore", FutureWarning
+    )  # no update can break the trainer, because all library versions are pinned
     with raise_storage_faults():
         final_phase = run(read_spec(context.config), context, heartbeat)
     heartbeat.enter_phase(final_phase)  # report the phase before destroying the process group, which may hang
@@ -138,7 +140,7 @@ def choose_attention(
     assert longest is not None  # packing requires maxLength
     trial = build_attention_trial(spec, pretrained.config, pretrained.dtype, device, longest)
     with translate_disk_errors(output.root):
-        output.check_holder()  # the choice may be saved in the output
+        output.check_holder()  # the chosen backend may be saved in the output
         return select_attention(spec, trial, output.checkpoints, is_multimodal=pretrained.vision is not None)
 
 
@@ -146,7 +148,7 @@ def describe_trainer(trainer: GlobalMeanTrainer, setup: TrainingSetup) -> Iterat
     """Yield the log lines about the trainer that rank 0 prints before the first step."""
     inputs = trainer.inputs
     yield from describe_run(inputs.plan, setup.context, setup.device_config)
-    yield from describe_order(inputs.data, inputs.plan.batch)
+    yield from describe_packing(inputs.data, inputs.plan.batch)
     yield from describe_weights(inputs.model, inputs.family)
 
 

@@ -17,7 +17,7 @@ MAX_LOADER_WORKERS = 8  # data loader workers per rank, unless spec.dataset.numW
 
 
 def choose_loader_workers(spec: TrainerSpec, ranks: Ranks) -> int:
-    """Return the data loader workers per rank: its share of the container's cores, minus one for the rank itself."""
+    """Return the number of data loader workers per rank: its share of the container's cores minus one for itself."""
     if spec.dataset.num_workers is not None:
         return spec.dataset.num_workers
     return min(MAX_LOADER_WORKERS, max(1, len(os.sched_getaffinity(0)) // ranks.local_world_size - 1))

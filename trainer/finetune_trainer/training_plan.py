@@ -33,7 +33,7 @@ _NOT_IN_FINGERPRINT = frozenset(
 
 @dataclass(frozen=True)
 class Schedule:
-    """The number of samples per epoch, and of optimizer steps per epoch and in total."""
+    """Number of samples and optimizer steps per epoch, and the total number of optimizer steps."""
 
     samples: int
     steps_per_epoch: int

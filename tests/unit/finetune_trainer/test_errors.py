@@ -12,7 +12,7 @@ def list_error_classes() -> dict[str, type]:
     return {name: cls for name, cls in inspect.getmembers(errors, inspect.isclass) if cls.__module__ == errors.__name__}
 
 
-def test_user_errors_match_the_list_of_the_supervisor() -> None:
+def test_user_errors_match_the_list_in_the_supervisor() -> None:
     user_errors = {
         name
         for name, cls in list_error_classes().items()

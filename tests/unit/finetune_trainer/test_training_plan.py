@@ -11,12 +11,12 @@ from finetune_trainer.training_plan import plan_training
 from testing.builders.jobs import spec as build_spec
 
 
-def spec(**fields: Any) -> TrainerSpec:
+def parse_spec(**fields: Any) -> TrainerSpec:
     return TrainerSpec.model_validate(build_spec(**{"lora": None, "numNodes": 1, "nprocPerNode": 1, **fields}))
 
 
 def compute_fingerprint(**fields: Any) -> str:
-    return plan_training(spec(**fields), world_size=2).fingerprint
+    return plan_training(parse_spec(**fields), world_size=2).fingerprint
 
 
 @pytest.mark.parametrize(
@@ -28,7 +28,7 @@ def compute_fingerprint(**fields: Any) -> str:
     ],
 )
 def test_an_epoch_ends_with_an_incomplete_step(training: dict[str, Any], total_steps: int) -> None:
-    plan = plan_training(spec(training={"perDeviceTrainBatchSize": 8, **training}), world_size=1)
+    plan = plan_training(parse_spec(training={"perDeviceTrainBatchSize": 8, **training}), world_size=1)
 
     schedule = plan.with_samples(100).schedule
 
@@ -67,7 +67,7 @@ def test_fingerprint_includes_fields_that_affect_the_result(changed_fields: dict
 def test_with_micro_batch_changes_only_the_batch_split() -> None:
     scaling = {"learningRate": 1e-4, "lrScaling": {"rule": "linear", "baseBatchSize": 4}}
     training = {"perDeviceTrainBatchSize": "auto", "globalBatchSize": 16, **scaling}
-    plan = plan_training(spec(training=training), world_size=2).with_samples(100)
+    plan = plan_training(parse_spec(training=training), world_size=2).with_samples(100)
 
     changed = plan.with_micro_batch(Batch(4, 2, 2))
 
@@ -79,4 +79,4 @@ def test_with_micro_batch_changes_only_the_batch_split() -> None:
 
 def test_unreachable_global_batch_size_is_rejected() -> None:
     with pytest.raises(InvalidSpec, match=r"spec\.training: globalBatchSize 5 is not a multiple"):
-        plan_training(spec(training={"globalBatchSize": 5}), world_size=2)
+        plan_training(parse_spec(training={"globalBatchSize": 5}), world_size=2)

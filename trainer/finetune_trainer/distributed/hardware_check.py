@@ -75,6 +75,6 @@ def _format_nodes(ranks: Sequence[int], ranks_per_node: int) -> str:
 def _read_driver_version() -> str:
     try:
         match = re.search(r"\d+\.\d+(?:\.\d+)?", _DRIVER_FILE.read_text())
-    except OSError:  # a GPU of another vendor, or a container runtime that hides the file
+    except OSError:  # no NVIDIA GPU, or the container runtime hides the file
         return ""
     return match[0] if match else ""

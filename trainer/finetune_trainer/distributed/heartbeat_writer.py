@@ -34,12 +34,12 @@ class HeartbeatWriter:
         return self._heartbeat.progress
 
     def enter_phase(self, phase: str) -> None:
-        """Write the phase, a constant of finetune_supervisor.contract."""
+        """Write the phase, one of the constants in finetune_supervisor.contract."""
         self._heartbeat = replace(self._heartbeat, phase=phase)
         self._write()
 
     def record_batch_size(self, per_device: int) -> None:
-        """Write the micro-batch size, so that it is reported even if the attempt fails with it."""
+        """Write the micro-batch size, so that it is reported even if the attempt fails."""
         self._heartbeat = replace(
             self._heartbeat, progress=replace(self.progress, per_device_train_batch_size=per_device)
         )

@@ -7,7 +7,7 @@ import torch.distributed as dist
 
 
 def init_process_group(device: torch.device, *, timeout_seconds: int) -> None:
-    """Initialise the default process group before accelerate does, which would ignore the timeout for gloo."""
+    """Initialise the default process group; accelerate would initialise it without the timeout for gloo."""
     if dist.is_initialized():
         return
     timeout = timedelta(seconds=timeout_seconds)

@@ -40,7 +40,7 @@ class Ranks:
 
 
 def check_world_size(ranks: Ranks, *, planned_world_size: int) -> None:
-    """Raise WorldSizeMismatch if the world size is not the planned one; that would change the effective batch."""
+    """Raise WorldSizeMismatch if the world size is not the planned one, because this changes the effective batch."""
     if ranks.world_size != planned_world_size:
         raise WorldSizeMismatch(
             f"{ranks.world_size} ranks were started, but the job plans {planned_world_size}"

@@ -1,1 +1,1 @@
-"""Forecast the GPU and host memory of a job before any of it is allocated."""
+"""Forecast the GPU and host memory of a job before the job allocates it."""

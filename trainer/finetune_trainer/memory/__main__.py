@@ -36,7 +36,7 @@ def main() -> int:
 
 
 def build_forecast_report(spec_file: Path, gpu: str | None) -> dict[str, Any]:
-    """Return the forecast by memory part in bytes, whether it fits the GPU, and a suggestion if it does not."""
+    """Return the forecast in bytes by memory part, whether it fits the GPU, and otherwise a suggestion."""
     hide_unused_libraries(spec_file)
     from finetune_trainer.memory.forecast import forecast, has_gpu_limits, read_model
     from finetune_trainer.memory.suggestions import choose_batch_size, suggest_changes

@@ -11,10 +11,10 @@ from finetune_trainer.units import GIB
 ADAMW_STATES = 2  # first and second moment of each gradient, in the dtype of the weight
 # The next four constants are upper estimates of memory outside tensors, based on the published measurements in
 # docs/user-guide/memory.md.
-_CUDA_CONTEXT = GIB  # kernels, and the workspaces of cuBLAS and attention
+_CUDA_CONTEXT = GIB  # loaded kernels, and workspaces of cuBLAS and attention
 _NCCL_BUFFERS = int(0.4 * GIB)
 FRAGMENTATION = 0.05  # fraction of the allocated bytes that is lost in gaps between blocks
-_UNUSABLE_LOGITS = 1 / 6  # fraction of a 16-bit copy, whose freed block the allocator can rarely reuse
+_UNUSABLE_LOGITS = 1 / 6  # fraction of the logits: a freed 16-bit copy that the allocator rarely reuses
 _GPU_PROCESS = int(2.5 * GIB)  # host memory: libraries of torch and CUDA, pinned buffers
 _CPU_PROCESS = int(0.8 * GIB)
 _LOADER_WORKER = int(0.2 * GIB)
@@ -124,7 +124,7 @@ def sum_bytes(parts: Iterable[MemoryPart]) -> int:
 
 
 def break_down_node_memory(shape: ModelShape, rank: MemoryBreakdown, layout: RankLayout) -> MemoryBreakdown:
-    """Return the peak host memory of a node; each rank loads the weights there before moving them to its GPU."""
+    """Return the peak host memory of a node; each rank loads the weights into host memory first."""
     ranks = layout.ranks_per_node
     loaders = MemoryPart("data loaders", ranks * layout.loader_workers_per_rank * _LOADER_WORKER)
     if not layout.on_gpu:

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 from finetune_trainer.memory.fused_kernels import use_fused_attention, use_fused_dropout
 from finetune_trainer.vision.video_processor import Features
 
-Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # takes logits and token ids
+Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # arguments: logits and token ids
 
 _BLOCK_BYTES = 512  # torch's CUDA allocator rounds sizes up to a multiple of this
 
@@ -67,7 +67,7 @@ def simulate_step(
     model: Any, step: SimulatedStep, multimodal: MultimodalBatch | None = None
 ) -> dict[StepPhase, ActivationMemory]:
     """Return the peak memory of each phase. All parameters of `model` must be fake tensors."""
-    # Prepare the model as the trainer does, with the kernels of a GPU.
+    # Prepare the model as the trainer does, and simulate GPU kernels.
     model.train(step.is_training)
     use_fused_attention(model, packed=step.packed)
     use_fused_dropout(model)
@@ -75,7 +75,7 @@ def simulate_step(
         model.activation_checkpointing_enable({"use_reentrant": False})
     for parameter in model.parameters():
         if parameter.requires_grad and step.is_training:
-            parameter.grad = torch.empty_like(parameter)  # accumulated by earlier micro-batches
+            parameter.grad = torch.empty_like(parameter)  # gradients that earlier micro-batches accumulated
     # Build the inputs; pixel values stay allocated during the whole step.
     inputs = multimodal.inputs if multimodal else {"input_ids": torch.zeros(step.batch, step.length, dtype=torch.int64)}
     ids = inputs["input_ids"]
@@ -108,7 +108,7 @@ def compute_unmasked_token_loss(logits: torch.Tensor, ids: torch.Tensor) -> torc
 
 
 class _StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the bytes of each storage until it is freed, except storages that the model holds beforehand."""
+    """Counts the bytes of each storage until it is freed; excludes the storages of the model states."""
 
     def __init__(self, model: Any, vision_tower: str | None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

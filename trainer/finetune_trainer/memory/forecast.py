@@ -53,7 +53,7 @@ class Forecast:
 def read_model(spec: TrainerSpec) -> ForecastModel:
     """Read config.json and, for a vision-language model, tokenizer and processor. Raises TrainerError.
 
-    It does not check whether a device supports the model's dtype.
+    Does not check whether a device supports the model's dtype.
     """
     config, no_device = read_config(spec.model), torch.device("meta")
     if config.model_type in FAMILIES:
@@ -89,9 +89,8 @@ def forecast(
     uniform_dtype = sharding is not None
     architecture = Architecture(model.config, dtype, lora, uniform_dtype=uniform_dtype, vision_sample=vision_sample)
     shape = replace(measure_shape(architecture), reference_bytes=_compute_reference_bytes(spec, model, vision_sample))
-    needs_autocast = (
-        sharding is None and model.dtype is not torch.float32
-    )  # without autocast, the weights have that dtype
+    # With sharding or a float32 model, the weights already have the compute dtype.
+    needs_autocast = sharding is None and model.dtype is not torch.float32
     autocast = model.dtype if needs_autocast else None
     peak = max(
         (measure_step_peak(architecture, step) for step in _build_steps(plan, length, autocast)),

@@ -13,7 +13,7 @@ _FUSED = ("sdpa", "flash_attention_2", "flash_attention_3")
 
 
 def use_fused_attention(model: Any, *, packed: bool) -> None:
-    """Replace fused attention by a function that only allocates; eager attention allocates its matrices itself."""
+    """Replace fused attention by a function that only allocates memory; eager attention needs no replacement."""
     if model.config._attn_implementation in _FUSED:
         AttentionInterface.register(_NAME, _attention_forward)
         AttentionMaskInterface.register(_NAME, partial(_build_mask, packed=packed))
@@ -58,7 +58,7 @@ def _dropout_forward(module: torch.nn.Dropout, inputs: torch.Tensor) -> torch.Te
 
 
 class _FusedAttention(torch.autograd.Function):
-    """Attention that only allocates: saves inputs, output and float32 logsumexp; backward accumulates in float32."""
+    """Attention that only allocates memory; saves float32 logsumexp and accumulates gradients in float32."""
 
     @staticmethod
     def forward(ctx: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: Any) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""GPU models and their memory that torch can use, which is less than the nominal size."""
+"""GPU models and the memory that torch can use on them, which is less than the nominal memory."""
 
 from finetune_trainer.units import GIB
 

@@ -1,4 +1,4 @@
-"""Build the error message for a GPU out of memory, with the micro-batch and the memory use."""
+"""Build the message of GPU out-of-memory errors, with the micro-batch and the memory use."""
 
 from collections.abc import Mapping
 

@@ -36,7 +36,7 @@ def forecast_rank_memory(
 
 
 def build_costliest_sample(data: TrainingData, vision: VisionProcessor, length: int) -> Features:
-    """Return the row or pack with the most visual tokens, extended to `length` tokens by text tokens."""
+    """Return the row or pack with the most visual tokens, padded to `length` tokens with text tokens."""
     item = data.item_with_most_visual_tokens
     if item is None:
         sample = vision.build_dummy(Modality.IMAGE)

@@ -67,7 +67,7 @@ class ZeroStrategy:
     itemsize: int  # bytes per element in forward and backward
     bucket_size: int  # elements per collective
     buckets: int
-    max_live_parameters: int  # most parameters that stage 3 keeps gathered
+    max_live_parameters: int  # maximum number of parameters that stage 3 keeps gathered
     sub_group_size: int  # elements that stage 3 updates together
     offload_optimizer: bool = False
     offload_param: bool = False
@@ -83,7 +83,9 @@ class ZeroStrategy:
             MemoryPart("weights in float32", _FLOAT32_BYTES * shard),
             MemoryPart("optimizer states", ADAMW_STATES * _FLOAT32_BYTES * shard),
         )
-        gradients = MemoryPart("gradients", self.itemsize * shard if self.stage == 3 else 0)  # kept permanently
+        gradients = MemoryPart(
+            "gradients", self.itemsize * shard if self.stage == 3 else 0
+        )  # allocated during the whole run
         copies = 1 if self.stage == 3 else 2  # 16-bit gradients in host memory, besides the float32 gradients
         offloaded = (*states, MemoryPart("gradients", (_FLOAT32_BYTES + copies * self.itemsize) * shard))
         return ModelStateFootprint(

@@ -93,7 +93,7 @@ def suggest_changes(spec: TrainerSpec, forecaster: Forecaster, *, usable_bytes: 
 
 def _iterate_variants(variant: SpecVariant, forecast: Forecast) -> Iterator[Sequence[SpecVariant]]:
     """Yield sequences of variants in the order of their cost; within a sequence, memory decreases."""
-    # Gradient checkpointing and smaller micro-batches change no result.
+    # Gradient checkpointing and smaller micro-batches do not change the result.
     checkpointed = variant.with_checkpointing()
     if checkpointed is not variant:
         yield [checkpointed]
@@ -103,7 +103,7 @@ def _iterate_variants(variant: SpecVariant, forecast: Forecast) -> Iterator[Sequ
     smallest = (_list_smaller_batches(checkpointed, forecast) or [checkpointed])[-1]
     presets = list_stronger_sharding_presets(variant.spec, world_size=variant.spec.world_size)
     yield [smallest.with_preset(preset) for preset in presets]
-    # Adapters, 4-bit weights and shorter samples change what is learned.
+    # Adapters, 4-bit weights and shorter samples change the result.
     if variant.spec.lora is None:
         yield [variant.with_lora()]
         yield [

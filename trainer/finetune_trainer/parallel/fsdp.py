@@ -44,7 +44,7 @@ def enable_fsdp_on_cpu(args: TrainingArguments) -> None:
         dynamo_plugin=TorchDynamoPlugin(),
         _from_accelerator=True,
     )
-    PartialState().distributed_type = DistributedType.FSDP  # AcceleratorState copies it
+    PartialState().distributed_type = DistributedType.FSDP  # AcceleratorState copies this value
     state.distributed_type, state.fsdp_plugin = DistributedType.FSDP, plugin
 
 

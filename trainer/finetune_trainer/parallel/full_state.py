@@ -19,7 +19,7 @@ READ_ERRORS = (OSError, ValueError, RuntimeError, KeyError, SafetensorError)  # 
 MOMENTS = ("exp_avg", "exp_avg_sq")  # state names of torch's AdamW
 _WEIGHT = "weight"
 _FILES = "training-state"
-_MAX_FILE_SIZE = "5GB"  # writing a file needs as much host memory
+_MAX_FILE_SIZE = "5GB"  # writing a file needs host memory of the same size
 
 Tensors = dict[str, torch.Tensor]
 

@@ -76,7 +76,7 @@ def build_cache_key(spec: TrainerSpec, device: torch.device, *, world_size: int)
 def can_measure_memory(spec: TrainerSpec, device: torch.device) -> bool:
     """Return whether micro-batch sizes can be tried before training.
 
-    They can be tried on GPUs only: out of host memory, the kernel kills the process instead of raising an error. A
+    Only GPUs support trials: if host memory runs out, the kernel kills the process instead of raising an error. A
     trial with DeepSpeed or FSDP2 cannot be undone.
     """
     return device.type == "cuda" and spec.deepspeed is None and spec.fsdp is None
@@ -146,7 +146,7 @@ def choose_by_trial(trainer: GlobalMeanTrainer) -> BatchChoice:
 
         try:
             reserved = reserve_training_memory(model, device, world_size=inputs.ranks.world_size)
-            run_trial(smallest)  # run first, because kernels allocate workspaces and keep them
+            run_trial(smallest)  # the first run allocates kernel workspaces, which are never freed
         except torch.OutOfMemoryError as error:
             raise CudaOutOfMemory(
                 f"ran out of GPU memory before the first step, with one sample at a time: {first_line(error)}"

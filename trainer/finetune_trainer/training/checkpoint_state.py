@@ -33,7 +33,7 @@ def save_checkpoint(trainer: Trainer, inputs: TrainerInputs, *, retained_step: i
 
     def write_checkpoint(folder: Path) -> None:
         write_state(full_state, folder)
-        if hasattr(trainer.model, "peft_config"):  # so that peft can load the checkpoint
+        if hasattr(trainer.model, "peft_config"):  # save adapters separately, in the format that peft loads
             save_weights(trainer.model, extract_weights(full_state), folder)
         torch.save(trainer.lr_scheduler.state_dict(), folder / _SCHEDULER_FILE)
         trainer._save_scaler(str(folder))
@@ -56,7 +56,7 @@ def restore_checkpoint(trainer: Trainer, checkpoint: Path) -> None:
         scheduler = torch.load(checkpoint / _SCHEDULER_FILE, weights_only=True)
         trainer.lr_scheduler.load_state_dict(scheduler)
         for group, rate in zip(trainer.optimizer.param_groups, trainer.lr_scheduler.get_last_lr(), strict=True):
-            group["lr"] = rate  # the scheduler would set it only after its next step
+            group["lr"] = rate  # the scheduler would set this rate only after its next step
     except READ_ERRORS as error:
         raise CheckpointCorrupt(
             f"{checkpoint} cannot be loaded ({error}); delete it to resume from the one before"

@@ -112,7 +112,10 @@ class BestEvaluationCallback(TrainerCallback):  # type: ignore[misc]
         status = self._policy.compute_status(state.log_history)
         self._report_best(status)
         if best := status.best:
-            state.best_global_step, state.best_metric = best.step, best.value  # visible in trainer_state.json
+            state.best_global_step, state.best_metric = (
+                best.step,
+                best.value,
+            )  # transformers saves both in trainer_state.json
             control.should_save |= self._policy.publishes_best and best.step == state.global_step
         if self._policy.should_stop_early(state.log_history):
             control.should_save = control.should_training_stop = True
@@ -132,7 +135,7 @@ class TrainingOutcome:
     message: str
     stopped_early: bool = False
     checkpoint: Path | None = None  # checkpoint to publish; None: publish the weights in memory
-    skipped: tuple[str, ...] = ()  # incomplete checkpoints with reasons
+    skipped_checkpoints: tuple[str, ...] = ()  # incomplete checkpoints with reasons
 
 
 def determine_outcome(

@@ -15,7 +15,8 @@ def compute_divisors(
 ) -> tuple[torch.Tensor, bool]:
     """Return the divisor of each loss term, shape (terms,), and whether any rank has a stop request; a collective.
 
-    unit_counts: one tuple per micro-batch of this rank, one value per loss term. across_ranks: sum over all ranks.
+    unit_counts: one tuple per micro-batch of this rank, one value per loss term.
+    across_ranks: whether to sum over all ranks.
     The same collective sums units and stop requests, so that all ranks stop after the same step.
     """
     local_units = tuple(sum(term) for term in zip(*unit_counts, strict=True))

@@ -31,7 +31,7 @@ def build_probe_packs(pack_count: int, device: torch.device, *, use_mrope: bool)
 def check_pack_isolation(model: torch.nn.Module, packs: tuple[Features, Features], *, name: str) -> None:
     """Raise InvalidSpec if the first row of a pack influences the logits of the second.
 
-    packs: as many per micro-batch as in training, at most two, because some attention kernels derive the rows from the
+    packs: use the micro-batch size of training, at most two, because some attention kernels derive the rows from the
     position ids only at batch size 1.
     """
     was_training = model.training

@@ -46,7 +46,7 @@ def run_forward_and_backward(trainer: GlobalMeanTrainer, model: torch.nn.Module,
 
 
 def probe_memory(trainer: GlobalMeanTrainer) -> None:
-    """Run the most expensive micro-batch, to fail now and not after hours if memory is insufficient."""
+    """Run the most expensive micro-batch, so that insufficient memory fails the run now instead of hours later."""
     inputs = trainer.inputs
     items = select_costliest_items(inputs.data.order, inputs.plan.batch.per_device)
     if inputs.ranks.is_first:  # print first, so that the log contains the rows even if the pass runs out of memory

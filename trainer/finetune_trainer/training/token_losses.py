@@ -10,8 +10,8 @@ from finetune_trainer.vision.processor import VISION_INPUTS
 def compute_logits(model: torch.nn.Module, batch: Features) -> torch.Tensor:
     """Return the logits of a micro-batch, shape (batch, seq, vocab).
 
-    Packed rows are passed with position ids and without attention mask: transformers isolates rows by position ids only
-    without a mask and without a cache. Padding is on the right, so causal attention needs no mask for it.
+    Packed rows have position ids but no attention mask, because transformers isolates rows by position ids only if
+    there is neither a mask nor a cache. Padding is on the right, so causal attention needs no mask for it.
     """
     isolation = POSITION_IDS if POSITION_IDS in batch else "attention_mask"
     inputs = {name: batch[name] for name in ("input_ids", isolation, *VISION_INPUTS) if name in batch}
@@ -25,7 +25,7 @@ def compute_target_losses(logits: torch.Tensor, labels: torch.Tensor) -> torch.T
     """Return the cross entropy of every target token, shape (targets,).
 
     logits: (batch, seq, vocab). labels: (batch, seq), -100 is ignored. Only the logits of targets are cast to float32,
-    so prompts need no memory for it. The loss of the model is not used: not every model divides by num_items_in_batch.
+    so prompts use no float32 memory. The loss of the model is not used: not every model divides by num_items_in_batch.
     """
     targets = labels[:, 1:]
     is_target = targets != IGNORE_INDEX

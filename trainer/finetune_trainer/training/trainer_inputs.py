@@ -1,4 +1,4 @@
-"""Inputs of the trainer of a training method."""
+"""Inputs from which the trainer of a training method is built."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Test reading the rank numbers from the environment, and the world size check."""
+"""Test reading rank numbers from the environment and checking the world size."""
 
 import pytest
 

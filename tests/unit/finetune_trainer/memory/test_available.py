@@ -1,4 +1,4 @@
-"""Test the memory limit of a container, the lowest cgroup limit of its processes."""
+"""Test reading the memory limit of a container, the lowest limit of its cgroup and the parent cgroups."""
 
 from pathlib import Path
 

@@ -32,7 +32,7 @@ TINY = ForecastModel(
 )
 
 
-def spec(*, length: int | None = 64, **fields: Any) -> TrainerSpec:
+def parse_spec(*, length: int | None = 64, **fields: Any) -> TrainerSpec:
     dataset = {"train": [{"name": "/data/train.jsonl"}], "maxLength": length}
     return TrainerSpec.model_validate({**jobs.spec(lora=None, dataset=dataset), **fields})
 
@@ -41,19 +41,19 @@ def build_plan(spec: TrainerSpec) -> TrainingPlan:
     return plan_training(spec, world_size=spec.world_size)
 
 
-def forecast_parts(spec: TrainerSpec, *, node: bool = False) -> dict[str, int]:
+def forecast_part_bytes(spec: TrainerSpec, *, node: bool = False) -> dict[str, int]:
     result = forecast(build_plan(spec), TINY, on_gpu=True)
     return {part.name: part.size for part in (result.node if node else result.rank).parts}
 
 
 def test_preference_needs_the_memory_of_two_samples() -> None:
-    two_samples = spec(lora={}, training={"perDeviceTrainBatchSize": 2})
+    two_samples = parse_spec(lora={}, training={"perDeviceTrainBatchSize": 2})
 
-    assert forecast_parts(spec(lora={}, sft=None, dpo={})) == forecast_parts(two_samples)
+    assert forecast_part_bytes(parse_spec(lora={}, sft=None, dpo={})) == forecast_part_bytes(two_samples)
 
 
 def test_dpo_without_lora_needs_a_16_bit_reference_model() -> None:
-    sft, dpo = forecast_parts(spec()), forecast_parts(spec(sft=None, dpo={}))
+    sft, dpo = forecast_part_bytes(parse_spec()), forecast_part_bytes(parse_spec(sft=None, dpo={}))
 
     assert "reference model" not in sft
     assert dpo["reference model"] == pytest.approx(dpo["weights"] / 2, rel=0.001)
@@ -61,27 +61,29 @@ def test_dpo_without_lora_needs_a_16_bit_reference_model() -> None:
 
 def test_every_rank_of_a_node_loads_policy_and_reference_model() -> None:
     dataset = {"train": [{"name": "/data/train.jsonl"}], "numWorkers": 0}
-    sft = forecast_parts(spec(dataset=dataset), node=True)
-    dpo = forecast_parts(spec(dataset=dataset, sft=None, dpo={}), node=True)
+    sft = forecast_part_bytes(parse_spec(dataset=dataset), node=True)
+    dpo = forecast_part_bytes(parse_spec(dataset=dataset, sft=None, dpo={}), node=True)
 
     assert dpo["weights being loaded"] == pytest.approx(1.5 * sft["weights being loaded"], rel=0.001)
 
 
 def test_sample_length_is_max_length_or_the_model_maximum() -> None:
-    assert forecast(build_plan(spec(length=None)), TINY, on_gpu=True).length == 256
-    assert forecast(build_plan(spec(length=64)), TINY, on_gpu=True).length == 64
+    assert forecast(build_plan(parse_spec(length=None)), TINY, on_gpu=True).length == 256
+    assert forecast(build_plan(parse_spec(length=64)), TINY, on_gpu=True).length == 64
 
 
 def test_max_length_is_required_for_a_model_without_maximum() -> None:
     with pytest.raises(InvalidSpec, match=r"spec.dataset.maxLength: .* set maxLength, or memory cannot be forecast"):
-        forecast(build_plan(spec(length=None)), ForecastModel(BloomConfig(), torch.bfloat16), on_gpu=True)
+        forecast(build_plan(parse_spec(length=None)), ForecastModel(BloomConfig(), torch.bfloat16), on_gpu=True)
 
 
 def test_larger_evaluation_batch_raises_the_forecast() -> None:
     dataset = {"train": [{"name": "/data/a.jsonl"}], "eval": [{"name": "/data/b.jsonl"}], "maxLength": 64}
     small, large = (
         forecast(
-            build_plan(spec(dataset=dataset, training={"perDeviceTrainBatchSize": 1, "perDeviceEvalBatchSize": size})),
+            build_plan(
+                parse_spec(dataset=dataset, training={"perDeviceTrainBatchSize": 1, "perDeviceEvalBatchSize": size})
+            ),
             TINY,
             on_gpu=True,
         ).rank.total
@@ -143,7 +145,7 @@ def fake_forecast(spec: TrainerSpec) -> Forecast:
 )
 def test_cheapest_change_that_fits_is_suggested(usable_gib: int, changes: tuple[str, ...]) -> None:
     training = {"perDeviceTrainBatchSize": 4, "gradientAccumulationSteps": 1}
-    job = spec(length=2048, numNodes=1, nprocPerNode=1, training=training)
+    job = parse_spec(length=2048, numNodes=1, nprocPerNode=1, training=training)
 
     suggestion = suggest_changes(job, fake_forecast, usable_bytes=usable_gib * GIB)
 
@@ -164,7 +166,7 @@ def test_cheapest_change_that_fits_is_suggested(usable_gib: int, changes: tuple[
 )
 def test_more_sharding_is_suggested_before_lora(usable_gib: int, fields: dict[str, Any], change: str) -> None:
     training = {"perDeviceTrainBatchSize": 1, "gradientAccumulationSteps": 4, "gradientCheckpointing": True}
-    job = spec(nprocPerNode=2, training=training, **fields)
+    job = parse_spec(nprocPerNode=2, training=training, **fields)
 
     suggestion = suggest_changes(job, fake_forecast, usable_bytes=usable_gib * GIB)
 
@@ -176,19 +178,19 @@ def test_shorter_samples_are_not_suggested_for_a_vision_language_model() -> None
     def forecast_multimodal(spec: TrainerSpec) -> Forecast:
         return replace(fake_forecast(spec), is_multimodal=True)
 
-    job = spec(length=2048, numNodes=1, nprocPerNode=1)
+    job = parse_spec(length=2048, numNodes=1, nprocPerNode=1)
 
     assert suggest_changes(job, forecast_multimodal, usable_bytes=2 * GIB) is None
 
 
 def test_quantization_is_not_suggested_for_sharded_weights() -> None:
-    job = spec(length=512, nprocPerNode=2, lora={}, deepspeed={"preset": "zero3_offload"})
+    job = parse_spec(length=512, nprocPerNode=2, lora={}, deepspeed={"preset": "zero3_offload"})
 
     assert suggest_changes(job, fake_forecast, usable_bytes=GIB // 4) is None
 
 
 def test_no_change_is_suggested_if_none_fits() -> None:
-    assert suggest_changes(spec(length=2048), fake_forecast, usable_bytes=1 * GIB) is None
+    assert suggest_changes(parse_spec(length=2048), fake_forecast, usable_bytes=1 * GIB) is None
 
 
 def test_fitting_gpus_are_sorted_by_memory() -> None:
@@ -207,7 +209,7 @@ def test_fitting_gpus_are_sorted_by_memory() -> None:
     ],
 )
 def test_auto_batch_size_is_the_largest_that_fits_the_gpu(usable_gib: int, sizes: tuple[int, int]) -> None:
-    job = spec(length=2048, training={"perDeviceTrainBatchSize": "auto", "globalBatchSize": 32})
+    job = parse_spec(length=2048, training={"perDeviceTrainBatchSize": "auto", "globalBatchSize": 32})
 
     training = choose_batch_size(job, fake_forecast, usable_bytes=usable_gib * GIB).training
 

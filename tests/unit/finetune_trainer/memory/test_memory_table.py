@@ -6,7 +6,7 @@ from memory_table import MARK, PAGE, compare_rows, render_row
 from testing.models.published_memory import ROWS, SOURCES, PublishedRow
 
 _, _, GENERATED = PAGE.read_text().partition(MARK)
-TABLE = [line for line in GENERATED.splitlines() if line.startswith("| ")][2:]  # without header and separator
+TABLE = [line for line in GENERATED.splitlines() if line.startswith("| ")][2:]  # skip the header and separator lines
 FIRST_ROWS = {source: next(row for row in ROWS if row.source is source) for source in SOURCES}
 
 

@@ -1,4 +1,4 @@
-"""Test the error message for a GPU out of memory."""
+"""Test the message of GPU out-of-memory errors."""
 
 import torch
 

@@ -57,7 +57,7 @@ def test_a_job_without_sharding_has_no_strategy() -> None:
 
 
 @pytest.mark.parametrize(
-    ("preset", "resident"),
+    ("preset", "resident_megabytes"),
     [
         ("zero1", {"weights": 200, "weights in float32": 100, "optimizer states": 200}),
         ("zero2", {"weights": 200, "weights in float32": 100, "optimizer states": 200}),
@@ -66,11 +66,11 @@ def test_a_job_without_sharding_has_no_strategy() -> None:
         ("zero3_offload", {}),
     ],
 )
-def test_zero_preset_determines_the_resident_states(preset: str, resident: dict[str, float]) -> None:
+def test_zero_preset_determines_the_resident_model_states(preset: str, resident_megabytes: dict[str, float]) -> None:
     sharding = build_strategy(deepspeed={"preset": preset})
 
     parts = sharding.compute_footprint(FULL, 4).resident
-    assert {part.name: part.size / MILLION for part in parts if part.size} == resident
+    assert {part.name: part.size / MILLION for part in parts if part.size} == resident_megabytes
 
 
 def test_offloaded_states_count_as_host_memory_of_the_node() -> None:

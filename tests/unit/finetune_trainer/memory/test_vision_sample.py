@@ -37,15 +37,17 @@ def get_vision(pretrained: Pretrained) -> VisionProcessor:
 
 
 @pytest.mark.parametrize("recipe", tiny_vision.RECIPES)
-@pytest.mark.parametrize("frozen", FROZEN)
-def test_step_allocates_the_forecast_bytes(pretrained_models: dict[str, Pretrained], recipe: str, frozen: str) -> None:
+@pytest.mark.parametrize("training_scope", FROZEN)
+def test_step_allocates_the_forecast_bytes(
+    pretrained_models: dict[str, Pretrained], recipe: str, training_scope: str
+) -> None:
     """CPU attention in float32 saves as many bytes for the backward pass as the simulated fused kernel."""
     pretrained, vision = pretrained_models[recipe], get_vision(pretrained_models[recipe])
-    sample = VisionSample(vision, FROZEN[frozen], build_blank_sample(vision, LENGTH))
+    sample = VisionSample(vision, FROZEN[training_scope], build_blank_sample(vision, LENGTH))
     architecture = Architecture(pretrained.config, torch.float32, None, vision_sample=sample)
     step = SimulatedStep(batch=2, length=LENGTH, checkpointing=False, autocast=None, loss=compute_unmasked_token_loss)
     model = AutoModelForImageTextToText.from_config(pretrained.config)
-    freeze_groups(model, vision, FROZEN[frozen])
+    freeze_groups(model, vision, FROZEN[training_scope])
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
     batch = sample.build_batch(2)

@@ -24,11 +24,11 @@ SMALL: dict[str, Any] = {
 }
 
 
-def build_llama(*, tied: bool = False) -> LlamaForCausalLM:
-    return LlamaForCausalLM(LlamaConfig(**SMALL, tie_word_embeddings=tied, attn_implementation="eager"))
+def build_llama(*, tied_embeddings: bool = False) -> LlamaForCausalLM:
+    return LlamaForCausalLM(LlamaConfig(**SMALL, tie_word_embeddings=tied_embeddings, attn_implementation="eager"))
 
 
-def count_with_torch(model: Any) -> int:
+def count_flops_with_torch(model: Any) -> int:
     """Count the FLOPs of a forward and backward pass with torch, which counts attention over all pairs of tokens."""
     tokens = torch.arange(LENGTH).unsqueeze(0)
     with FlopCounterMode(display=False) as counter:
@@ -37,13 +37,13 @@ def count_with_torch(model: Any) -> int:
     return total
 
 
-@pytest.mark.parametrize("tied", [False, True])
-def test_estimate_for_full_fine_tuning_equals_the_torch_count(tied: bool) -> None:
-    model = build_llama(tied=tied)
+@pytest.mark.parametrize("tied_embeddings", [False, True])
+def test_estimate_for_full_fine_tuning_equals_the_torch_count(tied_embeddings: bool) -> None:
+    model = build_llama(tied_embeddings=tied_embeddings)
 
     flops = estimate_flops(model, has_reference=False).total(tokens=LENGTH, attention_pairs=LENGTH**2)
 
-    assert flops == pytest.approx(count_with_torch(model), rel=0.01)
+    assert flops == pytest.approx(count_flops_with_torch(model), rel=0.01)
 
 
 def test_frozen_weights_need_no_weight_gradient() -> None:
@@ -53,7 +53,7 @@ def test_frozen_weights_need_no_weight_gradient() -> None:
     flops = estimate_flops(model, has_reference=False).total(tokens=LENGTH, attention_pairs=LENGTH**2)
 
     full = estimate_flops(build_llama(), has_reference=False).total(tokens=LENGTH, attention_pairs=LENGTH**2)
-    assert flops == pytest.approx(count_with_torch(model), rel=0.06)
+    assert flops == pytest.approx(count_flops_with_torch(model), rel=0.06)
     assert flops < 0.8 * full
 
 

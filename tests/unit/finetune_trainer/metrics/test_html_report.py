@@ -174,11 +174,11 @@ def test_page_follows_the_color_scheme_of_the_browser(tmp_path: Path) -> None:
     image = pytest.importorskip("PIL.Image")
     write_report(DATA, tmp_path)
 
-    def read_corner_red(*options: str) -> int:
+    def read_corner_red_value(*options: str) -> int:
         screenshot = tmp_path / f"page{len(options)}.png"
         run_browser(tmp_path / "report.html", f"--screenshot={screenshot}", "--window-size=1400,1500", *options)
         red, *_ = image.open(screenshot).convert("RGB").getpixel((2, 2))
         return int(red)
 
-    assert read_corner_red() == 255
-    assert read_corner_red("--blink-settings=preferredColorScheme=0") < 60
+    assert read_corner_red_value() == 255
+    assert read_corner_red_value("--blink-settings=preferredColorScheme=0") < 60

@@ -7,13 +7,13 @@ from finetune_trainer.parallel.fsdp import build_fsdp_config
 from testing.builders.jobs import spec as build_spec
 
 
-def spec(**fields: Any) -> TrainerSpec:
+def parse_spec(**fields: Any) -> TrainerSpec:
     return TrainerSpec.model_validate(build_spec(**fields))
 
 
 def test_fsdp_config_selects_version_2() -> None:
-    config = build_fsdp_config(spec(fsdp={"reshardAfterForward": False}))
+    config = build_fsdp_config(parse_spec(fsdp={"reshardAfterForward": False}))
 
     assert config is not None
     assert (config["version"], config["reshard_after_forward"], config["cpu_offload"]) == (2, False, False)
-    assert build_fsdp_config(spec()) is None
+    assert build_fsdp_config(parse_spec()) is None

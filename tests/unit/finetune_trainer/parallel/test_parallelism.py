@@ -7,11 +7,11 @@ from finetune_trainer.parallel.parallelism import describe_parallelism
 from testing.builders.jobs import spec as build_spec
 
 
-def spec(**fields: Any) -> TrainerSpec:
+def parse_spec(**fields: Any) -> TrainerSpec:
     return TrainerSpec.model_validate(build_spec(**fields))
 
 
 def test_description_contains_the_backend_and_the_preset() -> None:
-    assert describe_parallelism(spec()) == "ddp"
-    assert describe_parallelism(spec(fsdp={})) == "fsdp2"
-    assert describe_parallelism(spec(deepspeed={"preset": "zero3"})) == "deepspeed zero3"
+    assert describe_parallelism(parse_spec()) == "ddp"
+    assert describe_parallelism(parse_spec(fsdp={})) == "fsdp2"
+    assert describe_parallelism(parse_spec(deepspeed={"preset": "zero3"})) == "deepspeed zero3"

@@ -1,4 +1,4 @@
-"""Test perDeviceTrainBatchSize auto: choice by forecast, saved choice and memory reserved during trials."""
+"""Test how perDeviceTrainBatchSize auto is resolved, saved and reused."""
 
 import json
 from typing import Any
@@ -34,7 +34,7 @@ def forecast_two_gib_per_sample(batch: Batch) -> MemoryBreakdown:
     return MemoryBreakdown((MemoryPart("weights", 3 * GIB), MemoryPart("activations", 2 * GIB * batch.per_device)))
 
 
-def spec(**fields: Any) -> TrainerSpec:
+def parse_spec(**fields: Any) -> TrainerSpec:
     return TrainerSpec.model_validate(build_spec(**fields))
 
 
@@ -88,10 +88,10 @@ def test_smallest_batch_is_chosen_without_a_forecast() -> None:
         pytest.param({"fsdp": {}}, GPU, False, id="fsdp"),
     ],
 )
-def test_sizes_are_tried_only_on_gpus_without_sharding(
+def test_batch_sizes_are_tried_only_on_gpus_without_sharding(
     fields: dict[str, Any], device: torch.device, is_measurable: bool
 ) -> None:
-    assert can_measure_memory(spec(**fields), device) is is_measurable
+    assert can_measure_memory(parse_spec(**fields), device) is is_measurable
 
 
 @pytest.fixture
@@ -100,7 +100,7 @@ def claimed_output(output: OutputFolder) -> OutputFolder:
     return output
 
 
-def test_next_attempt_uses_the_saved_size(claimed_output: OutputFolder) -> None:
+def test_next_attempt_reuses_the_saved_batch_size(claimed_output: OutputFolder) -> None:
     SavedBatchSize(claimed_output, CACHE_KEY).save(BatchChoice(Batch(4, 2, 2), "it fits"))
 
     loaded = SavedBatchSize(claimed_output, CACHE_KEY).load(SMALLEST)
@@ -116,7 +116,7 @@ def test_next_attempt_uses_the_saved_size(claimed_output: OutputFolder) -> None:
         pytest.param({"gradientCheckpointing": True}, id="checkpointing"),
     ],
 )
-def test_saved_size_is_ignored_if_the_cache_key_changed(
+def test_saved_batch_size_is_ignored_if_the_cache_key_changed(
     claimed_output: OutputFolder, changed_fields: dict[str, Any]
 ) -> None:
     SavedBatchSize(claimed_output, CACHE_KEY).save(BatchChoice(Batch(4, 2, 2), "it fits"))
@@ -125,7 +125,7 @@ def test_saved_size_is_ignored_if_the_cache_key_changed(
 
 
 @pytest.mark.parametrize("content", ["", "{}", "[]", json.dumps({"circumstances": CACHE_KEY, "perDevice": 3})])
-def test_invalid_file_is_ignored(claimed_output: OutputFolder, content: str) -> None:
+def test_invalid_batch_size_file_is_ignored(claimed_output: OutputFolder, content: str) -> None:
     (claimed_output.checkpoints / "batch.json").write_text(content)
 
     assert SavedBatchSize(claimed_output, CACHE_KEY).load(SMALLEST) is None
@@ -142,9 +142,9 @@ def test_superseded_attempt_cannot_save_its_choice(claimed_output: OutputFolder)
 
 
 def test_cache_key_contains_settings_that_affect_memory_use() -> None:
-    checkpointed = spec(training={"gradientCheckpointing": True}, fsdp={})
+    checkpointed = parse_spec(training={"gradientCheckpointing": True}, fsdp={})
 
-    assert build_cache_key(spec(), CPU, world_size=2) == CACHE_KEY
+    assert build_cache_key(parse_spec(), CPU, world_size=2) == CACHE_KEY
     assert build_cache_key(checkpointed, CPU, world_size=2) == {
         **CACHE_KEY,
         "parallelism": "fsdp2",
@@ -153,14 +153,14 @@ def test_cache_key_contains_settings_that_affect_memory_use() -> None:
 
 
 @pytest.mark.parametrize(
-    ("world_size", "copies"), [pytest.param(1, 2, id="one rank"), pytest.param(2, 3, id="two ranks with ddp")]
+    ("world_size", "expected_copies"), [pytest.param(1, 2, id="one rank"), pytest.param(2, 3, id="two ranks with ddp")]
 )
-def test_memory_is_reserved_for_optimizer_states_and_ddp_buckets(world_size: int, copies: int) -> None:
+def test_memory_is_reserved_for_optimizer_states_and_ddp_buckets(world_size: int, expected_copies: int) -> None:
     model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
     model[1].requires_grad_(requires_grad=False)
 
     reserved = reserve_training_memory(model, CPU, world_size=world_size)
 
     trained_bytes = sum(parameter.nbytes for parameter in model[0].parameters())
-    assert sum(tensor.nbytes for tensor in reserved) == copies * trained_bytes
+    assert sum(tensor.nbytes for tensor in reserved) == expected_copies * trained_bytes
     assert all((parameter.grad is not None) == parameter.requires_grad for parameter in model.parameters())

@@ -148,7 +148,7 @@ def test_next_best_weights_are_published_if_the_best_checkpoint_is_damaged(outpu
 
     assert outcome.checkpoint == output.checkpoints / "step-00000020"
     assert "step 20, the best of 3 evaluations with a complete checkpoint (eval_loss 1.6)" in outcome.message
-    assert outcome.skipped == ("step-00000010: manifest.json is missing",)
+    assert outcome.skipped_checkpoints == ("step-00000010: manifest.json is missing",)
 
 
 def test_last_weights_are_published_if_every_evaluation_is_nan(output: OutputFolder) -> None:

@@ -21,7 +21,7 @@ def draw_random_numbers() -> tuple[float, float, float]:
     return random.random(), float(np.random.random()), float(torch.rand(()))
 
 
-def test_gradients_metrics_and_random_states_are_restored() -> None:
+def test_preflight_restores_gradients_metrics_and_random_states() -> None:
     trainer = build_trainer_without_init()
     with trainer.discard_side_effects():
         expected = draw_random_numbers()
