@@ -15,8 +15,8 @@ from testing.cluster.storage import Object, create_shared_folder, render_shared_
 
 
 @dataclass(frozen=True)
-class CurrentProvider:
-    """A cluster that the tests neither start nor stop.
+class CurrentContextProvider:
+    """An existing cluster, which the tests neither start nor stop.
 
     `shared_root` must be mounted at the same path on this host and on every node, for example by NFS.
     """
@@ -27,7 +27,7 @@ class CurrentProvider:
     load_command: str
 
     @classmethod
-    def from_environment(cls, cache: Cache, environment: Mapping[str, str]) -> CurrentProvider:
+    def from_environment(cls, cache: Cache, environment: Mapping[str, str]) -> CurrentContextProvider:
         shared_root, load_command = environment.get("CLUSTER_SHARED_FOLDER"), environment.get("CLUSTER_LOAD_IMAGE")
         if not shared_root or not load_command:
             raise HarnessError(

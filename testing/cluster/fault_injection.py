@@ -30,10 +30,10 @@ class Chaos:
 
     def stop_kubelet(self, node: str) -> None:
         """Stop the kubelet of a node; its containers keep running."""
-        self.cluster.daemon(f"kubelet-{self.find_node(node).name}").stop()
+        self.cluster.find_daemon(f"kubelet-{self.find_node(node).name}").stop()
 
     def start_kubelet(self, node: str) -> None:
-        self.cluster.daemon(f"kubelet-{self.find_node(node).name}").start()
+        self.cluster.find_daemon(f"kubelet-{self.find_node(node).name}").start()
 
     def partition(self, node: str, *, other_node: str | None = None) -> None:
         """Silently drop all packets of a node, or only those between it and another node."""
@@ -74,14 +74,14 @@ class Chaos:
         return by_rank
 
     def stop_api_server(self) -> None:
-        self.cluster.daemon("kube-apiserver").stop(grace_seconds=2)
+        self.cluster.find_daemon("kube-apiserver").stop(grace_seconds=2)
 
     def start_api_server(self) -> None:
-        self.cluster.daemon("kube-apiserver").start()
+        self.cluster.find_daemon("kube-apiserver").start()
         self.cluster.wait_until_api_server_is_ready()
 
     def restart_etcd(self) -> None:
-        etcd = self.cluster.daemon("etcd")
+        etcd = self.cluster.find_daemon("etcd")
         etcd.stop(grace_seconds=2)
         etcd.start()
         self.cluster.wait_until_api_server_is_ready()
@@ -103,7 +103,7 @@ class Chaos:
         cluster = self.cluster
         write_state(cluster.root, cluster.state.with_dns_cache(enabled))
         cluster.layout.corefile.write_text(render_corefile(cluster.layout, cache_answers=enabled))
-        dns = cluster.daemon("coredns")
+        dns = cluster.find_daemon("coredns")
         dns.stop()
         dns.start()
         cluster.wait_until_dns_is_ready()

@@ -1,4 +1,4 @@
-"""Interface of the clusters that tests and the demo run on, and the selection of a cluster."""
+"""Interface of the clusters for tests and the demo, and the selection of a cluster."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Protocol
 
-from testing.cluster.current import CurrentProvider
+from testing.cluster.current import CurrentContextProvider
 from testing.cluster.fault_injection import Chaos
 from testing.cluster.host.cache import Cache
 from testing.cluster.host.commands import HarnessError
@@ -101,7 +101,7 @@ class ThrowawayProvider:
 
 @dataclass(frozen=True)
 class ProviderChoice:
-    """The selected cluster; `explanation` states why it, or none, was selected."""
+    """The selected cluster, if any, and the reason for the selection."""
 
     kind: ClusterKind
     explanation: str
@@ -139,6 +139,6 @@ def create_provider(kind: ClusterKind, environment: Mapping[str, str]) -> Provid
         case ClusterKind.KIND:
             return KindProvider(cache)
         case ClusterKind.CURRENT:
-            return CurrentProvider.from_environment(cache, environment)
+            return CurrentContextProvider.from_environment(cache, environment)
         case ClusterKind.NONE:
             return None

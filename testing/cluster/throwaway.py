@@ -49,7 +49,7 @@ class ThrowawayCluster:
 
     @property
     def root(self) -> Path:
-        return self.cache.cluster(self.name)
+        return self.cache.get_cluster_folder(self.name)
 
     @property
     def state(self) -> ClusterState:
@@ -112,7 +112,7 @@ class ThrowawayCluster:
             path.write_text(text)
         layout.corefile.write_text(render_corefile(layout, cache_answers=state.dns_cache))
         layout.shared_root.mkdir(exist_ok=True)
-        etcd, api_server, *control_plane_daemons = program_arguments.build_control_plane(
+        etcd, api_server, *control_plane_daemons = program_arguments.build_control_plane_daemons(
             layout, self.cache, state.versions
         )
         etcd.start()
@@ -120,7 +120,7 @@ class ThrowawayCluster:
         node_daemons = []
         for node in layout.nodes:
             nodes.prepare_node(node)
-            containerd, *other_daemons = program_arguments.build_node_programs(layout, node, self.cache, state.versions)
+            containerd, *other_daemons = program_arguments.build_node_daemons(layout, node, self.cache, state.versions)
             containerd.start()
             node_daemons += other_daemons
         self.wait_until_api_server_is_ready()
@@ -133,15 +133,15 @@ class ThrowawayCluster:
     def daemons(self) -> tuple[Daemon, ...]:
         state, layout = self.state, self.layout
         return (
-            *program_arguments.build_control_plane(layout, self.cache, state.versions),
+            *program_arguments.build_control_plane_daemons(layout, self.cache, state.versions),
             *(
                 d
                 for node in layout.nodes
-                for d in program_arguments.build_node_programs(layout, node, self.cache, state.versions)
+                for d in program_arguments.build_node_daemons(layout, node, self.cache, state.versions)
             ),
         )
 
-    def daemon(self, name: str) -> Daemon:
+    def find_daemon(self, name: str) -> Daemon:
         daemons = {daemon.name: daemon for daemon in self.daemons()}
         if name not in daemons:
             raise HarnessError(f"cluster {self.name} has no program {name}; it has {', '.join(daemons)}")
@@ -163,15 +163,15 @@ class ThrowawayCluster:
     def wait_until_dns_is_ready(self, *, timeout_seconds: float = 20) -> None:
         deadline = time.monotonic() + timeout_seconds
         while not is_healthy(f"http://{self.layout.host_address}:{DNS_READY_PORT}/ready"):
-            self.daemon("coredns").require_running()
+            self.find_daemon("coredns").require_running()
             if time.monotonic() > deadline:
-                raise HarnessError(f"CoreDNS is not ready; see {self.daemon('coredns').log}")
+                raise HarnessError(f"CoreDNS is not ready; see {self.find_daemon('coredns').log}")
             time.sleep(0.05)
 
     def wait_until_ready(self, *, timeout_seconds: int = 90) -> None:
         node_names = {node.name for node in self.layout.nodes}
         deadline = time.monotonic() + timeout_seconds
-        # a kubelet exits if another one creates the device plugin socket, which all kubelets share, at the same moment
+        # All kubelets share the device plugin socket. A kubelet exits if another one creates it at the same moment.
         restartable = {f"kubelet-{name}" for name in node_names}
         while not node_names <= self.kubectl.list_ready_nodes():
             for daemon in self.daemons():

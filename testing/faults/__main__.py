@@ -13,7 +13,7 @@ from pathlib import Path
 from threading import Lock
 
 from testing.cluster.fault_injection import Chaos
-from testing.cluster.host.cgroups import is_unified
+from testing.cluster.host.cgroups import is_cgroup_v2
 from testing.cluster.provider import ThrowawayProvider
 from testing.cluster.throwaway import ThrowawayCluster
 from testing.faults.catalog.matrix import FAULTS
@@ -136,7 +136,7 @@ def describe_setup(cluster: ThrowawayCluster, note: str) -> Setup:
         kubernetes=cluster.state.versions.kubernetes,
         node_count=cluster.state.node_count,
         core_count=os.cpu_count() or 0,
-        cgroup_version="version 2" if is_unified() else "version 1",
+        cgroup_version="version 2" if is_cgroup_v2() else "version 1",
         note=note,
     )
 

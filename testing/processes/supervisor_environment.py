@@ -7,7 +7,7 @@ from testing.processes.supervisors import REPOSITORY
 
 
 def environment(folder: Path) -> dict[str, str]:
-    """Return the environment of node 1 of two, with all output paths below `folder`."""
+    """Return the variables of node 1 of two, with all output paths below `folder`."""
     (folder / "run").mkdir()
     return {
         **os.environ,

@@ -45,7 +45,7 @@ class Cache:
 
     @contextmanager
     def locked(self, purpose: str) -> Iterator[None]:
-        """Hold a lock file, so that concurrent builds or `up` commands wait for each other."""
+        """Hold an exclusive file lock, so that concurrent builds or `up` commands run one after the other."""
         self.root.mkdir(parents=True, exist_ok=True)
         with (self.root / f"{purpose}.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)

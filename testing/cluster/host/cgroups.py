@@ -17,19 +17,19 @@ CPU_PERIOD_MICROSECONDS = 100_000
 REQUIRED_CONTROLLERS = ("cpu", "cpuset", "memory", "pids")
 
 
-def is_unified(root: Path = ROOT) -> bool:
+def is_cgroup_v2(root: Path = ROOT) -> bool:
     return (root / "cgroup.controllers").exists()
 
 
 def list_hierarchies(root: Path = ROOT) -> tuple[Path, ...]:
     """Return the hierarchy roots: one for v2, one per controller for v1, without symlinks such as cpuacct."""
-    if is_unified(root):
+    if is_cgroup_v2(root):
         return (root,)
     return tuple(sorted(path for path in root.iterdir() if path.is_dir() and not path.is_symlink()))
 
 
 def find_missing_controllers(root: Path = ROOT) -> tuple[str, ...]:
-    if is_unified(root):
+    if is_cgroup_v2(root):
         available = (root / "cgroup.controllers").read_text().split()
     else:
         available = [path.name for path in root.iterdir()] if root.is_dir() else []
@@ -37,15 +37,15 @@ def find_missing_controllers(root: Path = ROOT) -> tuple[str, ...]:
 
 
 def ensure_cgroup(node: NodeLayout) -> None:
-    if is_unified():
+    if is_cgroup_v2():
         delegate_controllers(ROOT)
     for hierarchy in list_hierarchies():
         folder = hierarchy / node.cgroup
         folder.mkdir(exist_ok=True)
         for setting in ("cpuset.cpus", "cpuset.mems"):  # a new v1 cpuset is empty and accepts no process
-            if not is_unified() and (folder / setting).exists():
+            if not is_cgroup_v2() and (folder / setting).exists():
                 (folder / setting).write_text((hierarchy / setting).read_text())
-    if is_unified():
+    if is_cgroup_v2():
         delegate_controllers(ROOT / node.cgroup)
 
 
@@ -105,7 +105,7 @@ def remove_cgroup(cgroup: str) -> None:
 def set_cpu_limit(cgroup: str, *, cores: float | None, root: Path = ROOT) -> None:
     """Limit a cgroup to `cores` CPUs, as a quota per 100 ms period; None removes the limit."""
     quota = None if cores is None else int(cores * CPU_PERIOD_MICROSECONDS)
-    if is_unified(root):
+    if is_cgroup_v2(root):
         (root / cgroup / "cpu.max").write_text(f"{'max' if quota is None else quota} {CPU_PERIOD_MICROSECONDS}")
     else:
         (root / "cpu" / cgroup / "cpu.cfs_quota_us").write_text(str(-1 if quota is None else quota))

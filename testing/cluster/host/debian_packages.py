@@ -11,14 +11,18 @@ from testing.cluster.host.commands import HarnessError, run, stage
 
 @dataclass(frozen=True)
 class Package:
-    """A Debian package, which counts as installed if `provides` exists."""
+    """A Debian package and a file that exists if the package is installed."""
 
     name: str
-    provides: str
-    """A program on PATH, or an absolute path, that exists once the package is installed."""
+    provided_path: str
+    """An absolute path, or the name of a program on PATH."""
 
     def is_installed(self) -> bool:
-        return Path(self.provides).exists() if self.provides.startswith("/") else bool(shutil.which(self.provides))
+        return (
+            Path(self.provided_path).exists()
+            if self.provided_path.startswith("/")
+            else bool(shutil.which(self.provided_path))
+        )
 
 
 RUNTIME = (

@@ -60,7 +60,7 @@ class GoInstallComponent:
 class LocalMainComponent:
     """A component with its main package in go/<component>.
 
-    Used where `go install` cannot build upstream's main package, or where it links too many plugins.
+    Used if `go install` cannot build upstream's main package, or if that package links too many plugins.
     """
 
     component: str
@@ -145,7 +145,7 @@ def build_kubernetes_linker_flags(version: str) -> str:
 
 
 def render_go_mod(component: LocalMainComponent) -> str:
-    """Render a minimal go.mod for `go mod tidy` to complete.
+    """Render a minimal go.mod, which `go mod tidy` completes.
 
     The go.mod of Kubernetes refers to its staging modules by folder, so each staging module needs a replace line.
     """
@@ -179,14 +179,14 @@ def build(cache: Cache, component: Component) -> None:
         output = Path(scratch) / "bin"
         output.mkdir()
         if isinstance(component, GoInstallComponent):
-            go_install(cache, component, output)
+            run_go_install(cache, component, output)
         else:
             compile_local_main(cache, component, Path(scratch) / "source", output)
         shutil.rmtree(target, ignore_errors=True)
         shutil.move(output, target)
 
 
-def go_install(cache: Cache, component: GoInstallComponent, target: Path) -> None:
+def run_go_install(cache: Cache, component: GoInstallComponent, target: Path) -> None:
     run(
         *("go", "install", "-trimpath", "-tags", component.tags, "-ldflags", component.linker_flags),
         *(f"{package}@v{component.version}" for package in component.packages),

@@ -94,8 +94,8 @@ def is_present(name: str, present_digests: Collection[str]) -> bool:
 def keep_newest_image_uncompressed(layout: Path) -> None:
     """Delete superseded images from a layout and store gzip layers uncompressed, under their content digest.
 
-    Nodes need not decompress the layers, and the next push skips existing layers: buildah compresses all layers of
-    a layout and does not recognize its own compressed layers.
+    Nodes then need not decompress the layers, and the next push skips existing layers. buildah compresses all layers of
+    a layout but does not recognize its own compressed layers.
     """
     index = json.loads((layout / "index.json").read_text())
     entry = index["manifests"][-1]

@@ -49,7 +49,7 @@ class ImageBuilder:
     repository: Path = REPOSITORY
 
     def build(self, target: str) -> Path:
-        """Return the image as an archive or OCI layout, built only if its content key has changed."""
+        """Return the image as an archive or OCI layout, rebuilt only if its content key has changed."""
         with self.cache.locked("images"):
             image, key_file = self.cache.images / target, self.cache.images / f"{target}.key"
             key = self.compute_content_key(target)
@@ -82,7 +82,7 @@ class ImageBuilder:
         """Build the image with buildah and write it as an OCI layout, a folder of blobs."""
         ensure_packages(IMAGE_BUILDING)
         with stage(f"build image {target}"):
-            self.build_image(target, base=self.ensure_base())
+            self.build_image(target, base=self.ensure_base_image())
         with stage(f"write image {target}"):
             self.write_layout(target, layout)
         self.prune_image_store()
@@ -110,7 +110,7 @@ class ImageBuilder:
         storage = self.cache.images
         return run("buildah", "--root", storage / "storage", "--runroot", storage / "run", *arguments)
 
-    def ensure_base(self) -> str:
+    def ensure_base_image(self) -> str:
         """Return the name of the base image, imported into the image store once per archive."""
         archive = ensure_root_file_system(self.cache)
         name = f"{BASE_NAME}:{archive.stem}-{archive.stat().st_mtime_ns}"
@@ -169,7 +169,7 @@ def list_source_files(repository: Path, target: str) -> Iterator[Path]:
 
 
 def can_use_buildah() -> bool:
-    """Return whether buildah can be used, which needs root and is installed on demand; if not, Docker is used."""
+    """Return whether buildah can be used; it requires root and is installed on demand. Otherwise Docker is used."""
     return os.geteuid() == 0 and bool(shutil.which("buildah") or shutil.which("apt-get"))
 
 

@@ -21,8 +21,8 @@ def render_files(layout: Layout) -> dict[Path, str]:
         for user in list_users(layout)
     }
     for node in layout.nodes:
-        files[node.root / "cni" / "10-bridge.conflist"] = render_cni(node)
-        files[node.root / "kubelet.yaml"] = render_kubelet(layout, node)
+        files[node.root / "cni" / "10-bridge.conflist"] = render_cni_config(node)
+        files[node.root / "kubelet.yaml"] = render_kubelet_config(layout, node)
     return files
 
 
@@ -56,7 +56,7 @@ def render_corefile(layout: Layout, *, cache_answers: bool) -> str:
 """
 
 
-def render_cni(node: NodeLayout) -> str:
+def render_cni_config(node: NodeLayout) -> str:
     ipam = {
         "type": "host-local",
         "dataDir": str(node.root / "ipam"),
@@ -75,7 +75,7 @@ def render_cni(node: NodeLayout) -> str:
     return format_json({"cniVersion": "1.0.0", "name": node.network_namespace, "plugins": [bridge, ports]})
 
 
-def render_containerd(node: NodeLayout, *, restrict_oom_score: bool) -> str:
+def render_containerd_config(node: NodeLayout, *, restrict_oom_score: bool) -> str:
     """Render containerd's configuration.
 
     Without CAP_SYS_RESOURCE, containers start only if `restrict_oom_score` is set. NRI is disabled because its
@@ -108,7 +108,7 @@ disabled_plugins = ["io.containerd.nri.v1.nri"]
 """
 
 
-def render_kubelet(layout: Layout, node: NodeLayout) -> str:
+def render_kubelet_config(layout: Layout, node: NodeLayout) -> str:
     return format_json(
         {
             "apiVersion": "kubelet.config.k8s.io/v1beta1",

@@ -35,7 +35,7 @@ def ensure_network(layout: Layout) -> None:
         for other in layout.nodes:
             if other != node:
                 run_in_node(node, "ip", "route", "replace", str(other.pod_network), "via", str(other.address))
-    # the API server calls webhooks through their Service: routed by the first node, as the host has no kube-proxy
+    # The first node routes webhook requests of the API server to Services, because the host has no kube-proxy.
     run("ip", "route", "replace", str(layout.services_network), "via", str(layout.nodes[0].address))
 
 

@@ -1,4 +1,4 @@
-"""Prepare a node of the cluster, and clean up after the node and its containers."""
+"""Prepare the cluster's nodes, and remove their containers, processes, mounts and files."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from testing.cluster.host.layout import Layout, NodeLayout
 from testing.cluster.host.preflight import CAP_SYS_RESOURCE, has_capability
 from testing.cluster.host.processes import terminate_processes
 from testing.cluster.host.versions import Versions
-from testing.cluster.node.config_files import render_containerd
+from testing.cluster.node.config_files import render_containerd_config
 from testing.cluster.node.network import list_network_namespaces
 
 SHIM_SOCKETS = Path("/run/containerd/s")
@@ -25,7 +25,7 @@ def prepare_node(node: NodeLayout) -> None:
     ensure_cgroup(node)
     for folder in (node.root / "kubelet", node.containerd_root):
         folder.mkdir(parents=True, exist_ok=True)
-    configuration = render_containerd(node, restrict_oom_score=not has_capability(CAP_SYS_RESOURCE))
+    configuration = render_containerd_config(node, restrict_oom_score=not has_capability(CAP_SYS_RESOURCE))
     (node.root / "containerd.toml").write_text(configuration)
 
 
@@ -87,7 +87,7 @@ def find_cni_results(layout: Layout) -> tuple[Path, ...]:
     """
     matches = []
     for path in CNI_RESULTS.glob("*"):
-        with suppress(FileNotFoundError):  # a pod of another cluster has ended
+        with suppress(FileNotFoundError):  # the file of another cluster's pod was removed meanwhile
             if f"{layout.root}/" in path.read_text(errors="replace"):
                 matches.append(path)
     return tuple(matches)

@@ -37,18 +37,18 @@ def list_users(layout: Layout) -> tuple[User, ...]:
     )
 
 
-def render_tokens(layout: Layout) -> str:
+def render_token_file(layout: Layout) -> str:
     return "".join(f'{user.token},{user.login},{user.name},"{",".join(user.groups)}"\n' for user in list_users(layout))
 
 
-def render_api_server_names(layout: Layout) -> str:
+def render_subject_alternative_names(layout: Layout) -> str:
     names = ("kubernetes", "kubernetes.default", "kubernetes.default.svc", "kubernetes.default.svc.cluster.local")
     addresses = ("127.0.0.1", str(layout.host_address), str(layout.services_network[1]))
     return ",".join((*(f"DNS:{name}" for name in names), *(f"IP:{address}" for address in addresses)))
 
 
 def ensure_certificates(layout: Layout) -> None:
-    """Create keys and certificates once per cluster, with elliptic curves, because an RSA key takes a second."""
+    """Create keys and certificates once per cluster; elliptic curves, because an RSA key takes a second to generate."""
     folder = layout.pki
     if (folder / "tokens.csv").exists():
         return
@@ -58,10 +58,10 @@ def ensure_certificates(layout: Layout) -> None:
         *("openssl", "req", "-x509", "-new", "-key", folder / "ca.key", "-out", folder / "ca.crt"),
         *("-days", DAYS, "-subj", f"/CN={layout.device_prefix}"),
     )
-    sign_certificate(folder, "apiserver", subject="/CN=kube-apiserver", names=render_api_server_names(layout))
+    sign_certificate(folder, "apiserver", subject="/CN=kube-apiserver", names=render_subject_alternative_names(layout))
     sign_certificate(folder, "apiserver-kubelet", subject="/O=system:masters/CN=kube-apiserver", names="DNS:apiserver")
     create_key(folder / "service-accounts.key")
-    (folder / "tokens.csv").write_text(render_tokens(layout))
+    (folder / "tokens.csv").write_text(render_token_file(layout))
 
 
 def create_key(path: Path) -> None:

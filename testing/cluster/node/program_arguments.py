@@ -1,4 +1,4 @@
-"""Command lines of the cluster's programs, computed without I/O."""
+"""Daemons and command lines of the cluster's programs, computed without I/O."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from testing.cluster.host.versions import Versions
 NODE_MONITOR_GRACE = "20s"
 
 
-def build_etcd(layout: Layout, folder: Path) -> Daemon:
-    """Build etcd's command line, without fsync because its data need not survive a crash of the host."""
+def build_etcd_daemon(layout: Layout, folder: Path) -> Daemon:
+    """Build etcd's daemon; fsync is disabled, because the data need not survive a crash of the host."""
     client = f"http://{layout.host_address}:{ETCD_PORT}"
     return build_daemon(
         layout,
@@ -29,8 +29,8 @@ def build_etcd(layout: Layout, folder: Path) -> Daemon:
     )
 
 
-def build_api_server(layout: Layout, folder: Path) -> Daemon:
-    """Build kube-apiserver's command line, with `InternalIP` because `kubectl logs` cannot resolve node names."""
+def build_api_server_daemon(layout: Layout, folder: Path) -> Daemon:
+    """Build kube-apiserver's daemon; it connects to kubelets by `InternalIP`, because node names cannot be resolved."""
     pki = layout.pki
     return build_daemon(
         layout,
@@ -58,8 +58,8 @@ def build_api_server(layout: Layout, folder: Path) -> Daemon:
     )
 
 
-def build_controller_manager(layout: Layout, folder: Path) -> Daemon:
-    """Build kube-controller-manager's command line; nodes become NotReady after 20 s, not 50 s, to speed up tests."""
+def build_controller_manager_daemon(layout: Layout, folder: Path) -> Daemon:
+    """Build kube-controller-manager's daemon; nodes become NotReady after 20 s instead of 50 s, to speed up tests."""
     pki = layout.pki
     return build_daemon(
         layout,
@@ -78,7 +78,7 @@ def build_controller_manager(layout: Layout, folder: Path) -> Daemon:
     )
 
 
-def build_scheduler(layout: Layout, folder: Path) -> Daemon:
+def build_scheduler_daemon(layout: Layout, folder: Path) -> Daemon:
     return build_daemon(
         layout,
         "kube-scheduler",
@@ -89,24 +89,24 @@ def build_scheduler(layout: Layout, folder: Path) -> Daemon:
     )
 
 
-def build_coredns(layout: Layout, folder: Path) -> Daemon:
+def build_coredns_daemon(layout: Layout, folder: Path) -> Daemon:
     return build_daemon(layout, "coredns", str(folder / "coredns"), "-conf", str(layout.corefile))
 
 
-def build_control_plane(layout: Layout, cache: Cache, versions: Versions) -> tuple[Daemon, ...]:
+def build_control_plane_daemons(layout: Layout, cache: Cache, versions: Versions) -> tuple[Daemon, ...]:
     """Return the daemons of the control plane in start order."""
     kubernetes = cache.binaries("kubernetes", versions.kubernetes)
     return (
-        build_etcd(layout, cache.binaries("etcd", versions.etcd)),
-        build_api_server(layout, kubernetes),
-        build_controller_manager(layout, kubernetes),
-        build_scheduler(layout, kubernetes),
-        build_coredns(layout, cache.binaries("coredns", versions.coredns)),
+        build_etcd_daemon(layout, cache.binaries("etcd", versions.etcd)),
+        build_api_server_daemon(layout, kubernetes),
+        build_controller_manager_daemon(layout, kubernetes),
+        build_scheduler_daemon(layout, kubernetes),
+        build_coredns_daemon(layout, cache.binaries("coredns", versions.coredns)),
     )
 
 
-def build_containerd(layout: Layout, node: NodeLayout, folder: Path) -> Daemon:
-    """Build containerd's command line, with a PATH that contains its shim and runc."""
+def build_containerd_daemon(layout: Layout, node: NodeLayout, folder: Path) -> Daemon:
+    """Build containerd's daemon, with a PATH that contains its shim and runc."""
     path = f"PATH={folder}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
     return build_daemon(
         layout,
@@ -121,7 +121,7 @@ def get_containerd_name(node: NodeLayout) -> str:
     return f"containerd-{node.name}"
 
 
-def build_kubelet(layout: Layout, node: NodeLayout, folder: Path) -> Daemon:
+def build_kubelet_daemon(layout: Layout, node: NodeLayout, folder: Path) -> Daemon:
     return build_daemon(
         layout,
         f"kubelet-{node.name}",
@@ -136,7 +136,7 @@ def build_kubelet(layout: Layout, node: NodeLayout, folder: Path) -> Daemon:
     )
 
 
-def build_kube_proxy(layout: Layout, node: NodeLayout, folder: Path) -> Daemon:
+def build_kube_proxy_daemon(layout: Layout, node: NodeLayout, folder: Path) -> Daemon:
     return build_daemon(
         layout,
         f"kube-proxy-{node.name}",
@@ -150,13 +150,13 @@ def build_kube_proxy(layout: Layout, node: NodeLayout, folder: Path) -> Daemon:
     )
 
 
-def build_node_programs(layout: Layout, node: NodeLayout, cache: Cache, versions: Versions) -> tuple[Daemon, ...]:
+def build_node_daemons(layout: Layout, node: NodeLayout, cache: Cache, versions: Versions) -> tuple[Daemon, ...]:
     """Return the daemons of a node in start order."""
     kubernetes = cache.binaries("kubernetes", versions.kubernetes)
     return (
-        build_containerd(layout, node, cache.binaries("containerd", versions.containerd)),
-        build_kubelet(layout, node, kubernetes),
-        build_kube_proxy(layout, node, kubernetes),
+        build_containerd_daemon(layout, node, cache.binaries("containerd", versions.containerd)),
+        build_kubelet_daemon(layout, node, kubernetes),
+        build_kube_proxy_daemon(layout, node, kubernetes),
     )
 
 

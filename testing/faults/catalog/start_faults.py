@@ -104,7 +104,7 @@ def break_webhook(job: JobUnderTest) -> Iterator[None]:
 
 @contextmanager
 def stop_dns(job: JobUnderTest) -> Iterator[None]:
-    dns = job.cluster.daemon("coredns")
+    dns = job.cluster.find_daemon("coredns")
     dns.stop()
     try:
         yield

@@ -164,6 +164,6 @@ def test_pip_settings_contain_certificates_and_wheel_folders() -> None:
     ]
 
 
-def test_docker_build_argument_sets_base_image_only_if_environment_does() -> None:
+def test_base_image_build_argument_is_set_only_if_the_environment_sets_it() -> None:
     assert build_docker_arguments({}) == ()
     assert build_docker_arguments({"BASE_IMAGE": "x@sha256:1"}) == ("--build-arg", "BASE_IMAGE=x@sha256:1")

@@ -53,7 +53,7 @@ def test_error_is_raised_if_no_network_is_free() -> None:
 
 
 @pytest.mark.parametrize("name", ["", "Dev", "1st", "too-long", "ninechars"])
-def test_name_invalid_in_device_names_is_rejected(name: str) -> None:
+def test_cluster_name_that_is_invalid_in_device_names_is_rejected(name: str) -> None:
     with pytest.raises(ValueError, match="at most 8"):
         check_name(name)
 

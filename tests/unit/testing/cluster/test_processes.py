@@ -9,7 +9,7 @@ from pathlib import Path
 from testing.cluster.host.processes import Daemon, find_daemons, read_start_time, stop_all
 
 
-def create_sleeper(folder: Path, *, ignore_sigterm: bool = False) -> Daemon:
+def create_sleeping_daemon(folder: Path, *, ignore_sigterm: bool = False) -> Daemon:
     signal_setup = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); " if ignore_sigterm else ""
     code = f"{signal_setup}print('ready', flush=True); import time; time.sleep(60)"
     return Daemon(name="sleeper", argv=(sys.executable, "-c", code), folder=folder)
@@ -27,7 +27,7 @@ def start_and_wait(daemon: Daemon) -> int:
 
 
 def test_second_start_keeps_the_running_process(tmp_path: Path) -> None:
-    daemon = create_sleeper(tmp_path)
+    daemon = create_sleeping_daemon(tmp_path)
     pid = start_and_wait(daemon)
 
     daemon.start()
@@ -39,7 +39,7 @@ def test_second_start_keeps_the_running_process(tmp_path: Path) -> None:
 
 
 def test_process_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
-    daemon = create_sleeper(tmp_path, ignore_sigterm=True)
+    daemon = create_sleeping_daemon(tmp_path, ignore_sigterm=True)
     pid = start_and_wait(daemon)
 
     daemon.stop(grace_seconds=0.2)
@@ -48,7 +48,7 @@ def test_process_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
 
 
 def test_reused_pid_is_not_signalled(tmp_path: Path) -> None:
-    daemon = create_sleeper(tmp_path)
+    daemon = create_sleeping_daemon(tmp_path)
     daemon.pid_file.write_text(f"{os.getpid()} 1\n")
 
     assert daemon.pid() is None
@@ -58,7 +58,7 @@ def test_reused_pid_is_not_signalled(tmp_path: Path) -> None:
 
 
 def test_zombie_process_counts_as_ended(tmp_path: Path) -> None:
-    daemon = create_sleeper(tmp_path)
+    daemon = create_sleeping_daemon(tmp_path)
     pid = start_and_wait(daemon)
 
     os.kill(pid, signal.SIGKILL)
@@ -70,7 +70,7 @@ def test_zombie_process_counts_as_ended(tmp_path: Path) -> None:
 
 
 def test_all_daemons_with_pid_files_in_folder_are_stopped(tmp_path: Path) -> None:
-    pid = start_and_wait(create_sleeper(tmp_path))
+    pid = start_and_wait(create_sleeping_daemon(tmp_path))
 
     stop_all(find_daemons(tmp_path), grace_seconds=1)
 

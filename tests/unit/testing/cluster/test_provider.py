@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from testing.cluster import provider
-from testing.cluster.current import CurrentProvider
+from testing.cluster.current import CurrentContextProvider
 from testing.cluster.host.commands import HarnessError
 from testing.cluster.kind import KindProvider
 from testing.cluster.provider import ClusterKind, ThrowawayProvider, choose_provider
@@ -18,7 +18,7 @@ def patch_host(
     throwaway_problem: str | None = None,
     go_problem: str | None = None,
 ) -> None:
-    """Patch the reasons why kind, the throwaway cluster and Go are unavailable; None means available."""
+    """Patch the detected problems of kind, the throwaway cluster and Go; None means available."""
     monkeypatch.setattr(provider, "find_kind_problem", lambda: kind_problem)
     monkeypatch.setattr(provider, "find_host_problem", lambda: throwaway_problem)
     monkeypatch.setattr(provider, "find_go_problem", lambda: go_problem)
@@ -74,6 +74,6 @@ def test_current_cluster_requires_shared_folder_and_load_command(tmp_path: Path)
 
     choice = choose_provider({**settings, "CLUSTER_SHARED_FOLDER": str(tmp_path), "CLUSTER_LOAD_IMAGE": "load it"})
 
-    assert isinstance(choice.provider, CurrentProvider)
+    assert isinstance(choice.provider, CurrentContextProvider)
     assert choice.provider.kubeconfig == Path("/a/config")
     assert choice.provider.shared_claim("jobs", "models")[1]["spec"]["hostPath"]["path"] == f"{tmp_path}/jobs/models"

@@ -45,7 +45,7 @@ def test_job_of_every_fault_is_valid(job_under_test: Any, fault: str) -> None:
 
 @pytest.fixture
 def start_program(tmp_path: Path) -> StartProgram:
-    """Return a function that starts the program as two processes, one per node, with the operator's variables."""
+    """Return a function that starts the program once per node of two, with the operator's environment variables."""
     (tmp_path / "token").write_text("t")
 
     def run(*arguments: str, attempt: int = 0) -> list[subprocess.Popen[bytes]]:
