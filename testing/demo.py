@@ -8,7 +8,7 @@ import sys
 import time
 
 from testing.cluster.provider import ProviderChoice, choose_provider
-from testing.models.loss_curve import loss_curve, read_losses
+from testing.models.loss_curve import read_losses, render_loss_curve
 from testing.processes.local_demo import run_locally
 from testing.processes.operator_stack import Stack, build_example_job, has_condition
 
@@ -51,14 +51,14 @@ def run_on_cluster(choice: ProviderChoice) -> int:
 
 def follow_job(stack: Stack) -> dict[str, object]:
     """Print the job's row of `kubectl get` whenever it changes, until the job is finished."""
-    previous: list[str] = []
+    previous_columns: list[str] = []
     deadline = time.monotonic() + 600
     while time.monotonic() < deadline:
         header, row = stack.kubectl("get", "ftj", JOB).splitlines()
         columns = row.split()[:-1]  # omit the age, which always changes
-        if columns != previous:
-            print_lines(*([] if previous else [header]), row)
-            previous = columns
+        if columns != previous_columns:
+            print_lines(*([] if previous_columns else [header]), row)
+            previous_columns = columns
         job = stack.job(JOB)
         if has_condition(job, "Finished"):
             return job
@@ -74,7 +74,7 @@ def print_result(stack: Stack) -> None:
     print_lines(description[description.index("Events:") :])
     output = stack.output(JOB)
     print_lines("loss by step:")
-    print_lines(loss_curve(read_losses(output)))
+    print_lines(render_loss_curve(read_losses(output)))
     print_lines(f"\nfiles in claim `models`, folder {stack.namespace}/{JOB}/result:")
     for path in sorted((output / "result").rglob("*")):
         if path.is_file():

@@ -110,12 +110,12 @@ class ProviderChoice:
 
 def choose_provider(environment: Mapping[str, str]) -> ProviderChoice:
     """Return the cluster selected by CLUSTER (throwaway, kind, current, none); by default, one the host supports."""
-    requested = environment.get("CLUSTER", "")
-    if requested and requested not in tuple(ClusterKind):
-        raise HarnessError(f"CLUSTER={requested}: expected one of {', '.join(ClusterKind)}")
-    if requested:
-        kind = ClusterKind(requested)
-        return ProviderChoice(kind, f"CLUSTER={requested}", create_provider(kind, environment))
+    requested_kind = environment.get("CLUSTER", "")
+    if requested_kind and requested_kind not in tuple(ClusterKind):
+        raise HarnessError(f"CLUSTER={requested_kind}: expected one of {', '.join(ClusterKind)}")
+    if requested_kind:
+        kind = ClusterKind(requested_kind)
+        return ProviderChoice(kind, f"CLUSTER={requested_kind}", create_provider(kind, environment))
     kind_problem = find_kind_problem()
     if kind_problem is None:
         return ProviderChoice(ClusterKind.KIND, "Docker is running", create_provider(ClusterKind.KIND, {}))

@@ -80,16 +80,17 @@ class ThrowawayCluster:
             self.start(state)
 
     def prepare_state(self, *, node_count: int, versions: Versions, dns_cache: bool) -> ClusterState:
-        previous = read_state(self.root)
-        if previous is not None and self.list_running_daemons():
-            if (previous.node_count, previous.versions) != (node_count, versions):
+        previous_state = read_state(self.root)
+        if previous_state is not None and self.list_running_daemons():
+            if (previous_state.node_count, previous_state.versions) != (node_count, versions):
                 raise HarnessError(
-                    f"cluster {self.name} is up with {previous.node_count} nodes of Kubernetes "
-                    f"{previous.versions.kubernetes}, requested {node_count} of {versions.kubernetes}; run `down` first"
+                    f"cluster {self.name} is up with {previous_state.node_count} nodes of Kubernetes "
+                    f"{previous_state.versions.kubernetes}, requested {node_count} of {versions.kubernetes}; "
+                    "run `down` first"
                 )
-            return previous
-        if previous is not None:
-            self.remove(previous, keep_images=True)
+            return previous_state
+        if previous_state is not None:
+            self.remove(previous_state, keep_images=True)
         state = ClusterState(
             name=self.name,
             node_count=node_count,
@@ -180,8 +181,10 @@ class ThrowawayCluster:
                     daemon.start()
                 daemon.require_running()
             if time.monotonic() > deadline:
-                missing = ", ".join(sorted(node_names - self.kubectl.list_ready_nodes()))
-                raise HarnessError(f"{missing} not Ready within {timeout_seconds} s; logs are in {self.layout.daemons}")
+                missing_nodes = ", ".join(sorted(node_names - self.kubectl.list_ready_nodes()))
+                raise HarnessError(
+                    f"{missing_nodes} not Ready within {timeout_seconds} s; logs are in {self.layout.daemons}"
+                )
             time.sleep(0.2)
 
     def load_image(self, archive: Path) -> None:

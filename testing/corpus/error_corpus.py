@@ -1,8 +1,8 @@
 """Corpus of labelled error messages; one third was held out before the error patterns were written.
 
 The messages are real program output, truncated to 400 characters, with names of people and hosts replaced. `source`
-is the thread or page that quotes the message, or marks it as provoked, which means that the failure was caused for the
-corpus; a local server then replaced the Hub.
+is the thread or page that quotes the message, or marks it as provoked: such a failure was caused deliberately for the
+corpus, with a local server instead of the Hub.
 """
 
 import json

@@ -198,27 +198,29 @@ class HttpApi:
         return web.json_response(self._commit("ADDED", key, {**body, "metadata": metadata}), status=201)
 
     def _update(self, resource: ResourcePath, body: RawBody) -> web.Response:
-        stored = self.objects.get(_build_key(resource))
-        if stored is None:
+        stored_body = self.objects.get(_build_key(resource))
+        if stored_body is None:
             return _respond_not_found(resource)
         for name in ("resourceVersion", "uid"):
-            if (required := body["metadata"].get(name)) and required != stored["metadata"][name]:
+            if (required := body["metadata"].get(name)) and required != stored_body["metadata"][name]:
                 return build_status_response(409, "Conflict", f"{resource.name}: the object has been modified")
         field = "status" if resource.subresource == "status" else "spec"
-        updated = {**stored, field: body[field]}
-        if updated == stored:
-            return web.json_response(stored)  # like Kubernetes, without a new version or an event
-        return web.json_response(self._commit("MODIFIED", _build_key(resource), updated))
+        updated_body = {**stored_body, field: body[field]}
+        if updated_body == stored_body:
+            return web.json_response(
+                stored_body
+            )  # like Kubernetes: an unchanged object gets no new version and no event
+        return web.json_response(self._commit("MODIFIED", _build_key(resource), updated_body))
 
     def _delete(self, resource: ResourcePath, options: RawBody) -> web.Response:
-        stored = self.objects.get(_build_key(resource))
-        if stored is None:
+        stored_body = self.objects.get(_build_key(resource))
+        if stored_body is None:
             return _respond_not_found(resource)
         uid = (options.get("preconditions") or {}).get("uid")
-        if uid is not None and uid != stored["metadata"]["uid"]:
+        if uid is not None and uid != stored_body["metadata"]["uid"]:
             return build_status_response(409, "Conflict", f"the UID in the precondition ({uid}) does not match")
         self.remove(resource.plural, resource.name or "", namespace=resource.namespace or "default")
-        return web.json_response(stored)
+        return web.json_response(stored_body)
 
     async def _watch(self, request: web.Request, resource: ResourcePath) -> web.StreamResponse:
         params = dict(request.query)
@@ -248,10 +250,10 @@ class HttpApi:
     def _commit(self, event: str, key: tuple[str, str, str], body: RawBody) -> RawBody:
         self._version += 1
         kind = {"apiVersion": "v1", "kind": KINDS[key[0]]}
-        stored = {**kind, **body, "metadata": {**body["metadata"], "resourceVersion": self.version}}
-        self.objects[key] = stored
-        self._publish(event, key[0], stored)
-        return stored
+        stored_body = {**kind, **body, "metadata": {**body["metadata"], "resourceVersion": self.version}}
+        self.objects[key] = stored_body
+        self._publish(event, key[0], stored_body)
+        return stored_body
 
     def _publish(self, event: str, plural: str, body: RawBody) -> None:
         self._history.append((self._version, event, plural, body))

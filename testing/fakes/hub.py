@@ -70,7 +70,7 @@ class FakeHub:
         if path == "/api/repos/create":
             self.repositories[name], self.visibility[name] = {}, request["visibility"]
             return 200, {"url": f"{self.address}/{name}"}
-        if path == "/api/validate-yaml":  # validates the metadata of a README.md
+        if path == "/api/validate-yaml":  # request to validate the metadata of README.md
             return 200, {"errors": [], "warnings": []}
         time.sleep(self.delay_seconds)
         repository, _, action = path.removeprefix("/api/models/").rpartition("/main")[0].rpartition("/")

@@ -26,7 +26,7 @@ from testing.processes.operator_stack import Stack
 
 REPOSITORY = Path(__file__).parents[2]
 PAGE = REPOSITORY / "docs" / "operations" / "fault-matrix.md"
-RUNS = PAGE.with_suffix(".jsonl")  # next to the page, so that results of several hosts and runs can be combined
+RUNS = PAGE.with_suffix(".jsonl")  # stored next to the page, so that results of several hosts and runs can be combined
 INJECT = REPOSITORY / "testing" / "fakes" / "inject"
 
 
@@ -42,13 +42,13 @@ def main(arguments: list[str] | None = None) -> int:
             remove_earlier_runs(
                 [expectation.name for expectation in selected_expectations], remove_all=not options.only
             )
-        run_all(stack, provider.chaos, [*selected_expectations] * options.runs, concurrency=options.at_once)
+        run_all_faults(stack, provider.chaos, [*selected_expectations] * options.runs, concurrency=options.at_once)
         runs = read_runs()
         PAGE.write_text(render_page(EXPECTATIONS, runs, describe_setup(provider.cluster, options.note)))
     finally:
         if not options.keep:
             provider.down()
-    return exit_code(selected_expectations, runs)
+    return compute_exit_code(selected_expectations, runs)
 
 
 def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
@@ -67,23 +67,23 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def select_expectations(selected_names: str) -> tuple[Expectation, ...]:
-    """Return the expectations of the faults named in a comma-separated list, or all; in the order of the page.
+    """Return the expectations of all faults, or of those in a comma-separated list, in page order.
 
     Raises: SystemExit if a name is unknown.
     """
     expectations = {expectation.name: expectation for expectation in EXPECTATIONS}
-    selected = [name for name in selected_names.split(",") if name] or [*expectations]
-    unknown = [name for name in selected if name not in expectations]
-    if unknown:
-        raise SystemExit(f"chaos: unknown fault {', '.join(unknown)}; expected one of {', '.join(expectations)}")
-    return tuple(expectation for name, expectation in expectations.items() if name in selected)
+    names = [name for name in selected_names.split(",") if name] or [*expectations]
+    unknown_names = [name for name in names if name not in expectations]
+    if unknown_names:
+        raise SystemExit(f"chaos: unknown fault {', '.join(unknown_names)}; expected one of {', '.join(expectations)}")
+    return tuple(expectation for name, expectation in expectations.items() if name in names)
 
 
-def run_all(stack: Stack, chaos: Chaos, expectations: Sequence[Expectation], *, concurrency: int) -> None:
-    """Run the isolated faults concurrently, then one by one the faults that affect other jobs."""
+def run_all_faults(stack: Stack, chaos: Chaos, expectations: Sequence[Expectation], *, concurrency: int) -> None:
+    """Run the isolated faults concurrently, then the faults that affect other jobs one by one."""
     lock = Lock()
 
-    def run_one(expectation: Expectation) -> None:
+    def run_expected_fault(expectation: Expectation) -> None:
         fault = FAULTS[expectation.name]
         run, evidence = run_fault(stack, chaos, fault, expectation, concurrency=concurrency if fault.is_isolated else 1)
         with lock:
@@ -91,10 +91,15 @@ def run_all(stack: Stack, chaos: Chaos, expectations: Sequence[Expectation], *, 
             print_run(expectation, run, evidence)
 
     with ThreadPoolExecutor(concurrency) as pool:
-        list(pool.map(run_one, (expectation for expectation in expectations if FAULTS[expectation.name].is_isolated)))
+        list(
+            pool.map(
+                run_expected_fault,
+                (expectation for expectation in expectations if FAULTS[expectation.name].is_isolated),
+            )
+        )
     for expectation in expectations:
         if not FAULTS[expectation.name].is_isolated:
-            run_one(expectation)
+            run_expected_fault(expectation)
 
 
 def copy_programs(stack: Stack) -> None:
@@ -109,12 +114,12 @@ def copy_programs(stack: Stack) -> None:
 
 def remove_earlier_runs(fault_names: Sequence[str], *, remove_all: bool) -> None:
     """Remove the earlier runs of these faults from the results file."""
-    remaining = [] if remove_all else [run for run in read_runs() if run.fault not in fault_names]
-    RUNS.write_text("".join(f"{run.to_json()}\n" for run in remaining))
+    remaining_runs = [] if remove_all else [run for run in read_runs() if run.fault not in fault_names]
+    RUNS.write_text("".join(f"{run.to_json()}\n" for run in remaining_runs))
 
 
 def append_run(run: FaultRun) -> None:
-    """Append the run to the results file immediately, because all runs take an hour and may be interrupted."""
+    """Append the run to the results file at once, because the whole matrix takes an hour and may be interrupted."""
     with RUNS.open("a") as file:
         file.write(f"{run.to_json()}\n")
 
@@ -141,8 +146,8 @@ def describe_setup(cluster: ThrowawayCluster, note: str) -> Setup:
     )
 
 
-def exit_code(expectations: Sequence[Expectation], runs: Sequence[FaultRun]) -> int:
-    """Return 1 if a run deviates from its expectation, or a fault was not run."""
+def compute_exit_code(expectations: Sequence[Expectation], runs: Sequence[FaultRun]) -> int:
+    """Return 1 if a run deviates from its expectation or a fault was not injected, otherwise 0."""
     for expectation in expectations:
         runs_of_fault = [run for run in runs if run.fault == expectation.name]
         if not runs_of_fault or any(find_deviations(expectation, run) for run in runs_of_fault):

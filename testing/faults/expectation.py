@@ -48,8 +48,8 @@ class Expectation:
     @property
     def phase(self) -> Phase:
         """Expected final phase of the job."""
-        failed = bool(self.failures) and self.failures[-1].action is FailureAction.FAIL
-        return Phase.FAILED if failed else Phase.COMPLETE
+        has_failed = bool(self.failures) and self.failures[-1].action is FailureAction.FAIL
+        return Phase.FAILED if has_failed else Phase.COMPLETE
 
     @property
     def restarts(self) -> int:

@@ -7,7 +7,7 @@ from testing.faults.expectation import Expectation, expect_failure, expect_repai
 
 SAVE_STEPS = 10  # save interval of training_program.py, which also saves on SIGTERM
 TRAINER_SAVE_STEPS = 20  # save interval of the operator's trainer
-STEPS_LOST_AFTER_SAVE = 1  # limit if the program had time to save
+STEPS_LOST_AFTER_SAVE = 1  # maximum if the program saved before it stopped
 
 RANKS = (
     Expectation(

@@ -89,7 +89,7 @@ class JobRecorder(threading.Thread):
         if self._connection is None:
             self._connection = http.client.HTTPSConnection(self._server, timeout=2, context=self._context)
         connection = self._connection
-        self._connection = None  # set again after the response has been read
+        self._connection = None  # a failed request must not reuse the connection
         connection.request("GET", self._path, headers=self._headers)
         response = connection.getresponse()
         body = response.read()

@@ -115,8 +115,8 @@ class JobUnderTest:
     def find_leader(self) -> RawBody:
         """Return the operator pod that holds the Lease."""
         leases = json.loads(self.stack.kubectl("get", "leases", "-n", OPERATOR_NAMESPACE, "-o", "json"))["items"]
-        holders = {str(lease["spec"].get("holderIdentity")).partition("_")[0] for lease in leases}
-        return next(pod for pod in self.list_operator_pods() if pod["metadata"]["name"] in holders)
+        lease_holders = {str(lease["spec"].get("holderIdentity")).partition("_")[0] for lease in leases}
+        return next(pod for pod in self.list_operator_pods() if pod["metadata"]["name"] in lease_holders)
 
 
 def wait_until_settled(stack: Stack, cluster: ThrowawayCluster, *, timeout_seconds: float = 120) -> None:
@@ -135,14 +135,16 @@ def wait_until_settled(stack: Stack, cluster: ThrowawayCluster, *, timeout_secon
 
 def is_settled(job: JobUnderTest) -> bool:
     pods = job.list_operator_pods()
-    unusable = [pod for pod in pods if count_restarts(pod)]
+    unusable_pods = [pod for pod in pods if count_restarts(pod)]
     k8s_nodes = [pod["spec"].get("nodeName") for pod in pods]
     ready_pods = [pod for pod in pods if is_ready(pod)]
-    if len(ready_pods) == len(pods) == 2 and not unusable and len(set(k8s_nodes)) == 1:
-        unusable = pods[:1]  # both are on one Kubernetes node; the scheduler will place a new pod on the other node
-    for pod in unusable:
+    if len(ready_pods) == len(pods) == 2 and not unusable_pods and len(set(k8s_nodes)) == 1:
+        unusable_pods = pods[
+            :1
+        ]  # both are on one Kubernetes node; the scheduler will place a new pod on the other node
+    for pod in unusable_pods:
         job.stack.kubectl("delete", "pod", "-n", OPERATOR_NAMESPACE, pod["metadata"]["name"], "--wait=false")
-    if unusable or len(ready_pods) != 2:
+    if unusable_pods or len(ready_pods) != 2:
         return False
     try:
         return job.find_leader() in ready_pods

@@ -22,13 +22,13 @@ HEADER = (
 
 @dataclass(frozen=True)
 class Setup:
-    """The setup on which the faults were injected."""
+    """The cluster and host on which the faults were injected."""
 
     kubernetes: str
     node_count: int
     core_count: int
     cgroup_version: str
-    note: str = ""  # additional remark on these runs
+    note: str = ""  # remark that is printed below the setup
 
 
 def render_page(expectations: Sequence[Expectation], runs: Sequence[FaultRun], setup: Setup) -> str:

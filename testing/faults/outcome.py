@@ -72,20 +72,24 @@ def parse_status(status: RawBody) -> RawBody:
         if attempt["state"] == "Failed"
     )
     last_attempt: RawBody = next(reversed(status.get("attempts", ())), {})
-    finished: RawBody = next((c for c in status.get("conditions", ()) if c["type"] == "Finished"), {})
+    finished_condition: RawBody = next((c for c in status.get("conditions", ()) if c["type"] == "Finished"), {})
     return {
         "phase": status.get("phase", ""),
         "failures": failures,
         "restarts": status.get("restarts", 0),
         "counted": (status.get("withoutProgress") or {}).get("counted", 0),
         "avoided": tuple(last_attempt.get("avoids", ())),
-        "message": finished.get("message", ""),
+        "message": finished_condition.get("message", ""),
     }
 
 
 def find_deviations(expectation: Expectation, run: FaultRun) -> tuple[str, ...]:
     """Return all deviations of the run from the expectation."""
-    return (*_check_verdicts(expectation, run), *_check_root_cause(expectation, run), *_check_losses(expectation, run))
+    return (
+        *_check_verdicts(expectation, run),
+        *_check_root_cause(expectation, run),
+        *_check_lost_steps(expectation, run),
+    )
 
 
 def _check_verdicts(expectation: Expectation, run: FaultRun) -> Iterator[str]:
@@ -114,7 +118,7 @@ def _check_root_cause(expectation: Expectation, run: FaultRun) -> Iterator[str]:
                 yield f"blamed {name} {getattr(first_failure, name)}, expected {expected_number}"
 
 
-def _check_losses(expectation: Expectation, run: FaultRun) -> Iterator[str]:
+def _check_lost_steps(expectation: Expectation, run: FaultRun) -> Iterator[str]:
     if expectation.max_steps_lost is not None and run.steps_lost > expectation.max_steps_lost:
         yield f"{run.steps_lost} steps lost, expected at most {expectation.max_steps_lost}"
     if run.steps_missing:

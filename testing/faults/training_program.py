@@ -48,10 +48,10 @@ def main() -> None:
         if options.fault and injects_fault and step == options.at:
             log(f"fault injected at {time.time()}")
             FAULTS[options.fault](options.mib)
-        agreed_vote = peers.agree(get_own_vote())
+        agreed_vote = peers.agree_on_vote(get_own_vote())
         if RANK == 0:
             log(f"step {step}")
-            report(step)
+            report_progress(step)
             if step % options.save_steps == 0 or agreed_vote != GO:
                 save_step(step, seconds=options.save_seconds if agreed_vote == STOP else 0)
         if agreed_vote != GO:
@@ -91,7 +91,7 @@ def get_own_vote() -> bytes:
 
 
 def wait_for_own_sigterm(agreed_vote: bytes) -> None:
-    """Wait for SIGTERM on this node, because a drain stops one node first and exit 0 before SIGTERM means success."""
+    """Wait for SIGTERM on this node after another node got it, because exit 0 before SIGTERM would mean success."""
     deadline = time.monotonic() + 60
     while agreed_vote == STOP and not stop_requested and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -107,7 +107,7 @@ class Peers:
         for connection in self._links:
             connection.settimeout(timeout_seconds)
 
-    def agree(self, vote: bytes) -> bytes:
+    def agree_on_vote(self, vote: bytes) -> bytes:
         """Return the common vote of all ranks: STOP if any rank must stop, else FINISH if requested, else GO."""
         try:
             if RANK != 0:
@@ -156,12 +156,12 @@ def load_step() -> int:
 
 def save_step(step: int, *, seconds: float) -> None:
     time.sleep(seconds)
-    temporary = OUTPUT / "saved.tmp"
-    temporary.write_text(json.dumps({"step": step}))
-    temporary.replace(OUTPUT / "saved.json")
+    temporary_file = OUTPUT / "saved.tmp"
+    temporary_file.write_text(json.dumps({"step": step}))
+    temporary_file.replace(OUTPUT / "saved.json")
 
 
-def report(step: int) -> None:
+def report_progress(step: int) -> None:
     """Report progress as described in docs/user-guide/command.md; ignore failures."""
     body = {"trainerStatus": {"metrics": [{"name": "current_step", "value": str(step)}]}}
     token = Path(os.environ["KUBEFLOW_TRAINER_SERVER_TOKEN"]).read_text()
@@ -188,7 +188,7 @@ def raise_cuda_oom(_mib: int) -> None:
     raise OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 1 has a total capacity of 23.65 GiB")
 
 
-def raise_ecc(_mib: int) -> None:
+def raise_ecc_error(_mib: int) -> None:
     raise RuntimeError("CUDA error: uncorrectable ECC error encountered")
 
 
@@ -258,7 +258,7 @@ def write_file(path: Path, mib: int) -> None:
 FAULTS: dict[str, Callable[[int], None]] = {
     "cuda-oom": raise_cuda_oom,
     "disk": fill_scratch,
-    "ecc": raise_ecc,
+    "ecc": raise_ecc_error,
     "exception": raise_value_error,
     "exit-42": exit_42,
     "fill": fill_and_wait,

@@ -1,4 +1,4 @@
-"""Measure the CPU memory of a training's tensors between steps and at the peak of each step."""
+"""Measure the CPU memory of the tensors of a training run, between steps and at the peak of each step."""
 
 import gc
 import weakref
@@ -45,7 +45,7 @@ class AllocationTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 @dataclass
 class AllocationCallback(TrainerCallback):  # type: ignore[misc]
-    """Records the held and peak bytes of every step; saves between steps do not count."""
+    """Records the held and peak bytes of every step; excludes checkpoint saves between steps."""
 
     tracker: AllocationTracker
     held_bytes: list[int] = field(default_factory=list)

@@ -14,7 +14,7 @@ def read_losses(output: Path) -> dict[int, float]:
     return {entry["step"]: entry["loss"] for entry in state["log_history"] if "loss" in entry}
 
 
-def loss_curve(losses: dict[int, float]) -> str:
+def render_loss_curve(losses: dict[int, float]) -> str:
     """Render a text chart of the losses, with the step on the horizontal axis."""
     steps = sorted(losses)
     columns = (

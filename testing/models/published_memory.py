@@ -85,7 +85,7 @@ MODELS: Mapping[str, dict[str, Any]] = {
 }
 
 
-class Measure(StrEnum):
+class MeasuredMemory(StrEnum):
     """Kind of memory that a source measured."""
 
     ALLOCATED = "tensors"
@@ -94,9 +94,9 @@ class Measure(StrEnum):
 
 
 _NOT_COUNTED = {
-    Measure.ALLOCATED: {"CUDA context", "fragmentation"},
-    Measure.RESERVED: {"CUDA context"},
-    Measure.DEVICE: set(),
+    MeasuredMemory.ALLOCATED: {"CUDA context", "fragmentation"},
+    MeasuredMemory.RESERVED: {"CUDA context"},
+    MeasuredMemory.DEVICE: set(),
 }
 
 
@@ -107,28 +107,30 @@ class PublishedSource:
     name: str
     page: str
     unit: int  # unit of its measurements in bytes
-    measure: Measure
+    measure: MeasuredMemory
     uses_16_bit_states: bool  # adapters, gradients and optimizer states are in 16 bits, without autocast
     has_unfused_adamw: bool = False  # the optimizer step allocates a copy of the trained parameters
 
 
-QWEN = PublishedSource("QwenLM/Qwen", "README.md", GB, Measure.DEVICE, uses_16_bit_states=False)
+QWEN = PublishedSource("QwenLM/Qwen", "README.md", GB, MeasuredMemory.DEVICE, uses_16_bit_states=False)
 SWIFT = PublishedSource(
     "modelscope/ms-swift",
     "docs/source/LLM/Benchmark.md",
     MIB,
-    Measure.RESERVED,
+    MeasuredMemory.RESERVED,
     uses_16_bit_states=False,
     has_unfused_adamw=True,
 )
 LITGPT = PublishedSource(
-    "Lightning-AI/litgpt", "tutorials/resource-tables.md", GB, Measure.ALLOCATED, uses_16_bit_states=True
+    "Lightning-AI/litgpt", "tutorials/resource-tables.md", GB, MeasuredMemory.ALLOCATED, uses_16_bit_states=True
 )
 LITGPT_HUB = PublishedSource(
-    "Lightning-AI/litgpt", "config_hub/finetune/README.md", GB, Measure.ALLOCATED, uses_16_bit_states=True
+    "Lightning-AI/litgpt", "config_hub/finetune/README.md", GB, MeasuredMemory.ALLOCATED, uses_16_bit_states=True
 )
-TORCHTUNE = PublishedSource("pytorch/torchtune", "README.md", GIB, Measure.ALLOCATED, uses_16_bit_states=True)
-SWIFT_EXAMPLES = PublishedSource("modelscope/ms-swift", "examples/train", GIB, Measure.DEVICE, uses_16_bit_states=False)
+TORCHTUNE = PublishedSource("pytorch/torchtune", "README.md", GIB, MeasuredMemory.ALLOCATED, uses_16_bit_states=True)
+SWIFT_EXAMPLES = PublishedSource(
+    "modelscope/ms-swift", "examples/train", GIB, MeasuredMemory.DEVICE, uses_16_bit_states=False
+)
 SOURCES = (QWEN, SWIFT, SWIFT_EXAMPLES, LITGPT, LITGPT_HUB, TORCHTUNE)
 
 
@@ -253,7 +255,7 @@ _SWIFT_ROWS = (
     PublishedRow(SWIFT, "Yi-6B", _ATTENTION, 2048, 14386),
     PublishedRow(SWIFT, "Yi-34B", _ATTENTION, 2048, 70482),
 )
-# the length is the length of the longest sample, on which litgpt trains first
+# length of the longest sample, on which litgpt trains first
 
 _LITGPT_ROWS = tuple(
     PublishedRow(LITGPT, model, lora, length, published, batch=batch, checkpointing=False)

@@ -17,12 +17,12 @@ WITH_GENERATION_TAGS = (
 @contextmanager
 def use_template(tokenizer: PreTrainedTokenizerFast, template: str | None) -> Iterator[ExampleRenderer]:
     """Yield a renderer with this chat template, and restore the tokenizer's template afterwards."""
-    previous = tokenizer.chat_template
+    previous_template = tokenizer.chat_template
     tokenizer.chat_template = template
     try:
         yield ExampleRenderer(tokenizer, model_name="tiny")
     finally:
-        tokenizer.chat_template = previous
+        tokenizer.chat_template = previous_template
 
 
 def decode_targets(tokenizer: PreTrainedTokenizerFast, sample: Sample) -> list[str]:

@@ -63,11 +63,11 @@ def build(folder: Path, *, rows: int = 400, eval_rows: int = 40, seed: int = 0) 
     if rows + eval_rows > len(all_rows):
         raise ValueError(f"{rows} + {eval_rows} rows requested; the help topics contain {len(all_rows)}")
     step = len(all_rows) // (rows + eval_rows)
-    selected = all_rows[::step][: rows + eval_rows]
-    eval_indices = {int(index * len(selected) / eval_rows) for index in range(eval_rows)}
+    selected_rows = all_rows[::step][: rows + eval_rows]
+    eval_indices = {int(index * len(selected_rows) / eval_rows) for index in range(eval_rows)}
     for path, split in (
-        (files.train, [row for index, row in enumerate(selected) if index not in eval_indices][:rows]),
-        (files.eval, [row for index, row in enumerate(selected) if index in eval_indices]),
+        (files.train, [row for index, row in enumerate(selected_rows) if index not in eval_indices][:rows]),
+        (files.eval, [row for index, row in enumerate(selected_rows) if index in eval_indices]),
     ):
         write_jsonl(path, split)
         write_jsonl(get_preferences_path(path), [convert_to_preference(row) for row in split])

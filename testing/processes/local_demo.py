@@ -1,4 +1,4 @@
-"""Demo without a cluster, which runs the example job as local processes."""
+"""Demo that runs the example job as local processes, without a cluster."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import yaml
 
 from testing.models import tiny_text
-from testing.models.loss_curve import loss_curve, read_losses
+from testing.models.loss_curve import read_losses, render_loss_curve
 from testing.processes.operator_stack import build_example_job
 
 
@@ -25,7 +25,7 @@ def run_locally() -> int:
         code = subprocess.run([*command, "--volume", f"data={folder / 'data'}"], check=False).returncode
         if code == 0:
             (output,) = (folder / "out").glob("*/demo")
-            print("loss by step:\n" + loss_curve(read_losses(output)))
+            print("loss by step:\n" + render_loss_curve(read_losses(output)))
             for path in sorted((output / "result").iterdir()):
                 print(f"  {path.name:36} {path.stat().st_size:>10,} bytes")
         return code

@@ -64,7 +64,7 @@ class LocalJob:
         """Run the job to completion and return its exit code and output."""
         return finish(self.start(*options))
 
-    def heartbeat(self, *, node_rank: int, attempt: int = 0) -> RawBody | None:
+    def read_heartbeat(self, *, node_rank: int, attempt: int = 0) -> RawBody | None:
         """Return the latest heartbeat of a node's only rank, or None before the first heartbeat."""
         path = self.local_folder / f"attempt-{attempt}/node-{node_rank}/run/ranks/rank-0.json"
         try:
@@ -77,7 +77,7 @@ class LocalJob:
         """Wait until the node's only rank has completed `step` steps and return its pid."""
 
         def find_pid() -> int | None:
-            heartbeat = self.heartbeat(node_rank=node_rank)
+            heartbeat = self.read_heartbeat(node_rank=node_rank)
             return int(heartbeat["pid"]) if heartbeat and heartbeat["progress"]["step"] >= step else None
 
         return wait_until(find_pid, f"step {step} on node {node_rank}")

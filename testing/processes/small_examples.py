@@ -47,7 +47,7 @@ def write_small_example(folder: Path, example: str, edit_spec: Callable[[RawBody
     spec.pop("resources")
     spec["nprocPerNode"] = 2 // spec.get("numNodes", 1)
     if "command" in spec:
-        spec["command"]["workingDir"] = "workspace"  # in the example, it is a folder in the image
+        spec["command"]["workingDir"] = "workspace"  # the original example uses a folder in the image
     else:
         spec["model"]["torchDtype"] = "float32"
         spec["training"] = {**spec["training"], **SHORT_TRAINING}

@@ -107,7 +107,7 @@ def track_allocations(callback: AllocationCallback) -> Iterator[None]:
 
 @contextmanager
 def limit_memory(name: str, context: RankContext) -> Iterator[None]:
-    """Limit memory or batch size as specified by the cell's name."""
+    """Limit memory or batch size as the name of the cell specifies."""
     variant = MEMORY_VARIANT.search(name)
     with ExitStack() as stack:
         if variant and variant["mib"]:
@@ -180,7 +180,7 @@ def slow_down() -> None:
 def main(cells_file: Path, results_file: Path) -> None:
     transformers.utils.logging.disable_progress_bar()
     warnings.simplefilter("ignore")
-    gc.freeze()  # as in finetune_trainer.entrypoint
+    gc.freeze()  # same as in finetune_trainer.entrypoint
     context = RankContext.from_environment(os.environ)
     if os.environ.get("TEST_SLOW_RANK") == str(context.ranks.rank):
         slow_down()
@@ -193,4 +193,4 @@ def main(cells_file: Path, results_file: Path) -> None:
 
 if __name__ == "__main__":
     main(Path(sys.argv[1]), Path(sys.argv[2]))
-    exit_without_teardown(0)  # as in the trainer, because threads of collectives may abort during interpreter shutdown
+    exit_without_teardown(0)  # threads of collectives may abort during interpreter shutdown

@@ -77,8 +77,8 @@ def resolve_auto_batch_size(plan: TrainingPlan, setup: TrainingSetup) -> tuple[T
     # Report the smallest size first, because the trial itself may run out of memory.
     setup.heartbeat.record_batch_size(smallest.per_device)
     # Reuse the size that an earlier attempt chose.
-    saved = SavedBatchSize(setup.output, build_cache_key(spec, device, world_size=smallest.world_size))
-    choice = run_on_rank_zero(lambda: saved.load(smallest))
+    saved_batch_size = SavedBatchSize(setup.output, build_cache_key(spec, device, world_size=smallest.world_size))
+    choice = run_on_rank_zero(lambda: saved_batch_size.load(smallest))
     # Otherwise try sizes on the GPU, or compare their forecasts with the available memory.
     if choice is None and can_measure_memory(spec, device):
         trial = assemble_trainer(plan, setup)
@@ -89,7 +89,7 @@ def resolve_auto_batch_size(plan: TrainingPlan, setup: TrainingSetup) -> tuple[T
         choice = run_on_rank_zero(lambda: choose_by_forecast(smallest, forecast, available_bytes=available))
     # Save and report the choice.
     chosen = choice
-    run_on_rank_zero(lambda: saved.save(chosen))
+    run_on_rank_zero(lambda: saved_batch_size.save(chosen))
     setup.heartbeat.record_batch_size(chosen.batch.per_device)
     print_on_rank_zero(setup.context, [f"perDeviceTrainBatchSize auto: {chosen.batch.per_device}, {chosen.reason}"])
     return plan.with_micro_batch(chosen.batch), models
@@ -141,8 +141,8 @@ def assemble_trainer(
 
 def load_models(spec: TrainerSpec, pretrained: Pretrained) -> ModelPair:
     """Load the model to train, and a reference model for DPO without LoRA."""
-    trained = load_model(spec, pretrained)
-    return ModelPair(trained, load_reference_model(pretrained) if spec.dpo and not spec.lora else None)
+    trained_model = load_model(spec, pretrained)
+    return ModelPair(trained_model, load_reference_model(pretrained) if spec.dpo and not spec.lora else None)
 
 
 def build_trainer(inputs: TrainerInputs) -> GlobalMeanTrainer:
@@ -168,5 +168,7 @@ def build_collator(data: TrainingData, pretrained: Pretrained, model: torch.nn.M
     pad_id = pad_token_id(pretrained.tokenizer)
     if pretrained.vision is None:
         return Collator(pad_id)
-    required = data.modalities or ((Modality.IMAGE,) if trains_vision(model, pretrained.vision.family) else ())
-    return MultimodalCollator(pad_id, pretrained.vision, required=required)
+    required_modalities = data.modalities or (
+        (Modality.IMAGE,) if trains_vision(model, pretrained.vision.family) else ()
+    )
+    return MultimodalCollator(pad_id, pretrained.vision, required=required_modalities)

@@ -34,8 +34,8 @@ def publish_result(trainer: GlobalMeanTrainer, output: OutputFolder, pretrained:
         if outcome and outcome.checkpoint:
             weights.update(read_weights(outcome.checkpoint))
         # Full fine-tuning trains float32 weights; publish them in the dtype of the base model.
-        published = weights if lora else {name: weight.to(pretrained.dtype) for name, weight in weights.items()}
-        save_weights(trainer.model, published, folder)
+        published_weights = weights if lora else {name: weight.to(pretrained.dtype) for name, weight in weights.items()}
+        save_weights(trainer.model, published_weights, folder)
         pretrained.tokenizer.save_pretrained(folder)
         if pretrained.vision:
             save_processor(pretrained.vision, pretrained.name, folder)
@@ -72,15 +72,15 @@ def build_report_data(trainer: GlobalMeanTrainer, *, title: str, outcome: Traini
     """Collect the content of report.html from the trainer."""
     inputs, monitor = trainer.inputs, trainer.monitor
     spec = inputs.plan.spec.model_dump(mode="json", by_alias=True, exclude_none=True, include=_REPORTED_FIELDS)
-    derived = {
+    derived_values = {
         "effective batch": inputs.plan.batch,
         "steps": trainer.state.global_step,
         "samples": len(inputs.data.train),
     }
-    derived |= {"end": outcome.message} if outcome else {}
+    derived_values |= {"end": outcome.message} if outcome else {}
     return ReportData(
         title=f"{title}: {inputs.plan.spec.model.name}",
-        job={**derived, **spec},
+        job={**derived_values, **spec},
         log_history=trainer.state.log_history,
         lengths=inputs.data.train.lengths,
         summary=monitor.latest_summary,

@@ -136,9 +136,9 @@ def choose_attention(
     spec: TrainerSpec, pretrained: Pretrained, data: TrainingData, output: OutputFolder, device: torch.device
 ) -> AttentionChoice:
     """Choose the attention backend for the longest row or for the length of a pack. Runs on rank 0 only."""
-    longest = spec.dataset.max_length if spec.dataset.packing else int(data.train.lengths.max())
-    assert longest is not None  # packing requires maxLength
-    trial = build_attention_trial(spec, pretrained.config, pretrained.dtype, device, longest)
+    max_length = spec.dataset.max_length if spec.dataset.packing else int(data.train.lengths.max())
+    assert max_length is not None  # packing requires maxLength
+    trial = build_attention_trial(spec, pretrained.config, pretrained.dtype, device, max_length)
     with translate_disk_errors(output.root):
         output.check_holder()  # the chosen backend may be saved in the output
         return select_attention(spec, trial, output.checkpoints, is_multimodal=pretrained.vision is not None)

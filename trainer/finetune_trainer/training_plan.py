@@ -105,5 +105,5 @@ def _compute_fingerprint(spec: TrainerSpec, batch: Batch) -> str:
     fields = spec.model_dump(mode="json", include={"model", "dataset", "sft", "dpo", "lora", "training"})
     fields["dataset"].pop("num_workers")
     fields["training"] = {k: v for k, v in fields["training"].items() if k not in _NOT_IN_FINGERPRINT}
-    canonical = json.dumps({**fields, "effectiveBatch": batch.effective}, sort_keys=True)
-    return hashlib.sha256(canonical.encode()).hexdigest()[:16]
+    canonical_json = json.dumps({**fields, "effectiveBatch": batch.effective}, sort_keys=True)
+    return hashlib.sha256(canonical_json.encode()).hexdigest()[:16]

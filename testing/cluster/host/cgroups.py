@@ -30,10 +30,10 @@ def list_hierarchies(root: Path = ROOT) -> tuple[Path, ...]:
 
 def find_missing_controllers(root: Path = ROOT) -> tuple[str, ...]:
     if is_cgroup_v2(root):
-        available = (root / "cgroup.controllers").read_text().split()
+        available_controllers = (root / "cgroup.controllers").read_text().split()
     else:
-        available = [path.name for path in root.iterdir()] if root.is_dir() else []
-    return tuple(name for name in REQUIRED_CONTROLLERS if name not in available)
+        available_controllers = [path.name for path in root.iterdir()] if root.is_dir() else []
+    return tuple(name for name in REQUIRED_CONTROLLERS if name not in available_controllers)
 
 
 def ensure_cgroup(node: NodeLayout) -> None:
@@ -50,8 +50,8 @@ def ensure_cgroup(node: NodeLayout) -> None:
 
 
 def delegate_controllers(folder: Path) -> None:
-    available = (folder / "cgroup.controllers").read_text().split()
-    enable_all = " ".join(f"+{name}" for name in available)
+    available_controllers = (folder / "cgroup.controllers").read_text().split()
+    enable_all = " ".join(f"+{name}" for name in available_controllers)
     try:
         (folder / "cgroup.subtree_control").write_text(enable_all)
     except OSError as error:
@@ -94,11 +94,11 @@ def remove_cgroup(cgroup: str) -> None:
         for folder in walk_cgroup_folders(cgroup):
             with suppress(OSError):  # rmdir fails with EBUSY for a moment after the last process ended
                 folder.rmdir()
-        remaining = tuple(walk_cgroup_folders(cgroup))
-        if not remaining:
+        remaining_folders = tuple(walk_cgroup_folders(cgroup))
+        if not remaining_folders:
             return
         if time.monotonic() > deadline:
-            raise HarnessError(f"cgroups cannot be removed: {', '.join(str(path) for path in remaining[:3])}")
+            raise HarnessError(f"cgroups cannot be removed: {', '.join(str(path) for path in remaining_folders[:3])}")
         time.sleep(0.05)
 
 

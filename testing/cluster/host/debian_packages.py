@@ -45,13 +45,13 @@ APT_OPTIONS = ("-o", "DPkg::Lock::Timeout=300")  # another process may hold the 
 
 
 def ensure_packages(packages: tuple[Package, ...]) -> None:
-    missing = tuple(package.name for package in packages if not package.is_installed())
-    if not missing:
+    missing_packages = tuple(package.name for package in packages if not package.is_installed())
+    if not missing_packages:
         return
     if not shutil.which("apt-get"):
-        raise HarnessError(f"please install {', '.join(missing)}: apt-get is not available to install them")
+        raise HarnessError(f"please install {', '.join(missing_packages)}: apt-get is not available to install them")
     noninteractive = {"DEBIAN_FRONTEND": "noninteractive"}
-    with stage(f"install {', '.join(missing)}"):
+    with stage(f"install {', '.join(missing_packages)}"):
         run("apt-get", *APT_OPTIONS, "update", "-qq", environment=noninteractive)
-        install = ("install", "-y", "-qq", "--no-install-recommends")
-        run("apt-get", *APT_OPTIONS, *install, *missing, environment=noninteractive)
+        install_command = ("install", "-y", "-qq", "--no-install-recommends")
+        run("apt-get", *APT_OPTIONS, *install_command, *missing_packages, environment=noninteractive)

@@ -74,5 +74,7 @@ def parse_kubernetes_minor(version: str) -> int:
 
 def list_staging_modules(version: str) -> tuple[str, ...]:
     """Return the modules of the Kubernetes repository's staging folder; each needs a replace line in go.mod."""
-    streaming = ("cri-streaming", "streaming") if parse_kubernetes_minor(version) >= STREAMING_SPLIT_MINOR else ()
-    return tuple(sorted((*STAGING_MODULES, *streaming)))
+    streaming_modules = (
+        ("cri-streaming", "streaming") if parse_kubernetes_minor(version) >= STREAMING_SPLIT_MINOR else ()
+    )
+    return tuple(sorted((*STAGING_MODULES, *streaming_modules)))

@@ -25,13 +25,13 @@ def ensure_root_file_system(cache: Cache) -> Path:
     archive = cache.images / f"base-{SUITE}.tar"
     if not archive.exists():
         archive.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = archive.with_suffix(".unfinished.tar")
+        unfinished_archive = archive.with_suffix(".unfinished.tar")
         with stage(f"base image of Debian {SUITE}"):
             run(
                 *("mmdebstrap", "--quiet", "--variant=essential", f"--hook-dir={MERGED_USR_HOOK}"),
                 *(f"--include={','.join(PACKAGES)}", '--aptopt=APT::Install-Recommends "false"'),
                 *(f"--dpkgopt=path-exclude={pattern}" for pattern in EXCLUDED_PATHS),
-                *(SUITE, unfinished),
+                *(SUITE, unfinished_archive),
             )
-        unfinished.rename(archive)
+        unfinished_archive.rename(archive)
     return archive

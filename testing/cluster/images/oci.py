@@ -103,13 +103,14 @@ def keep_newest_image_uncompressed(layout: Path) -> None:
     manifest["layers"] = [decompress_layer(layout, layer) for layer in manifest["layers"]]
     manifest_bytes = encode_json(manifest)
     get_blob_path(layout, compute_digest(manifest_bytes)).write_bytes(manifest_bytes)
-    newest = entry | {"digest": compute_digest(manifest_bytes), "size": len(manifest_bytes)}
-    (layout / "index.json").write_bytes(encode_json(index | {"manifests": [newest]}))
-    referenced = {
-        get_blob_path(layout, descriptor["digest"]) for descriptor in (newest, manifest["config"], *manifest["layers"])
+    newest_entry = entry | {"digest": compute_digest(manifest_bytes), "size": len(manifest_bytes)}
+    (layout / "index.json").write_bytes(encode_json(index | {"manifests": [newest_entry]}))
+    referenced_digests = {
+        get_blob_path(layout, descriptor["digest"])
+        for descriptor in (newest_entry, manifest["config"], *manifest["layers"])
     }
     for path in (layout / BLOBS).iterdir():
-        if path not in referenced:
+        if path not in referenced_digests:
             path.unlink()
 
 

@@ -190,8 +190,8 @@ def find_wheel_folders(repository: Path) -> tuple[Path, ...]:
 
 def read_host_pip_settings() -> dict[str, str]:
     """Return the host's package index settings from pip's configuration files and PIP_ variables."""
-    listing = try_run(sys.executable, "-m", "pip", "config", "list").stdout
-    pairs = (line.partition("=") for line in listing.splitlines() if "=" in line)
+    config_listing = try_run(sys.executable, "-m", "pip", "config", "list").stdout
+    pairs = (line.partition("=") for line in config_listing.splitlines() if "=" in line)
     settings = {key.split(".", 1)[-1]: value.strip("'\"") for key, _, value in pairs}
     return {key: value for key, value in settings.items() if key in PIP_SETTINGS}
 

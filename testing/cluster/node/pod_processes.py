@@ -63,11 +63,11 @@ def find_running_container_id(pod: dict[str, Any], container: str | None) -> str
         HarnessError: no or several running containers match; the message lists the running ones.
     """
     statuses = pod.get("status", {}).get("containerStatuses", [])
-    running = {status["name"]: status["containerID"] for status in statuses if "running" in status["state"]}
-    matches = [name for name in running if container in (None, name)]
+    ids_by_name = {status["name"]: status["containerID"] for status in statuses if "running" in status["state"]}
+    matches = [name for name in ids_by_name if container in (None, name)]
     if len(matches) != 1:
-        running_names = ", ".join(running) or "none"
+        running_names = ", ".join(ids_by_name) or "none"
         name = pod["metadata"]["name"]
-        requested = container or "(the only one)"
-        raise HarnessError(f"pod {name}: requested container {requested}; running containers: {running_names}")
-    return str(running[matches[0]]).rpartition("/")[2]
+        requested_name = container or "(the only one)"
+        raise HarnessError(f"pod {name}: requested container {requested_name}; running containers: {running_names}")
+    return str(ids_by_name[matches[0]]).rpartition("/")[2]

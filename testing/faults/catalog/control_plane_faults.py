@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from testing.cluster.host.commands import HarnessError
 from testing.cluster.host.processes import terminate_processes
 from testing.fakes.dead_peer import drop_incoming_packets_of_process
-from testing.faults.catalog.fault import InjectedFault, InjectionTime, build_program_fields, run_program
+from testing.faults.catalog.fault import InjectedFault, InjectionTime, build_program_fields, make_program_fields
 from testing.faults.job_under_test import JobUnderTest, RawBody
 from testing.processes.operator_stack import OPERATOR_NAMESPACE
 
@@ -97,14 +97,18 @@ def avoid_leader_node(job: JobUnderTest) -> RawBody:
 
 
 CONTROL_PLANE_FAULTS = {
-    "api-server-down": InjectedFault(run_program(), stop_api_server, duration_seconds=60),
+    "api-server-down": InjectedFault(make_program_fields(), stop_api_server, duration_seconds=60),
     "killed-while-api-server-down": InjectedFault(
-        run_program(), kill_container_without_api_server, duration_seconds=20
+        make_program_fields(), kill_container_without_api_server, duration_seconds=20
     ),
-    "etcd-restart": InjectedFault(run_program(), restart_etcd),
-    "operator-killed-starting": InjectedFault(run_program(), kill_operators, injection_time=InjectionTime.STARTING),
-    "operator-killed-running": InjectedFault(run_program(), kill_operators),
-    "operator-killed-stopping": InjectedFault(run_program("--save-seconds", "5"), kill_operators_while_stopping),
-    "connections-forgotten": InjectedFault(run_program(), drop_connections),
+    "etcd-restart": InjectedFault(make_program_fields(), restart_etcd),
+    "operator-killed-starting": InjectedFault(
+        make_program_fields(), kill_operators, injection_time=InjectionTime.STARTING
+    ),
+    "operator-killed-running": InjectedFault(make_program_fields(), kill_operators),
+    "operator-killed-stopping": InjectedFault(
+        make_program_fields("--save-seconds", "5"), kill_operators_while_stopping
+    ),
+    "connections-forgotten": InjectedFault(make_program_fields(), drop_connections),
     "leader-partitioned": InjectedFault(avoid_leader_node, partition_leader, duration_seconds=30),
 }

@@ -41,8 +41,8 @@ def list_complete_checkpoints(job: JobUnderTest) -> list[Path]:
 
 def truncate_largest_file(checkpoint: Path) -> None:
     """Truncate the largest file of the checkpoint to half its size."""
-    largest = max((path for path in checkpoint.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
-    os.truncate(largest, largest.stat().st_size // 2)
+    largest_file = max((path for path in checkpoint.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
+    os.truncate(largest_file, largest_file.stat().st_size // 2)
 
 
 @contextmanager

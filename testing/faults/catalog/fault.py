@@ -1,4 +1,4 @@
-"""Define a fault: the job it is injected into, the injection and its time."""
+"""Definition of a fault, including its injection and the job that it is injected into."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class InjectedFault:
     """A fault of the matrix and the spec of the job that it is injected into.
 
     fields: returns the spec fields that differ from the example job.
-    inject: context manager that creates the fault on entry and removes it on exit, which is after `duration_seconds`
+    inject: context manager that creates the fault on entry and removes it on exit. It exits after `duration_seconds`
         or when the job trains again.
     is_isolated: the fault does not affect other jobs, so several such faults can be injected at the same time.
     """
@@ -62,15 +62,15 @@ def build_program_fields(*arguments: str, ranks: int = 1, **fields: Any) -> RawB
     return command(run, **{"image": image, "nprocPerNode": ranks, **fields})
 
 
-def run_program(*arguments: str, ranks: int = 1, **fields: Any) -> Callable[[JobUnderTest], RawBody]:
-    """Return a function that returns the fields of `build_program_fields` for every job."""
+def make_program_fields(*arguments: str, ranks: int = 1, **fields: Any) -> Callable[[JobUnderTest], RawBody]:
+    """Return a function that builds the same program fields for every job."""
     return lambda _job: build_program_fields(*arguments, ranks=ranks, **fields)
 
 
 def build_program_fault(fault: str, *arguments: str, ranks: int = 1, **fields: Any) -> InjectedFault:
     """Return a fault that the training program injects in its last rank and, by default, only in the first attempt."""
     return InjectedFault(
-        run_program("--fault", fault, "--rank", str(2 * ranks - 1), *arguments, ranks=ranks, **fields),
+        make_program_fields("--fault", fault, "--rank", str(2 * ranks - 1), *arguments, ranks=ranks, **fields),
         injection_time=InjectionTime.BY_PROGRAM,
         is_isolated=True,
     )

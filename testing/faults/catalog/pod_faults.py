@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 from finetune_operator import names
 from testing.cluster.images.project_images import image_name
-from testing.faults.catalog.fault import InjectedFault, run_program
+from testing.faults.catalog.fault import InjectedFault, make_program_fields
 from testing.faults.job_under_test import JobUnderTest, RawBody
 
 PREEMPTOR = "chaos-preemptor"
@@ -50,7 +50,7 @@ def evict_pod(job: JobUnderTest) -> Iterator[None]:
 
 
 @contextmanager
-def drain(job: JobUnderTest) -> Iterator[None]:
+def drain_node(job: JobUnderTest) -> Iterator[None]:
     k8s_node = job.get_k8s_node(1)
     try:
         job.stack.kubectl("drain", k8s_node, "--ignore-daemonsets", "--delete-emptydir-data", "--timeout=90s")
@@ -60,7 +60,7 @@ def drain(job: JobUnderTest) -> Iterator[None]:
 
 
 @contextmanager
-def preempt(job: JobUnderTest) -> Iterator[None]:
+def preempt_pod(job: JobUnderTest) -> Iterator[None]:
     """Create a pod of higher priority that needs the resources of node 1."""
     priority = {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "value": 1000}
     container = {"name": "sleep", "image": image_name("operator"), "command": ["sleep", "600"]}
@@ -123,10 +123,10 @@ def edit_service(job: JobUnderTest) -> Iterator[None]:
     def get_selector() -> str:
         return job.stack.kubectl("get", "service", job.name, "-o", "jsonpath={.spec.selector}", "--ignore-not-found")
 
-    original = get_selector()
+    original_selector = get_selector()
     job.stack.kubectl("patch", "service", job.name, "--type=merge", "-p", '{"spec":{"selector":{"app":"theirs"}}}')
     deadline = time.monotonic() + 20
-    while (current := get_selector()) != original:
+    while (current := get_selector()) != original_selector:
         if time.monotonic() > deadline:
             raise TimeoutError(f"the Service still selects {current or 'nothing'} after 20 s")
         time.sleep(0.1)
@@ -153,7 +153,7 @@ def stop_kubelet(job: JobUnderTest) -> Iterator[None]:
 
 
 @contextmanager
-def partition(job: JobUnderTest) -> Iterator[None]:
+def partition_node(job: JobUnderTest) -> Iterator[None]:
     k8s_node = job.get_k8s_node(1)
     job.chaos.partition(k8s_node)
     try:
@@ -174,7 +174,7 @@ def delete_node(job: JobUnderTest) -> Iterator[None]:
 
 
 @contextmanager
-def taint_out_of_service(job: JobUnderTest) -> Iterator[None]:
+def taint_node_out_of_service(job: JobUnderTest) -> Iterator[None]:
     """Stop the kubelet and taint the Node as out of service, as administrators do after a power failure of a host."""
     k8s_node = job.get_k8s_node(1)
     job.chaos.stop_kubelet(k8s_node)
@@ -195,34 +195,42 @@ def wait_until_unready(job: JobUnderTest, k8s_node: str) -> None:
         time.sleep(0.5)
 
 
-def request_cpu(cpu: str) -> RawBody:
+def build_cpu_request(cpu: str) -> RawBody:
     return {"requests": {"cpu": cpu}}
 
 
 POD_FAULTS = {
-    "container-kill": InjectedFault(run_program(), kill_container, is_isolated=True),
-    "pod-delete": InjectedFault(run_program(), delete_pod, is_isolated=True),
-    "pod-evict": InjectedFault(run_program(), evict_pod, is_isolated=True),
-    "drain": InjectedFault(run_program(), drain),
-    "preemption": InjectedFault(run_program(resources=request_cpu("1100m")), preempt, duration_seconds=8),
-    "sigterm-ignored": InjectedFault(run_program("--ignore-sigterm"), delete_pod_with_short_grace, is_isolated=True),
-    "service-deleted": InjectedFault(run_program(), delete_service, is_isolated=True),
-    "service-edited": InjectedFault(run_program(), edit_service, is_isolated=True),
-    "image-edited": InjectedFault(run_program(), edit_image, is_isolated=True),
-    "name-taken-later": InjectedFault(run_program(), take_next_config_map_name, duration_seconds=8, is_isolated=True),
-    "pod-relabelled": InjectedFault(run_program(), relabel_pod, is_isolated=True),
-    "applied-again": InjectedFault(run_program(), recreate_job, is_isolated=True),
+    "container-kill": InjectedFault(make_program_fields(), kill_container, is_isolated=True),
+    "pod-delete": InjectedFault(make_program_fields(), delete_pod, is_isolated=True),
+    "pod-evict": InjectedFault(make_program_fields(), evict_pod, is_isolated=True),
+    "drain": InjectedFault(make_program_fields(), drain_node),
+    "preemption": InjectedFault(
+        make_program_fields(resources=build_cpu_request("1100m")), preempt_pod, duration_seconds=8
+    ),
+    "sigterm-ignored": InjectedFault(
+        make_program_fields("--ignore-sigterm"), delete_pod_with_short_grace, is_isolated=True
+    ),
+    "service-deleted": InjectedFault(make_program_fields(), delete_service, is_isolated=True),
+    "service-edited": InjectedFault(make_program_fields(), edit_service, is_isolated=True),
+    "image-edited": InjectedFault(make_program_fields(), edit_image, is_isolated=True),
+    "name-taken-later": InjectedFault(
+        make_program_fields(), take_next_config_map_name, duration_seconds=8, is_isolated=True
+    ),
+    "pod-relabelled": InjectedFault(make_program_fields(), relabel_pod, is_isolated=True),
+    "applied-again": InjectedFault(make_program_fields(), recreate_job, is_isolated=True),
 }
 
 K8S_NODE_FAULTS = {
     "kubelet-stop": InjectedFault(
-        run_program(podTemplate=SHORT_TOLERATIONS), stop_kubelet, recovery_timeout_seconds=330
+        make_program_fields(podTemplate=SHORT_TOLERATIONS), stop_kubelet, recovery_timeout_seconds=330
     ),
-    "kubelet-restart": InjectedFault(run_program(), stop_kubelet, duration_seconds=10),
+    "kubelet-restart": InjectedFault(make_program_fields(), stop_kubelet, duration_seconds=10),
     "partition": InjectedFault(
-        run_program("--peer-timeout", "15", podTemplate=SHORT_TOLERATIONS), partition, recovery_timeout_seconds=240
+        make_program_fields("--peer-timeout", "15", podTemplate=SHORT_TOLERATIONS),
+        partition_node,
+        recovery_timeout_seconds=240,
     ),
-    "partition-healed": InjectedFault(run_program(), partition, duration_seconds=6),
-    "node-delete": InjectedFault(run_program(), delete_node, recovery_timeout_seconds=330),
-    "out-of-service": InjectedFault(run_program(), taint_out_of_service, recovery_timeout_seconds=330),
+    "partition-healed": InjectedFault(make_program_fields(), partition_node, duration_seconds=6),
+    "node-delete": InjectedFault(make_program_fields(), delete_node, recovery_timeout_seconds=330),
+    "out-of-service": InjectedFault(make_program_fields(), taint_node_out_of_service, recovery_timeout_seconds=330),
 }

@@ -12,12 +12,15 @@ from testing.faults.catalog.fault import (
     InjectionTime,
     build_program_fault,
     build_trainer_fields,
-    run_program,
+    make_program_fields,
 )
 from testing.faults.job_under_test import JobUnderTest, RawBody
 from testing.processes.cluster_training import training
 
-ALWAYS = ("--failing-attempts", "99")  # every attempt uses the same amount of memory; the repair raises the limit
+IN_EVERY_ATTEMPT = (
+    "--failing-attempts",
+    "99",
+)  # every attempt uses the same amount of memory; only the repair makes it fit
 
 
 @contextmanager
@@ -58,7 +61,7 @@ def set_hang_timeout(seconds: int) -> RawBody:
 RANK_FAULTS = {
     "rank-exception": build_program_fault("exception", ranks=2),
     "rank-exit-42": build_program_fault("exit-42", ranks=2),
-    "rank-sigkill": InjectedFault(run_program(ranks=2), kill_rank, is_isolated=True),
+    "rank-sigkill": InjectedFault(make_program_fields(ranks=2), kill_rank, is_isolated=True),
     "rank-segfault": build_program_fault("segfault", ranks=2),
     "rank-sigstop": InjectedFault(
         lambda _: build_trainer_fields(restartPolicy=set_hang_timeout(20)), stop_rank, at_step=25
@@ -93,13 +96,18 @@ RESOURCE_FAULTS = {
         volumes=build_scratch_volumes(medium="Memory"),
     ),
     "oom-more-memory": build_program_fault(
-        "memory", *ALWAYS, "--mib", "300", resources=limit_resources(memory="256Mi"), restartPolicy={"maxMemory": "1Gi"}
+        "memory",
+        *IN_EVERY_ATTEMPT,
+        "--mib",
+        "300",
+        resources=limit_resources(memory="256Mi"),
+        restartPolicy={"maxMemory": "1Gi"},
     ),
     "shm-full": build_program_fault(
-        "shm", *ALWAYS, "--mib", "650", ranks=2, resources=limit_resources(memory="1200Mi")
+        "shm", *IN_EVERY_ATTEMPT, "--mib", "650", ranks=2, resources=limit_resources(memory="1200Mi")
     ),
     "shm-sigbus": build_program_fault(
-        "shm-mmap", *ALWAYS, "--mib", "650", ranks=2, resources=limit_resources(memory="1200Mi")
+        "shm-mmap", *IN_EVERY_ATTEMPT, "--mib", "650", ranks=2, resources=limit_resources(memory="1200Mi")
     ),
     "disk-full": build_program_fault(
         "disk", "--mib", "32", volumes=build_scratch_volumes(medium="Memory", sizeLimit="16Mi")

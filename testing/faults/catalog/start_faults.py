@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from finetune_operator import names
-from testing.faults.catalog.fault import InjectedFault, InjectionTime, build_program_fields, run_program
+from testing.faults.catalog.fault import InjectedFault, InjectionTime, build_program_fields, make_program_fields
 from testing.faults.job_under_test import JobUnderTest, RawBody
 from testing.processes.operator_stack import build_example_job
 
@@ -147,8 +147,10 @@ def require_schedulable_label(**fields: Any) -> RawBody:
 def require_seccomp_profile(job: JobUnderTest) -> RawBody:
     """Return the spec fields of a job whose containers need a custom seccomp profile."""
     profile = {"type": "Localhost", "localhostProfile": f"{job.name}.json"}
-    restricted = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
-    return build_program_fields(podTemplate={"containerSecurityContext": {**restricted, "seccompProfile": profile}})
+    restricted_context = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+    return build_program_fields(
+        podTemplate={"containerSecurityContext": {**restricted_context, "seccompProfile": profile}}
+    )
 
 
 def mount_secret() -> RawBody:
@@ -168,12 +170,14 @@ TOKEN = [{"name": "TOKEN", "valueFrom": {"secretKeyRef": {"name": SECRET, "key":
 
 START_FAULTS = {
     "image-missing": InjectedFault(
-        run_program(image="localhost/chaos/none:v0", pendingDeadlineSeconds=30),
+        make_program_fields(image="localhost/chaos/none:v0", pendingDeadlineSeconds=30),
         injection_time=InjectionTime.BEFORE_CREATION,
         is_isolated=True,
     ),
     "image-name-invalid": InjectedFault(
-        run_program(image="localhost/Not A Name"), injection_time=InjectionTime.BEFORE_CREATION, is_isolated=True
+        make_program_fields(image="localhost/Not A Name"),
+        injection_time=InjectionTime.BEFORE_CREATION,
+        is_isolated=True,
     ),
     "image-without-python": InjectedFault(
         lambda job: build_program_fields(image=find_image_without_python(job)),
@@ -198,16 +202,20 @@ START_FAULTS = {
         duration_seconds=16,
     ),
     "quota": InjectedFault(
-        run_program(), limit_quota, injection_time=InjectionTime.BEFORE_CREATION, duration_seconds=8
+        make_program_fields(), limit_quota, injection_time=InjectionTime.BEFORE_CREATION, duration_seconds=8
     ),
     "quota-incomplete": InjectedFault(
-        run_program(startupDeadlineSeconds=8, restartPolicy={"maxBackoffSeconds": 5}),
+        make_program_fields(startupDeadlineSeconds=8, restartPolicy={"maxBackoffSeconds": 5}),
         partial(limit_quota, pods=1),
         injection_time=InjectionTime.BEFORE_CREATION,
         duration_seconds=16,
     ),
     "webhook-down": InjectedFault(
-        run_program(), break_webhook, injection_time=InjectionTime.BEFORE_CREATION, duration_seconds=8, is_isolated=True
+        make_program_fields(),
+        break_webhook,
+        injection_time=InjectionTime.BEFORE_CREATION,
+        duration_seconds=8,
+        is_isolated=True,
     ),
     "config-map-deleted": InjectedFault(
         lambda _: require_schedulable_label(),
@@ -230,12 +238,12 @@ START_FAULTS = {
         is_isolated=True,
     ),
     "secret-missing": InjectedFault(
-        run_program(env=TOKEN), remove_secret, injection_time=InjectionTime.BEFORE_CREATION, duration_seconds=8
+        make_program_fields(env=TOKEN), remove_secret, injection_time=InjectionTime.BEFORE_CREATION, duration_seconds=8
     ),
     "dns-blocked": InjectedFault(
-        run_program(), stop_dns, injection_time=InjectionTime.BEFORE_CREATION, duration_seconds=20
+        make_program_fields(), stop_dns, injection_time=InjectionTime.BEFORE_CREATION, duration_seconds=20
     ),
     "name-taken": InjectedFault(
-        run_program(), create_foreign_service, injection_time=InjectionTime.BEFORE_CREATION, is_isolated=True
+        make_program_fields(), create_foreign_service, injection_time=InjectionTime.BEFORE_CREATION, is_isolated=True
     ),
 }

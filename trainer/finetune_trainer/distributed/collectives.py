@@ -38,28 +38,28 @@ def run_on_rank_zero(action: Callable[[], T]) -> T:
 
 def gather_on_rank_zero(local_value: T) -> list[T]:
     """Gather one value per rank. Return them in rank order on rank 0, and an empty list on other ranks."""
-    gathered: list[T | None] | None = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
-    dist.gather_object(local_value, gathered)
-    return gathered or []  # type: ignore[return-value]
+    gathered_values: list[T | None] | None = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
+    dist.gather_object(local_value, gathered_values)
+    return gathered_values or []  # type: ignore[return-value]
 
 
 def all_gather_objects(local_value: T) -> list[T]:
     """Gather one value per rank. Return them in rank order on every rank."""
-    gathered: list[T | None] = [None] * dist.get_world_size()
-    dist.all_gather_object(gathered, local_value)
-    return gathered  # type: ignore[return-value]
+    gathered_values: list[T | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(gathered_values, local_value)
+    return gathered_values  # type: ignore[return-value]
 
 
 def all_gather_numbers(local_numbers: tuple[float, ...], device: torch.device) -> list[tuple[float, ...]]:
     """Gather a tuple of numbers per rank in one collective. Return them in rank order on every rank."""
     numbers = torch.tensor(local_numbers, dtype=torch.float64, device=device)
-    gathered = [torch.empty_like(numbers) for _ in range(dist.get_world_size())]
-    dist.all_gather(gathered, numbers)
-    return [tuple(rank_numbers.tolist()) for rank_numbers in gathered]
+    gathered_numbers = [torch.empty_like(numbers) for _ in range(dist.get_world_size())]
+    dist.all_gather(gathered_numbers, numbers)
+    return [tuple(rank_numbers.tolist()) for rank_numbers in gathered_numbers]
 
 
 def sum_over_ranks(local_numbers: tuple[float, ...], device: torch.device) -> tuple[float, ...]:
     """Return the elementwise sum over all ranks, computed by one collective; integers are exact up to 2**53."""
-    summed = torch.tensor(local_numbers, dtype=torch.float64, device=device)
-    dist.all_reduce(summed)
-    return tuple(summed.tolist())
+    sums = torch.tensor(local_numbers, dtype=torch.float64, device=device)
+    dist.all_reduce(sums)
+    return tuple(sums.tolist())

@@ -53,15 +53,15 @@ def build_forecast_report(spec_file: Path, gpu: str | None) -> dict[str, Any]:
     if auto:
         spec = choose_batch_size(spec, forecast_variant, usable_bytes=USABLE_BYTES[gpu] if gpu else 0)
     result = forecast_variant(spec)
-    described = {**_describe_forecast(result), "auto": auto}
+    forecast_fields = {**_describe_forecast(result), "auto": auto}
     if gpu is None:
-        return {**described, "fitsOn": find_fitting_gpus(result.rank.total) if result.on_gpu else []}
-    usable = USABLE_BYTES[gpu]
-    fits = result.rank.total <= usable
-    suggestion = None if fits else suggest_changes(spec, forecast_variant, usable_bytes=usable)
+        return {**forecast_fields, "fitsOn": find_fitting_gpus(result.rank.total) if result.on_gpu else []}
+    usable_bytes = USABLE_BYTES[gpu]
+    fits = result.rank.total <= usable_bytes
+    suggestion = None if fits else suggest_changes(spec, forecast_variant, usable_bytes=usable_bytes)
     return {
-        **described,
-        "gpu": {"name": gpu, "usable": usable, "fits": fits},
+        **forecast_fields,
+        "gpu": {"name": gpu, "usable": usable_bytes, "fits": fits},
         "suggestion": suggestion and {"changes": suggestion.changes, "total": suggestion.forecast.rank.total},
     }
 

@@ -111,11 +111,13 @@ def build_activation_parts(peak: ActivationMemory) -> tuple[MemoryPart, ...]:
 def break_down_rank_memory(shape: ModelShape, peak: ActivationMemory, layout: RankLayout) -> MemoryBreakdown:
     """Return the peak memory of one rank on its device, which is host memory on CPU."""
     footprint = layout.compute_footprint(shape)
-    resident = footprint.resident if layout.on_gpu else (*footprint.resident, *footprint.offloaded)
-    forward_backward = (*footprint.forward_backward, *build_activation_parts(peak))
-    allocated = (*resident, *max(forward_backward, footprint.optimizer_step, key=sum_bytes))
+    resident_parts = footprint.resident if layout.on_gpu else (*footprint.resident, *footprint.offloaded)
+    forward_backward_parts = (*footprint.forward_backward, *build_activation_parts(peak))
+    allocated_parts = (*resident_parts, *max(forward_backward_parts, footprint.optimizer_step, key=sum_bytes))
     gap_bytes = _UNUSABLE_LOGITS * peak.logits + footprint.fragmented_bytes
-    return _drop_empty_parts((*allocated, *(_build_gpu_parts(allocated, gap_bytes, layout) if layout.on_gpu else ())))
+    return _drop_empty_parts(
+        (*allocated_parts, *(_build_gpu_parts(allocated_parts, gap_bytes, layout) if layout.on_gpu else ()))
+    )
 
 
 def sum_bytes(parts: Iterable[MemoryPart]) -> int:

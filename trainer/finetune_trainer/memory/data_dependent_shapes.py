@@ -43,11 +43,11 @@ class ConcreteIntegerMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 def _convert_masks_to_indices(indices: Any) -> list[Any]:
     """Replace boolean masks by integer indices, because the number of indices is known."""
-    converted: list[Any] = []
+    converted_indices: list[Any] = []
     for index in indices:
         if isinstance(index, torch.Tensor) and index.dtype is torch.bool and not isinstance(index, FakeTensor):
             with unset_fake_temporarily():
-                converted += index.nonzero(as_tuple=True)
+                converted_indices += index.nonzero(as_tuple=True)
         else:
-            converted.append(index)
-    return converted
+            converted_indices.append(index)
+    return converted_indices

@@ -101,9 +101,9 @@ def compute_unmasked_token_loss(logits: torch.Tensor, ids: torch.Tensor) -> torc
     logits: (batch, seq, vocab). ids: (batch, seq). Tokens are selected by index, because a mask would need real data.
     """
     targets = ids[:, 1:]
-    selected = torch.zeros(targets.numel(), dtype=torch.int64)
+    selected_indices = torch.zeros(targets.numel(), dtype=torch.int64)
     return torch.nn.functional.cross_entropy(
-        logits[:, :-1][selected, selected].float(), targets.reshape(-1), reduction="sum"
+        logits[:, :-1][selected_indices, selected_indices].float(), targets.reshape(-1), reduction="sum"
     )
 
 

@@ -25,5 +25,5 @@ USABLE_BYTES = {name: int(gib * GIB) for name, gib in _USABLE_GIB.items()}
 
 def find_fitting_gpus(needed_bytes: int) -> tuple[str, ...]:
     """Return the names of all GPUs with at least `needed_bytes` of usable memory, smallest first."""
-    fitting = ((usable, name) for name, usable in USABLE_BYTES.items() if usable >= needed_bytes)
-    return tuple(name for _, name in sorted(fitting))
+    fitting_gpus = ((usable_bytes, name) for name, usable_bytes in USABLE_BYTES.items() if usable_bytes >= needed_bytes)
+    return tuple(name for _, name in sorted(fitting_gpus))

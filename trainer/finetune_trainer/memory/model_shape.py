@@ -84,20 +84,20 @@ class Architecture:
 def measure_shape(architecture: Architecture) -> ModelShape:
     """Return parameter counts and bytes of the full model. Tied parameters count once. Raises ModelError."""
     model = architecture.full_model
-    trained = [p for p in model.parameters() if p.requires_grad]
-    frozen = [p for p in model.parameters() if not p.requires_grad]
-    quantized = {id(weight) for weight in _find_quantized_weights(architecture)}
+    trained_weights = [p for p in model.parameters() if p.requires_grad]
+    frozen_weights = [p for p in model.parameters() if not p.requires_grad]
+    quantized_ids = {id(weight) for weight in _find_quantized_weights(architecture)}
     layers = [sum(p.numel() for p in layer.parameters()) for layer in _find_decoder_layers(architecture)]
     return ModelShape(
-        parameters=sum(p.numel() for p in (*trained, *frozen)),
-        trained_parameters=sum(p.numel() for p in trained),
-        frozen_bytes=sum(_compute_nf4_bytes(p) if id(p) in quantized else p.nbytes for p in frozen),
-        trained_bytes=sum(p.nbytes for p in trained),
+        parameters=sum(p.numel() for p in (*trained_weights, *frozen_weights)),
+        trained_parameters=sum(p.numel() for p in trained_weights),
+        frozen_bytes=sum(_compute_nf4_bytes(p) if id(p) in quantized_ids else p.nbytes for p in frozen_weights),
+        trained_bytes=sum(p.nbytes for p in trained_weights),
         buffer_bytes=sum(buffer.nbytes for buffer in model.buffers()),
         has_adapters=architecture.lora is not None,
         layer_parameters=max(layers, default=0),
-        outer_parameters=sum(p.numel() for p in (*trained, *frozen)) - sum(layers),
-        largest_parameter=max((p.numel() for p in trained), default=0),
+        outer_parameters=sum(p.numel() for p in (*trained_weights, *frozen_weights)) - sum(layers),
+        largest_parameter=max((p.numel() for p in trained_weights), default=0),
     )
 
 

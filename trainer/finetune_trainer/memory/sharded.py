@@ -111,16 +111,16 @@ class ZeroStrategy:
         Stage 1 keeps all gradients until the optimizer step. Later stages keep the gradients of the bucket that is
         being filled.
         """
-        pending = min(shape.trained_parameters, max(self.bucket_size, shape.largest_parameter))
+        pending_elements = min(shape.trained_parameters, max(self.bucket_size, shape.largest_parameter))
         if self.stage == 1:
             return shape.trained_parameters
-        return pending + (shard_size if self.stage == 2 and not self.offload_optimizer else 0)
+        return pending_elements + (shard_size if self.stage == 2 and not self.offload_optimizer else 0)
 
     def _build_optimizer_step_part(self, shard_size: int) -> MemoryPart:
         """Return the memory of gradients in float32. Stages 1 and 2 also flatten them; stage 3 stores them flat."""
         if self.stage == 3:
-            updated = min(shard_size, self.sub_group_size)
-            return MemoryPart("gradients for the update", (_FLOAT32_BYTES + self.itemsize) * updated)
+            updated_elements = min(shard_size, self.sub_group_size)
+            return MemoryPart("gradients for the update", (_FLOAT32_BYTES + self.itemsize) * updated_elements)
         return MemoryPart("gradients for the update", (_FLOAT32_BYTES + 2 * self.itemsize) * shard_size)
 
 

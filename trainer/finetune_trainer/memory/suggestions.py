@@ -78,8 +78,8 @@ def choose_batch_size(spec: TrainerSpec, forecaster: Forecaster, *, usable_bytes
     def fits(batch: Batch) -> bool:
         return forecaster(plan.with_micro_batch(batch).spec).rank.total <= usable_bytes
 
-    largest = find_largest_fitting(list_splits(plan.batch), fits) if usable_bytes else None
-    return plan.with_micro_batch(largest or plan.batch).spec
+    largest_batch = find_largest_fitting(list_splits(plan.batch), fits) if usable_bytes else None
+    return plan.with_micro_batch(largest_batch or plan.batch).spec
 
 
 def suggest_changes(spec: TrainerSpec, forecaster: Forecaster, *, usable_bytes: int) -> Suggestion | None:
@@ -94,29 +94,29 @@ def suggest_changes(spec: TrainerSpec, forecaster: Forecaster, *, usable_bytes: 
 def _iterate_variants(variant: SpecVariant, forecast: Forecast) -> Iterator[Sequence[SpecVariant]]:
     """Yield sequences of variants in the order of their cost; within a sequence, memory decreases."""
     # Gradient checkpointing and smaller micro-batches do not change the result.
-    checkpointed = variant.with_checkpointing()
-    if checkpointed is not variant:
-        yield [checkpointed]
+    checkpointed_variant = variant.with_checkpointing()
+    if checkpointed_variant is not variant:
+        yield [checkpointed_variant]
         yield _list_smaller_batches(variant, forecast)
-    yield _list_smaller_batches(checkpointed, forecast)
+    yield _list_smaller_batches(checkpointed_variant, forecast)
     # More sharding costs communication.
-    smallest = (_list_smaller_batches(checkpointed, forecast) or [checkpointed])[-1]
+    smallest_batch_variant = (_list_smaller_batches(checkpointed_variant, forecast) or [checkpointed_variant])[-1]
     presets = list_stronger_sharding_presets(variant.spec, world_size=variant.spec.world_size)
-    yield [smallest.with_preset(preset) for preset in presets]
+    yield [smallest_batch_variant.with_preset(preset) for preset in presets]
     # Adapters, 4-bit weights and shorter samples change the result.
     if variant.spec.lora is None:
         yield [variant.with_lora()]
         yield [
-            checkpointed.with_lora(),
-            *(smaller.with_lora() for smaller in _list_smaller_batches(checkpointed, forecast)),
+            checkpointed_variant.with_lora(),
+            *(smaller.with_lora() for smaller in _list_smaller_batches(checkpointed_variant, forecast)),
         ]
-    adapted = smallest if variant.spec.lora else smallest.with_lora()
-    quantized = adapted.with_quantization()
-    if quantized is not adapted:
-        yield [quantized]
-    yield _list_shorter_samples(smallest, forecast)
-    if quantized is not smallest:
-        yield _list_shorter_samples(quantized, forecast)
+    adapter_variant = smallest_batch_variant if variant.spec.lora else smallest_batch_variant.with_lora()
+    quantized_variant = adapter_variant.with_quantization()
+    if quantized_variant is not adapter_variant:
+        yield [quantized_variant]
+    yield _list_shorter_samples(smallest_batch_variant, forecast)
+    if quantized_variant is not smallest_batch_variant:
+        yield _list_shorter_samples(quantized_variant, forecast)
 
 
 def _list_smaller_batches(variant: SpecVariant, forecast: Forecast) -> list[SpecVariant]:
@@ -130,8 +130,8 @@ def _list_shorter_samples(variant: SpecVariant, forecast: Forecast) -> list[Spec
     """Return variants with shorter samples; none for multimodal samples, which cannot be shorter than their images."""
     if forecast.is_multimodal:
         return []
-    longest = (forecast.length - 1) // _LENGTH_STEP * _LENGTH_STEP
-    return [variant.with_length(length) for length in range(longest, _MIN_LENGTH - 1, -_LENGTH_STEP)]
+    max_length = (forecast.length - 1) // _LENGTH_STEP * _LENGTH_STEP
+    return [variant.with_length(length) for length in range(max_length, _MIN_LENGTH - 1, -_LENGTH_STEP)]
 
 
 def _find_first_fitting(

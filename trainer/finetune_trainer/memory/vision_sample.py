@@ -37,25 +37,27 @@ def build_blank_sample(vision: VisionProcessor, length: int) -> Features:
 
     Raises: InvalidSpec if not even the smallest image fits.
     """
-    largest = max(_iterate_fitting_sizes(vision, length), default=None, key=lambda tokens_and_size: tokens_and_size[0])
-    if largest is None:
+    largest_image = max(
+        _iterate_fitting_sizes(vision, length), default=None, key=lambda tokens_and_size: tokens_and_size[0]
+    )
+    if largest_image is None:
         raise InvalidSpec(
             f"spec.dataset.maxLength: {length} tokens are fewer than the smallest image needs; raise it, or lower"
             " spec.model.maxPixels"
         )
-    _, size = largest
-    visual = vision.handles.tokenizer(vision.render_image(size), add_special_tokens=False)["input_ids"]
-    text = torch.full((length - len(visual),), find_text_token_id(vision))
+    _, size = largest_image
+    image_tokens = vision.handles.tokenizer(vision.render_image(size), add_special_tokens=False)["input_ids"]
+    text = torch.full((length - len(image_tokens),), find_text_token_id(vision))
     height, width = size
     pixels = vision.process_images([Image.new("RGB", (width, height), (128, 128, 128))])
-    return {"input_ids": torch.cat((torch.tensor(visual), text)), **pixels}
+    return {"input_ids": torch.cat((torch.tensor(image_tokens), text)), **pixels}
 
 
 def _iterate_fitting_sizes(vision: VisionProcessor, length: int) -> Iterator[tuple[int, Size]]:
     """Yield the token count and the size (height, width) of each image that fits into `length` tokens."""
     if vision.family.has_dynamic_resolution:
-        squares = ((vision.count_image_tokens((edge, edge)), (edge, edge)) for edge in _EDGES)
-        yield from takewhile(lambda square: square[0] <= length, squares)
+        square_images = ((vision.count_image_tokens((edge, edge)), (edge, edge)) for edge in _EDGES)
+        yield from takewhile(lambda square: square[0] <= length, square_images)
         return
     for rows, columns in product(_TILES, _TILES):
         size = _TILE_EDGE * rows, _TILE_EDGE * columns
@@ -66,5 +68,5 @@ def _iterate_fitting_sizes(vision: VisionProcessor, length: int) -> Iterator[tup
 def find_text_token_id(vision: VisionProcessor) -> int:
     """Return a token id that is not a placeholder for images or videos."""
     config = vision.handles.config
-    special = {getattr(config, name, None) for name in ("image_token_id", "video_token_id")}
-    return next(token_id for token_id in range(len(special) + 1) if token_id not in special)
+    special_token_ids = {getattr(config, name, None) for name in ("image_token_id", "video_token_id")}
+    return next(token_id for token_id in range(len(special_token_ids) + 1) if token_id not in special_token_ids)

@@ -82,8 +82,8 @@ def _render_charts(data: ReportData) -> Iterator[str]:
     memory = [(f"rank {rank}", peak_bytes / GIB) for rank, peak_bytes in enumerate(peaks)]
     limit = ("forecast", data.forecast_bytes / GIB) if data.forecast_bytes else None
     yield draw_bars("Peak memory per rank", memory, limit=limit, unit="GiB")
-    own = [(f"rank {rank}", seconds) for rank, seconds in enumerate(data.own_step_seconds)]
-    yield draw_bars("Own time of each rank", own, unit="seconds per step, without waiting for other ranks")
+    rank_bars = [(f"rank {rank}", seconds) for rank, seconds in enumerate(data.own_step_seconds)]
+    yield draw_bars("Own time of each rank", rank_bars, unit="seconds per step, without waiting for other ranks")
     yield draw_bars("Lengths of samples", _compute_histogram(data.lengths), unit="samples, by minimum length in tokens")
 
 

@@ -28,8 +28,10 @@ class Monitor:
 
     def gather_summary(self) -> CrossRankSummary:
         """Return the summary of all ranks for the time since the last call; a collective."""
-        gathered = all_gather_numbers(self.meter.collect(), self._device)
-        summary = summarise_ranks([MeasuredInterval(*numbers) for numbers in gathered], peak_flops=self._peak_flops)
+        gathered_measurements = all_gather_numbers(self.meter.collect(), self._device)
+        summary = summarise_ranks(
+            [MeasuredInterval(*numbers) for numbers in gathered_measurements], peak_flops=self._peak_flops
+        )
         self._own_step_seconds.append(summary.own_step_seconds)
         self.latest_summary = summary
         return summary

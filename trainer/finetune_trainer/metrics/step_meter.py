@@ -59,8 +59,8 @@ class StepMeter:
         """Start a step, and add the duration of the block to the data wait."""
         self._step_started_at = time.perf_counter()
         yield
-        waited = time.perf_counter() - self._step_started_at
-        self._interval = self._interval._replace(data_wait_seconds=self._interval.data_wait_seconds + waited)
+        wait_seconds = time.perf_counter() - self._step_started_at
+        self._interval = self._interval._replace(data_wait_seconds=self._interval.data_wait_seconds + wait_seconds)
 
     @contextmanager
     def measure_loss(self) -> Iterator[None]:

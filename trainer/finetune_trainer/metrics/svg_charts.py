@@ -46,27 +46,29 @@ class _Axis:
 
     def compute_ticks(self) -> Iterator[float]:
         """Yield multiples of 1, 2 or 5 times a power of ten, about _TARGET_TICKS of them."""
-        rough = (self.high - self.low) / _TARGET_TICKS
-        power = 10.0 ** math.floor(math.log10(rough))
-        step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= rough * 0.999)
+        rough_step = (self.high - self.low) / _TARGET_TICKS
+        power = 10.0 ** math.floor(math.log10(rough_step))
+        step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= rough_step * 0.999)
         yield from (index * step for index in range(math.ceil(self.low / step), math.floor(self.high / step) + 1))
 
 
 def draw_lines(title: str, lines: Sequence[Line], *, x_name: str) -> str:
     """Return a line chart as an HTML figure, without points that are not finite."""
-    finite = [
+    finite_lines = [
         Line(line.name, tuple(point for point in line.points if all(map(math.isfinite, point)))) for line in lines
     ]
-    drawable = [line.downsample() for line in finite if line.points]
-    if not drawable:
+    drawable_lines = [line.downsample() for line in finite_lines if line.points]
+    if not drawable_lines:
         return _render_figure(title, "", "nothing was measured")
-    x_axis = _Axis.from_values((x for line in drawable for x, _ in line.points), start=_LEFT, end=_WIDTH - _RIGHT)
-    y_axis = _Axis.from_values((y for line in drawable for _, y in line.points), start=_HEIGHT - _BOTTOM, end=_TOP)
+    x_axis = _Axis.from_values((x for line in drawable_lines for x, _ in line.points), start=_LEFT, end=_WIDTH - _RIGHT)
+    y_axis = _Axis.from_values(
+        (y for line in drawable_lines for _, y in line.points), start=_HEIGHT - _BOTTOM, end=_TOP
+    )
     elements = [
         *_draw_grid(x_axis, y_axis, x_name),
-        *(_draw_polyline(line, x_axis, y_axis, index) for index, line in enumerate(drawable)),
+        *(_draw_polyline(line, x_axis, y_axis, index) for index, line in enumerate(drawable_lines)),
     ]
-    return _render_figure(title, "".join(elements), _render_legend([line.name for line in drawable]))
+    return _render_figure(title, "".join(elements), _render_legend([line.name for line in drawable_lines]))
 
 
 def draw_bars(

@@ -21,14 +21,14 @@ def select_trackers(training: Training) -> tuple[str, ...]:
     installed = [name for name in REPORTERS if importlib.util.find_spec(name) is not None]
     if training.report_to is None:
         return tuple(name for name in installed if name == _DEFAULT)
-    requested = tuple(name for name in training.report_to if name != NONE)
-    for name in requested:
+    requested_names = tuple(name for name in training.report_to if name != NONE)
+    for name in requested_names:
         if name not in installed:
             raise InvalidSpec(
                 f"spec.training.reportTo: {name} needs the Python package of that name, which the image does not have;"
                 f" set spec.image to one that has it, or report to {' or '.join((*installed, NONE))}"
             )
-    return requested
+    return requested_names
 
 
 def build_trackers(names: Iterable[str], *, logs: Path, first_step: int) -> tuple[TrainerCallback, ...]:

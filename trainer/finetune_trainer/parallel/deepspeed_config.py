@@ -85,4 +85,4 @@ def get_zero_stage(config: Config) -> object:
 
 def _is_auto(value: object) -> bool:
     """Return whether the value is "auto" or a dict with only such values, as in `bf16: {enabled: auto}`."""
-    return all(_is_auto(inner) for inner in value.values()) if isinstance(value, dict) else value == "auto"
+    return all(_is_auto(item) for item in value.values()) if isinstance(value, dict) else value == "auto"

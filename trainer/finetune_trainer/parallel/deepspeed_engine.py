@@ -41,9 +41,9 @@ class ZeroStateAccess:
 
     def gather_weight(self, parameter: torch.nn.Parameter) -> torch.Tensor:
         """Return the full weight on CPU, in float32 if it is trained."""
-        trained: torch.Tensor | None = safe_get_full_fp32_param(parameter)
-        if trained is not None:
-            return trained.cpu()
+        full_weight: torch.Tensor | None = safe_get_full_fp32_param(parameter)
+        if full_weight is not None:
+            return full_weight.cpu()
         with GatheredParameters([parameter]):  # no-op unless stage 3
             return parameter.detach().cpu().clone()
 
@@ -78,14 +78,18 @@ class ZeroStateAccess:
         """Create the optimizer states, because DeepSpeed's setters need them and only its first step creates them."""
         if self._has_states:
             return
-        inner = self._optimizer.optimizer
+        torch_optimizer = self._optimizer.optimizer
         flat_groups = (
             getattr(self._optimizer, "single_partition_of_fp32_groups", None)
             or self._optimizer.fp32_partitioned_groups_flat
         )
         for tensor in flat_groups:
-            count = torch.tensor(float(step), device=tensor.device) if isinstance(inner, torch.optim.AdamW) else step
-            inner.state[tensor] = {"step": count, **{name: torch.zeros_like(tensor) for name in MOMENTS}}
+            count = (
+                torch.tensor(float(step), device=tensor.device)
+                if isinstance(torch_optimizer, torch.optim.AdamW)
+                else step
+            )
+            torch_optimizer.state[tensor] = {"step": count, **{name: torch.zeros_like(tensor) for name in MOMENTS}}
         self._link_optimizer_states()
         self._has_states = True
 
@@ -104,5 +108,5 @@ def _get_local_partition(parameter: Any, value: torch.Tensor) -> torch.Tensor:
     """Return this rank's partition of the flattened tensor, padded with zeros."""
     size = parameter.ds_tensor.ds_numel
     start = size * torch.distributed.get_rank()
-    flat = value.flatten()[start : start + size]
-    return torch.nn.functional.pad(flat, (0, size - flat.numel())).to(parameter.ds_tensor.device)
+    flat_values = value.flatten()[start : start + size]
+    return torch.nn.functional.pad(flat_values, (0, size - flat_values.numel())).to(parameter.ds_tensor.device)

@@ -55,9 +55,9 @@ class TensorStateAccess:
         """Set weight, moments and step count of a parameter from full tensors."""
         with torch.no_grad():
             parameter.copy_(_shard_like(parameter, values[_WEIGHT]))
-        local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+        local_tensor = parameter.to_local() if isinstance(parameter, DTensor) else parameter
         self._optimizer.state[parameter] = {
-            "step": torch.tensor(float(step), device=local.device),
+            "step": torch.tensor(float(step), device=local_tensor.device),
             **{name: _shard_like(parameter, values[name]) for name in MOMENTS},
         }
 
@@ -69,13 +69,13 @@ def iterate_trained_parameters(model: torch.nn.Module) -> Iterator[tuple[str, to
 
 def gather_state(model: torch.nn.Module, access: FullStateAccess, *, keep_result: bool) -> Tensors:
     """Gather weights and moments of the trained parameters; a rank without `keep_result` returns an empty dict."""
-    gathered: Tensors = {}
+    gathered_tensors: Tensors = {}
     for name, parameter in iterate_trained_parameters(model):
         tensors = {_WEIGHT: access.gather_weight(parameter)}
         tensors |= {moment: access.gather_moment(parameter, moment) for moment in MOMENTS}
         if keep_result:
-            gathered |= {f"{kind}.{name}": tensor for kind, tensor in tensors.items()}
-    return gathered
+            gathered_tensors |= {f"{kind}.{name}": tensor for kind, tensor in tensors.items()}
+    return gathered_tensors
 
 
 def gather_weights(model: torch.nn.Module, access: FullStateAccess, *, keep_result: bool) -> Tensors:
@@ -124,8 +124,8 @@ def _open_files(folder: Path) -> dict[str, Any]:
     """Map each tensor name to the open file that contains it."""
     files: dict[str, Any] = {}
     for path in sorted(folder.glob(f"{_FILES}*.safetensors")):
-        opened: Any = safe_open(path, framework="pt")
-        files |= dict.fromkeys(opened.keys(), opened)
+        open_file: Any = safe_open(path, framework="pt")
+        files |= dict.fromkeys(open_file.keys(), open_file)
     return files
 
 

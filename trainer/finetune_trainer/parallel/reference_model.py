@@ -12,8 +12,8 @@ def prepare_reference_model(model: torch.nn.Module, accelerator: Accelerator) ->
     if plugin is not None and plugin.zero_stage == 3:
         return _shard_with_zero3(model, plugin.deepspeed_config["zero_optimization"])
     if getattr(accelerator.state, "fsdp_plugin", None) is not None:
-        sharded: torch.nn.Module = fsdp2_prepare_model(accelerator, model)
-        return sharded
+        sharded_model: torch.nn.Module = fsdp2_prepare_model(accelerator, model)
+        return sharded_model
     return model.to(accelerator.device)
 
 

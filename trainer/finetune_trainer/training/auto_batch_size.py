@@ -49,9 +49,9 @@ class SavedBatchSize:
     def load(self, smallest_batch: Batch) -> BatchChoice | None:
         """Return the saved choice, or None if there is none for this cache key and effective batch."""
         with suppress(OSError, ValueError, KeyError, TypeError):
-            saved = json.loads((self.output.checkpoints / _FILE).read_text(encoding="utf-8"))
-            batch = find_split(smallest_batch, saved["perDevice"])
-            if batch is not None and saved["circumstances"] == self.cache_key:
+            saved_values = json.loads((self.output.checkpoints / _FILE).read_text(encoding="utf-8"))
+            batch = find_split(smallest_batch, saved_values["perDevice"])
+            if batch is not None and saved_values["circumstances"] == self.cache_key:
                 return BatchChoice(batch, "as in an earlier attempt")
         return None
 
@@ -59,8 +59,8 @@ class SavedBatchSize:
         """Save the choice. Raises OutputError if a newer attempt owns the output."""
         with translate_disk_errors(self.output.root):
             self.output.check_holder()
-            saved = {"perDevice": choice.batch.per_device, "why": choice.reason, "circumstances": self.cache_key}
-            write_json(self.output.checkpoints / _FILE, saved)
+            saved_values = {"perDevice": choice.batch.per_device, "why": choice.reason, "circumstances": self.cache_key}
+            write_json(self.output.checkpoints / _FILE, saved_values)
 
 
 def build_cache_key(spec: TrainerSpec, device: torch.device, *, world_size: int) -> dict[str, Any]:
@@ -114,10 +114,10 @@ class _NoForecast(Exception):
 
 def _describe_next_larger(forecast_bytes: dict[Batch, int], chosen_batch: Batch) -> str:
     """Describe the smallest size that does not fit, if one was forecast."""
-    larger = [batch for batch in forecast_bytes if batch.per_device > chosen_batch.per_device]
-    if not larger:
+    larger_batches = [batch for batch in forecast_bytes if batch.per_device > chosen_batch.per_device]
+    if not larger_batches:
         return "; it is the largest possible size"
-    next_larger = min(larger, key=lambda batch: batch.per_device)
+    next_larger = min(larger_batches, key=lambda batch: batch.per_device)
     return f", {next_larger.per_device} would need {forecast_bytes[next_larger] / GIB:.2f}"
 
 
@@ -129,7 +129,7 @@ def choose_by_trial(trainer: GlobalMeanTrainer) -> BatchChoice:
     if not even one sample fits.
     """
     inputs, device = trainer.inputs, trainer.args.device
-    *larger, smallest = list_splits(inputs.plan.batch)
+    *larger_batches, smallest = list_splits(inputs.plan.batch)
     with trainer.discard_side_effects(), _prepare_model_temporarily(trainer) as model:
 
         def run_trial(batch: Batch) -> None:
@@ -145,18 +145,22 @@ def choose_by_trial(trainer: GlobalMeanTrainer) -> BatchChoice:
             return all(fits_on_rank for (fits_on_rank,) in all_gather_numbers((float(fits_locally),), device))
 
         try:
-            reserved = reserve_training_memory(model, device, world_size=inputs.ranks.world_size)
+            reserved_tensors = reserve_training_memory(model, device, world_size=inputs.ranks.world_size)
             run_trial(smallest)  # the first run allocates kernel workspaces, which are never freed
         except torch.OutOfMemoryError as error:
             raise CudaOutOfMemory(
                 f"ran out of GPU memory before the first step, with one sample at a time: {first_line(error)}"
             ) from error
-        chosen = find_largest_fitting(larger, fits) or smallest
-        del reserved
+        chosen_batch = find_largest_fitting(larger_batches, fits) or smallest
+        del reserved_tensors
     _release_trial_memory(device)
-    too_large = [batch.per_device for batch in larger if batch.per_device > chosen.per_device]
-    reason = f"tried with the longest rows, {min(too_large)} do not fit" if too_large else "the largest possible size"
-    return BatchChoice(chosen, reason)
+    too_large_sizes = [batch.per_device for batch in larger_batches if batch.per_device > chosen_batch.per_device]
+    reason = (
+        f"tried with the longest rows, {min(too_large_sizes)} do not fit"
+        if too_large_sizes
+        else "the largest possible size"
+    )
+    return BatchChoice(chosen_batch, reason)
 
 
 def reserve_training_memory(model: torch.nn.Module, device: torch.device, *, world_size: int) -> list[torch.Tensor]:
@@ -164,15 +168,15 @@ def reserve_training_memory(model: torch.nn.Module, device: torch.device, *, wor
 
     It consists of gradients, optimizer states, DDP buckets and, on a GPU, a share lost to fragmentation.
     """
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    for parameter in trained:
+    trained_parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    for parameter in trained_parameters:
         parameter.grad = torch.zeros_like(parameter)
     copies = ADAMW_STATES + (world_size > 1)
-    reserved = [torch.empty_like(parameter) for parameter in trained for _ in range(copies)]
+    reserved_tensors = [torch.empty_like(parameter) for parameter in trained_parameters for _ in range(copies)]
     if device.type == "cuda":
         fragmentation_bytes = int(FRAGMENTATION * torch.cuda.mem_get_info(device)[1])
-        reserved.append(torch.empty(fragmentation_bytes, dtype=torch.uint8, device=device))
-    return reserved
+        reserved_tensors.append(torch.empty(fragmentation_bytes, dtype=torch.uint8, device=device))
+    return reserved_tensors
 
 
 @contextmanager

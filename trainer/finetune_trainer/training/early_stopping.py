@@ -77,8 +77,10 @@ class EvaluationPolicy:
 
     def rank_evaluations(self, log_history: LogHistory) -> list[Evaluation]:
         """Return the evaluations with a finite value, best first; equal values keep their order."""
-        finite = (evaluation for evaluation in self._parse_evaluations(log_history) if math.isfinite(evaluation.value))
-        return sorted(finite, key=lambda evaluation: self._sign * evaluation.value)
+        finite_evaluations = (
+            evaluation for evaluation in self._parse_evaluations(log_history) if math.isfinite(evaluation.value)
+        )
+        return sorted(finite_evaluations, key=lambda evaluation: self._sign * evaluation.value)
 
     @property
     def _sign(self) -> int:
@@ -151,15 +153,15 @@ def determine_outcome(
         if stopped_early
         else ""
     )
-    ranked = policy.rank_evaluations(log_history) if policy.publishes_best else []
-    if not ranked:
+    ranking = policy.rank_evaluations(log_history) if policy.publishes_best else []
+    if not ranking:
         reason = f"no evaluation returned a finite {policy.metric}, so " if policy.publishes_best else ""
         return TrainingOutcome(f"{message}{reason}the weights are those of the last step, {last_step}", stopped_early)
-    resume_point = checkpoints.find_first_complete(evaluation.step for evaluation in ranked)
-    best = next(evaluation for evaluation in ranked if evaluation.step == resume_point.step)
+    resume_point = checkpoints.find_first_complete(evaluation.step for evaluation in ranking)
+    best = next(evaluation for evaluation in ranking if evaluation.step == resume_point.step)
     restriction = " with a complete checkpoint" if resume_point.skipped else ""
     message += (
-        f"the weights are those of step {best.step}, the best of {format_evaluation_count(len(ranked))}{restriction}"
+        f"the weights are those of step {best.step}, the best of {format_evaluation_count(len(ranking))}{restriction}"
         f" ({policy.metric} {best.value:.4g})"
     )
     checkpoint = None if best.step == last_step else resume_point.path

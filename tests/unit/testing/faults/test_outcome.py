@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from finetune_api.v1alpha1.reasons import Reason
-from testing.faults.__main__ import exit_code
+from testing.faults.__main__ import compute_exit_code
 from testing.faults.expectation import Expectation, expect_restart
 from testing.faults.matrix_page import Setup, format_median_and_range, render_page
 from testing.faults.outcome import FaultRun, ObservedFailure, find_deviations, parse_status
@@ -49,7 +49,7 @@ DEVIATIONS: dict[str, tuple[dict[str, Any], str]] = {
 
 def test_run_that_meets_expectation_has_no_deviations() -> None:
     assert find_deviations(EXPECTED, GOOD) == ()
-    assert exit_code([EXPECTED], [GOOD]) == 0
+    assert compute_exit_code([EXPECTED], [GOOD]) == 0
 
 
 @pytest.mark.parametrize("deviation", DEVIATIONS)
@@ -58,7 +58,7 @@ def test_deviation_is_listed_on_the_page_and_fails_the_matrix(deviation: str) ->
     run = replace(GOOD, **fields)
 
     assert message in find_deviations(EXPECTED, run)
-    assert exit_code([EXPECTED], [GOOD, run]) == 1
+    assert compute_exit_code([EXPECTED], [GOOD, run]) == 1
     page = render_page([EXPECTED], [GOOD, run], SETUP)
     assert "**1 of 2**" in page
     assert f"- rank-sigkill, {run.began}: " in page
@@ -79,7 +79,7 @@ def test_fault_without_run_is_listed_and_fails_the_matrix() -> None:
     page = render_page([EXPECTED, other], [GOOD], SETUP)
 
     assert page.count("**not run**") == 1
-    assert exit_code([EXPECTED, other], [GOOD]) == 1
+    assert compute_exit_code([EXPECTED, other], [GOOD]) == 1
 
 
 def test_table_contains_median_and_range_of_different_runs() -> None:
