@@ -38,15 +38,15 @@ def test_an_epoch_ends_with_an_incomplete_step(training: dict[str, Any], total_s
 
 def test_fingerprint_does_not_depend_on_the_batch_split() -> None:
     one_micro_batch = compute_fingerprint(training={"globalBatchSize": 8, "perDeviceTrainBatchSize": 4})
-    accumulated = compute_fingerprint(training={"perDeviceTrainBatchSize": 1, "gradientAccumulationSteps": 4})
+    accumulated_batch = compute_fingerprint(training={"perDeviceTrainBatchSize": 1, "gradientAccumulationSteps": 4})
 
-    assert one_micro_batch == accumulated
+    assert one_micro_batch == accumulated_batch
 
 
 def test_fingerprint_ignores_fields_that_do_not_affect_the_result() -> None:
-    without_effect = {"loggingSteps": 5, "saveSteps": 7, "ddpTimeout": 60, "probe": True, "allowMixedHardware": True}
+    ignored_fields = {"loggingSteps": 5, "saveSteps": 7, "ddpTimeout": 60, "probe": True, "allowMixedHardware": True}
 
-    assert compute_fingerprint() == compute_fingerprint(training=without_effect, numNodes=2)
+    assert compute_fingerprint() == compute_fingerprint(training=ignored_fields, numNodes=2)
 
 
 @pytest.mark.parametrize(
@@ -69,12 +69,16 @@ def test_with_micro_batch_changes_only_the_batch_split() -> None:
     training = {"perDeviceTrainBatchSize": "auto", "globalBatchSize": 16, **scaling}
     plan = plan_training(parse_spec(training=training), world_size=2).with_samples(100)
 
-    changed = plan.with_micro_batch(Batch(4, 2, 2))
+    changed_plan = plan.with_micro_batch(Batch(4, 2, 2))
 
     assert (plan.batch, plan.eval_batch) == (Batch(1, 8, 2), Batch(1, 1, 2))
-    assert (changed.batch, changed.eval_batch) == (Batch(4, 2, 2), Batch(4, 1, 2))
-    assert (changed.schedule, changed.rates, changed.fingerprint) == (plan.schedule, plan.rates, plan.fingerprint)
-    assert plan_training(changed.spec, world_size=2).with_samples(100) == changed
+    assert (changed_plan.batch, changed_plan.eval_batch) == (Batch(4, 2, 2), Batch(4, 1, 2))
+    assert (changed_plan.schedule, changed_plan.rates, changed_plan.fingerprint) == (
+        plan.schedule,
+        plan.rates,
+        plan.fingerprint,
+    )
+    assert plan_training(changed_plan.spec, world_size=2).with_samples(100) == changed_plan
 
 
 def test_unreachable_global_batch_size_is_rejected() -> None:

@@ -154,11 +154,12 @@ def test_forecast_supports_other_architectures(config_class: type) -> None:
     fields = gpt2_sizes if config_class is GPT2Config else {**SIZES, "num_hidden_layers": 5}
     architecture = Architecture(config_class(**fields, vocab_size=500), torch.float32, None)
 
-    kept, recomputed = (
-        measure_step_peak(architecture, build_step(length=128, checkpointing=enabled)) for enabled in (False, True)
+    kept_peak, recomputed_peak = (
+        measure_step_peak(architecture, build_step(length=128, checkpointing=checkpointing))
+        for checkpointing in (False, True)
     )
 
-    assert 0 < recomputed.activations < kept.activations
+    assert 0 < recomputed_peak.activations < kept_peak.activations
 
 
 def test_two_samples_need_an_attention_mask_in_every_layer() -> None:

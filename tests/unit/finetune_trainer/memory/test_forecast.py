@@ -41,9 +41,9 @@ def build_plan(spec: TrainerSpec) -> TrainingPlan:
     return plan_training(spec, world_size=spec.world_size)
 
 
-def forecast_part_bytes(spec: TrainerSpec, *, node: bool = False) -> dict[str, int]:
+def forecast_part_bytes(spec: TrainerSpec, *, per_node: bool = False) -> dict[str, int]:
     result = forecast(build_plan(spec), TINY, on_gpu=True)
-    return {part.name: part.size for part in (result.node if node else result.rank).parts}
+    return {part.name: part.size for part in (result.node if per_node else result.rank).parts}
 
 
 def test_preference_needs_the_memory_of_two_samples() -> None:
@@ -61,8 +61,8 @@ def test_dpo_without_lora_needs_a_16_bit_reference_model() -> None:
 
 def test_every_rank_of_a_node_loads_policy_and_reference_model() -> None:
     dataset = {"train": [{"name": "/data/train.jsonl"}], "numWorkers": 0}
-    sft = forecast_part_bytes(parse_spec(dataset=dataset), node=True)
-    dpo = forecast_part_bytes(parse_spec(dataset=dataset, sft=None, dpo={}), node=True)
+    sft = forecast_part_bytes(parse_spec(dataset=dataset), per_node=True)
+    dpo = forecast_part_bytes(parse_spec(dataset=dataset, sft=None, dpo={}), per_node=True)
 
     assert dpo["weights being loaded"] == pytest.approx(1.5 * sft["weights being loaded"], rel=0.001)
 

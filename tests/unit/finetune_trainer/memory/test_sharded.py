@@ -37,9 +37,9 @@ HIDDEN_SIZE = 1000
 
 def build_strategy(**fields: Any) -> ZeroStrategy | Fsdp2Strategy:
     spec = TrainerSpec.model_validate({**jobs.spec(lora=None), **fields})
-    built = build_sharding_strategy(spec, torch.bfloat16, hidden_size=HIDDEN_SIZE)
-    assert isinstance(built, ZeroStrategy | Fsdp2Strategy)
-    return built
+    strategy = build_sharding_strategy(spec, torch.bfloat16, hidden_size=HIDDEN_SIZE)
+    assert isinstance(strategy, ZeroStrategy | Fsdp2Strategy)
+    return strategy
 
 
 def build_layout(ranks: int, sharding: ZeroStrategy | Fsdp2Strategy, *, on_gpu: bool = True) -> RankLayout:

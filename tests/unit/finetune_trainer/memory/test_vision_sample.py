@@ -85,7 +85,7 @@ def test_forecast_model_states_equal_the_real_model_states(
 def test_vision_tower_is_not_quantized(pretrained_models: dict[str, Pretrained], recipe: str) -> None:
     pretrained, vision = pretrained_models[recipe], get_vision(pretrained_models[recipe])
     sample = VisionSample(vision, ("vision", "aligner"), build_blank_sample(vision, LENGTH))
-    full, quantized = (
+    full_shape, quantized_shape = (
         measure_shape(Architecture(pretrained.config, torch.float32, lora, vision_sample=sample))
         for lora in (Lora(r=2), Lora(r=2, quantization="nf4"))
     )
@@ -94,7 +94,7 @@ def test_vision_tower_is_not_quantized(pretrained_models: dict[str, Pretrained],
         module.weight.nbytes for layer in layers for module in layer.modules() if isinstance(module, torch.nn.Linear)
     )
 
-    assert full.frozen_bytes - quantized.frozen_bytes == pytest.approx(linear * (1 - 0.516 / 4), rel=0.02)
+    assert full_shape.frozen_bytes - quantized_shape.frozen_bytes == pytest.approx(linear * (1 - 0.516 / 4), rel=0.02)
 
 
 @pytest.mark.parametrize("recipe", tiny_vision.RECIPES)
@@ -116,13 +116,13 @@ def test_image_size_is_limited_by_length_and_max_pixels(
     folder = tiny_vision.build(tmp_path / "qwen2_vl", "qwen2_vl")
     limited = describe_model(ModelSource(name=str(folder), max_pixels=28 * 28 * 16), torch.device("cpu"))
 
-    by_length, by_pixels = (
+    length_limited_size, pixel_limited_size = (
         int((build_blank_sample(get_vision(model), LENGTH)["input_ids"] == model.config.image_token_id).sum())
         for model in (pretrained_models["qwen2_vl"], limited)
     )
 
-    assert by_pixels == 16
-    assert 16 < by_length <= LENGTH
+    assert pixel_limited_size == 16
+    assert 16 < length_limited_size <= LENGTH
 
 
 def test_length_too_short_for_any_image_is_rejected(pretrained_models: dict[str, Pretrained]) -> None:

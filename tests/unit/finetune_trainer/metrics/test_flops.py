@@ -67,10 +67,10 @@ def test_reference_model_adds_a_forward_pass() -> None:
 def test_only_active_experts_are_counted() -> None:
     two_active, four_active = (
         estimate_flops(
-            MixtralForCausalLM(MixtralConfig(**SMALL, num_local_experts=8, num_experts_per_tok=used)),
+            MixtralForCausalLM(MixtralConfig(**SMALL, num_local_experts=8, num_experts_per_tok=active_experts)),
             has_reference=False,
         ).per_token
-        for used in (2, 4)
+        for active_experts in (2, 4)
     )
 
     expert = 3 * SMALL["hidden_size"] * SMALL["intermediate_size"]

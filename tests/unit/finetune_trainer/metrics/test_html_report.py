@@ -139,10 +139,10 @@ def test_bar_with_value_zero_has_no_height() -> None:
 
 def run_browser(page: Path, *options: str) -> subprocess.CompletedProcess[str]:
     assert BROWSER is not None
-    quiet = ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run")
+    quiet_flags = ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run")
     profile = f"--user-data-dir={page.parent / 'profile'}"
-    offline = "--host-resolver-rules=MAP * ~NOTFOUND"
-    command = (BROWSER, *quiet, profile, offline, "--enable-logging=stderr", *options, page.as_uri())
+    offline_flags = "--host-resolver-rules=MAP * ~NOTFOUND"
+    command = (BROWSER, *quiet_flags, profile, offline_flags, "--enable-logging=stderr", *options, page.as_uri())
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
 
 
@@ -155,10 +155,10 @@ def test_browser_renders_every_chart_without_console_messages(tmp_path: Path) ->
       (svg) => [svg.getAttribute("aria-label"), [...svg.querySelectorAll("circle, rect")].filter(
         (mark) => mark.getBoundingClientRect().width > 0).length].join("=")).join(";");
       document.body.setAttribute("data-visible", visible + ";" + document.fonts.size); });</script></body>"""
-    instrumented = tmp_path / "instrumented.html"
-    instrumented.write_text(page.read_text().replace("</body>", script))
+    instrumented_page = tmp_path / "instrumented.html"
+    instrumented_page.write_text(page.read_text().replace("</body>", script))
 
-    browser = run_browser(instrumented, "--dump-dom")
+    browser = run_browser(instrumented_page, "--dump-dom")
 
     match: Any = re.search(r'data-visible="([^"]*)"', browser.stdout)
     counts = dict(pair.split("=") for pair in match.group(1).split(";")[:-1])

@@ -8,7 +8,7 @@ from finetune_trainer.metrics.slow_rank import find_slow_rank
 
 
 @pytest.mark.parametrize(
-    ("own_step_seconds", "expected"),
+    ("own_step_seconds", "expected_rank"),
     [
         pytest.param((1.0, 1.05, 1.0, 1.0), None, id="within 10 percent"),
         pytest.param((1.0, 1.0, 1.3, 1.1), (2, 0.3), id="one of four slow"),
@@ -18,11 +18,11 @@ from finetune_trainer.metrics.slow_rank import find_slow_rank
     ],
 )
 def test_rank_is_slow_if_it_exceeds_the_median_by_ten_percent(
-    own_step_seconds: tuple[float, ...], expected: tuple[int, float] | None
+    own_step_seconds: tuple[float, ...], expected_rank: tuple[int, float] | None
 ) -> None:
     slow_rank = find_slow_rank(own_step_seconds)
 
-    assert (slow_rank and (slow_rank.rank, round(slow_rank.excess, 6))) == expected
+    assert (slow_rank and (slow_rank.rank, round(slow_rank.excess, 6))) == expected_rank
 
 
 @given(st.lists(st.floats(min_value=1e-4, max_value=1e4), min_size=1, max_size=64))

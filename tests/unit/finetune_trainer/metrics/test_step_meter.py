@@ -21,14 +21,14 @@ def test_meter_measures_the_steps_since_the_last_collect() -> None:
         with meter.measure_loss():
             time.sleep(0.01)
         meter.end_step(step)
-    measured = meter.collect()
+    interval = meter.collect()
 
-    assert (measured.steps, measured.samples, measured.tokens) == (2, 4, 8)
-    assert measured.flops == 8 * 10 + 4 * 3
-    assert 0.04 <= measured.data_wait_seconds < measured.seconds
-    assert measured.loss_seconds >= 0.02
-    assert measured.own_step_seconds == pytest.approx((measured.data_wait_seconds + measured.loss_seconds) / 2)
-    assert measured.peak_bytes > 1_000_000
-    assert measured.peak_longest_sequence == 2
+    assert (interval.steps, interval.samples, interval.tokens) == (2, 4, 8)
+    assert interval.flops == 8 * 10 + 4 * 3
+    assert 0.04 <= interval.data_wait_seconds < interval.seconds
+    assert interval.loss_seconds >= 0.02
+    assert interval.own_step_seconds == pytest.approx((interval.data_wait_seconds + interval.loss_seconds) / 2)
+    assert interval.peak_bytes > 1_000_000
+    assert interval.peak_longest_sequence == 2
     assert meter.collect().steps == 0
-    assert meter.collect().peak_bytes == measured.peak_bytes  # peaks are not reset
+    assert meter.collect().peak_bytes == interval.peak_bytes  # peaks are not reset

@@ -30,6 +30,6 @@ def test_data_wait_share_is_the_maximum_over_all_ranks() -> None:
 
 
 def test_mfu_is_not_logged_if_the_peak_flops_are_unknown() -> None:
-    logged = summarise_ranks([build_interval()], peak_flops=None).to_log_values()
+    logged_values = summarise_ranks([build_interval()], peak_flops=None).to_log_values()
 
-    assert sorted(logged) == sorted(set(LOGGED_METRICS) - {"mfu"})
+    assert sorted(logged_values) == sorted(set(LOGGED_METRICS) - {"mfu"})

@@ -17,8 +17,10 @@ def test_preset_name_matches_its_stage_and_offloading(preset: Any) -> None:
     zero = config["zero_optimization"]
 
     assert get_zero_stage(config) == int(preset[4])
-    offloaded = {part for part in ("optimizer", "param") if f"offload_{part}" in zero}
-    assert offloaded == {"zero2_offload": {"optimizer"}, "zero3_offload": {"optimizer", "param"}}.get(preset, set())
+    offloaded_parts = {part for part in ("optimizer", "param") if f"offload_{part}" in zero}
+    assert offloaded_parts == {"zero2_offload": {"optimizer"}, "zero3_offload": {"optimizer", "param"}}.get(
+        preset, set()
+    )
 
 
 @pytest.mark.parametrize(

@@ -61,14 +61,18 @@ def test_largest_micro_batch_that_fits_is_chosen(available_gib: int, chosen_batc
 
 @given(samples=st.integers(1, 5000), available_bytes=st.integers(0, 12_000 * GIB))
 def test_micro_batches_larger_than_the_chosen_one_do_not_fit(samples: int, available_bytes: int) -> None:
-    smallest = Batch(1, samples, 2)
+    smallest_batch = Batch(1, samples, 2)
 
-    chosen = choose_by_forecast(smallest, forecast_two_gib_per_sample, available_bytes=available_bytes).batch
+    chosen_batch = choose_by_forecast(
+        smallest_batch, forecast_two_gib_per_sample, available_bytes=available_bytes
+    ).batch
 
-    larger = [size for size in range(chosen.per_device + 1, samples + 1) if samples % size == 0]
-    assert chosen.effective == smallest.effective
-    assert chosen == smallest or forecast_two_gib_per_sample(chosen).total <= available_bytes
-    assert all(forecast_two_gib_per_sample(Batch(size, samples // size, 2)).total > available_bytes for size in larger)
+    larger_sizes = [size for size in range(chosen_batch.per_device + 1, samples + 1) if samples % size == 0]
+    assert chosen_batch.effective == smallest_batch.effective
+    assert chosen_batch == smallest_batch or forecast_two_gib_per_sample(chosen_batch).total <= available_bytes
+    assert all(
+        forecast_two_gib_per_sample(Batch(size, samples // size, 2)).total > available_bytes for size in larger_sizes
+    )
 
 
 def test_smallest_batch_is_chosen_without_a_forecast() -> None:
@@ -103,8 +107,8 @@ def claimed_output(output: OutputFolder) -> OutputFolder:
 def test_next_attempt_reuses_the_saved_batch_size(claimed_output: OutputFolder) -> None:
     SavedBatchSize(claimed_output, CACHE_KEY).save(BatchChoice(Batch(4, 2, 2), "it fits"))
 
-    loaded = SavedBatchSize(claimed_output, CACHE_KEY).load(SMALLEST)
-    assert loaded == BatchChoice(Batch(4, 2, 2), "as in an earlier attempt")
+    loaded_choice = SavedBatchSize(claimed_output, CACHE_KEY).load(SMALLEST)
+    assert loaded_choice == BatchChoice(Batch(4, 2, 2), "as in an earlier attempt")
 
 
 @pytest.mark.parametrize(
@@ -142,10 +146,10 @@ def test_superseded_attempt_cannot_save_its_choice(claimed_output: OutputFolder)
 
 
 def test_cache_key_contains_settings_that_affect_memory_use() -> None:
-    checkpointed = parse_spec(training={"gradientCheckpointing": True}, fsdp={})
+    checkpointing_spec = parse_spec(training={"gradientCheckpointing": True}, fsdp={})
 
     assert build_cache_key(parse_spec(), CPU, world_size=2) == CACHE_KEY
-    assert build_cache_key(checkpointed, CPU, world_size=2) == {
+    assert build_cache_key(checkpointing_spec, CPU, world_size=2) == {
         **CACHE_KEY,
         "parallelism": "fsdp2",
         "gradientCheckpointing": True,
@@ -159,8 +163,8 @@ def test_memory_is_reserved_for_optimizer_states_and_ddp_buckets(world_size: int
     model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
     model[1].requires_grad_(requires_grad=False)
 
-    reserved = reserve_training_memory(model, CPU, world_size=world_size)
+    reserved_tensors = reserve_training_memory(model, CPU, world_size=world_size)
 
     trained_bytes = sum(parameter.nbytes for parameter in model[0].parameters())
-    assert sum(tensor.nbytes for tensor in reserved) == expected_copies * trained_bytes
+    assert sum(tensor.nbytes for tensor in reserved_tensors) == expected_copies * trained_bytes
     assert all((parameter.grad is not None) == parameter.requires_grad for parameter in model.parameters())

@@ -72,28 +72,28 @@ def test_higher_values_of_other_metrics_are_better() -> None:
 
 
 def test_improvement_below_the_threshold_does_not_reset_the_count() -> None:
-    strict = build_policy(earlyStoppingPatience=2, earlyStoppingThreshold=0.1)
+    strict_policy = build_policy(earlyStoppingPatience=2, earlyStoppingThreshold=0.1)
     log = build_log(2.0, 1.95, 1.9)
 
-    assert strict.compute_status(log) == EvaluationStatus(Evaluation(30, 1.9), 2)
-    assert strict.should_stop_early(log)
-    assert not strict.should_stop_early(build_log(2.0, 1.95, 1.8))
+    assert strict_policy.compute_status(log) == EvaluationStatus(Evaluation(30, 1.9), 2)
+    assert strict_policy.should_stop_early(log)
+    assert not strict_policy.should_stop_early(build_log(2.0, 1.95, 1.8))
 
 
 def test_training_stops_after_three_evaluations_without_improvement() -> None:
-    three = build_policy(earlyStoppingPatience=3)
+    policy = build_policy(earlyStoppingPatience=3)
 
-    assert not three.should_stop_early(build_log(1.0, 2.0, 2.0))
-    assert three.should_stop_early(build_log(1.0, 2.0, 2.0, 2.0))
+    assert not policy.should_stop_early(build_log(1.0, 2.0, 2.0))
+    assert policy.should_stop_early(build_log(1.0, 2.0, 2.0, 2.0))
     assert not build_policy(loadBestModelAtEnd=True).should_stop_early(build_log(1.0, *[2.0] * 50))
 
 
 def test_log_history_from_a_checkpoint_gives_the_same_status() -> None:
     log = build_log(2.0000000000000004, 2.0, 1.9999999999999998, 2.1)
 
-    restored = json.loads(json.dumps(log))
+    restored_log = json.loads(json.dumps(log))
 
-    status = build_policy(earlyStoppingPatience=1).compute_status(restored)
+    status = build_policy(earlyStoppingPatience=1).compute_status(restored_log)
     assert status == EvaluationStatus(Evaluation(30, 1.9999999999999998), 1)
 
 

@@ -50,12 +50,14 @@ def test_api_server_certificate_contains_its_address_and_the_service_address() -
 
 
 def test_dns_answers_are_cached_for_30_seconds_only_if_enabled() -> None:
-    cached, uncached = (render_corefile(LAYOUT, cache_answers=cached) for cached in (True, False))
+    cached_corefile, uncached_corefile = (
+        render_corefile(LAYOUT, cache_answers=cache_answers) for cache_answers in (True, False)
+    )
 
-    assert "cache 30" in cached
-    assert "ttl 30" in cached
-    assert "cache" not in uncached.replace("/cache/", "")
-    assert "ttl 5" in uncached
+    assert "cache 30" in cached_corefile
+    assert "ttl 30" in cached_corefile
+    assert "cache" not in uncached_corefile.replace("/cache/", "")
+    assert "ttl 5" in uncached_corefile
 
 
 def test_nodes_share_neither_pod_addresses_nor_state_folders() -> None:

@@ -23,18 +23,18 @@ def build_kubernetes(version: str) -> LocalMainComponent:
 
 
 @pytest.mark.parametrize(
-    ("version", "count"),
+    ("version", "expected_count"),
     [
         pytest.param("1.35.4", 31, id="before streaming became a module"),
         pytest.param("1.36.3", 33, id="with streaming modules"),
     ],
 )
-def test_every_staging_module_has_a_replace_line_with_matching_version(version: str, count: int) -> None:
+def test_every_staging_module_has_a_replace_line_with_matching_version(version: str, expected_count: int) -> None:
     text = render_go_mod(build_kubernetes(version))
 
-    replaced = [line for line in text.splitlines() if "=>" in line]
-    assert len(replaced) == len(list_staging_modules(version)) == count
-    assert all(line.endswith(f" v0.{version.removeprefix('1.')}") for line in replaced)
+    replaced_modules = [line for line in text.splitlines() if "=>" in line]
+    assert len(replaced_modules) == len(list_staging_modules(version)) == expected_count
+    assert all(line.endswith(f" v0.{version.removeprefix('1.')}") for line in replaced_modules)
 
 
 @pytest.mark.parametrize("component", OWN_MAINS, ids=lambda component: component.component)
@@ -42,11 +42,11 @@ def test_committed_go_mod_matches_the_pinned_version(component: LocalMainCompone
     """Fails if `python -m testing.cluster pin` was not run after a change of versions.py."""
     pinned = (SOURCES / component.component / "go.mod").read_text()
 
-    expected = [
+    expected_lines = [
         line.strip() for line in render_go_mod(component).splitlines() if "k8s.io/" in line or "require" in line
     ]
     lines = {line.strip().removeprefix("require ") for line in pinned.splitlines()}
-    assert all(line.removeprefix("require ").strip() in lines for line in expected if "(" not in line)
+    assert all(line.removeprefix("require ").strip() in lines for line in expected_lines if "(" not in line)
 
 
 def test_other_kubernetes_versions_do_not_use_committed_go_mod() -> None:

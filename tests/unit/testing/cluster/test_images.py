@@ -66,10 +66,10 @@ def test_blobs_present_on_the_node_are_not_streamed(tmp_path: Path) -> None:
     all_names = list_streamed_names(archive, present_digests=set())
     blob = next(name for name in sorted(all_names) if name.startswith("blobs/"))
 
-    sent = list_streamed_names(archive, present_digests={"sha256:" + blob.rpartition("/")[2]})
+    sent_names = list_streamed_names(archive, present_digests={"sha256:" + blob.rpartition("/")[2]})
 
-    assert all_names - sent == {blob}
-    assert {"oci-layout", "index.json"} <= sent
+    assert all_names - sent_names == {blob}
+    assert {"oci-layout", "index.json"} <= sent_names
 
 
 def test_unpacked_layout_and_archive_are_streamed_identically(tmp_path: Path) -> None:

@@ -45,11 +45,11 @@ def test_throwaway_cluster_is_selected_without_docker(monkeypatch: pytest.Monkey
     assert "Docker does not run" in choice.explanation
 
 
-@pytest.mark.parametrize("unavailable", ["throwaway_problem", "go_problem"], ids=["throwaway cluster", "Go"])
+@pytest.mark.parametrize("problem_argument", ["throwaway_problem", "go_problem"], ids=["throwaway cluster", "Go"])
 def test_explanation_contains_both_reasons_if_no_cluster_is_available(
-    monkeypatch: pytest.MonkeyPatch, unavailable: str
+    monkeypatch: pytest.MonkeyPatch, problem_argument: str
 ) -> None:
-    patch_host(monkeypatch, kind_problem="Docker does not run", **{unavailable: "something is missing"})
+    patch_host(monkeypatch, kind_problem="Docker does not run", **{problem_argument: "something is missing"})
 
     choice = choose_provider({})
 

@@ -74,18 +74,18 @@ def test_missing_pending_reason_is_a_deviation() -> None:
 
 
 def test_fault_without_run_is_listed_and_fails_the_matrix() -> None:
-    other = replace(EXPECTED, name="rank-segfault")
+    other_expectation = replace(EXPECTED, name="rank-segfault")
 
-    page = render_page([EXPECTED, other], [GOOD], SETUP)
+    page = render_page([EXPECTED, other_expectation], [GOOD], SETUP)
 
     assert page.count("**not run**") == 1
-    assert compute_exit_code([EXPECTED, other], [GOOD]) == 1
+    assert compute_exit_code([EXPECTED, other_expectation], [GOOD]) == 1
 
 
 def test_table_contains_median_and_range_of_different_runs() -> None:
-    slower = replace(GOOD, detected_seconds=2.0, again_seconds=None)
+    slower_run = replace(GOOD, detected_seconds=2.0, again_seconds=None)
 
-    page = render_page([EXPECTED], [GOOD, slower, GOOD], SETUP)
+    page = render_page([EXPECTED], [GOOD, slower_run, GOOD], SETUP)
 
     (row,) = (line for line in page.splitlines() if line.startswith("| `rank-sigkill`"))
     assert [cell.strip() for cell in row.strip("|").split(" | ")] == [
