@@ -29,7 +29,7 @@ class Cache:
     def images(self) -> Path:
         return self.root / "images"
 
-    def cluster(self, name: str) -> Path:
+    def get_cluster_folder(self, name: str) -> Path:
         return self.root / "cluster" / name
 
     @property
