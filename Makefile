@@ -12,38 +12,38 @@ export FINETUNE_CACHE
 export PYTHONPATH := operator:trainer:tools:.
 
 .PHONY: help
-help: ## this list
+help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' Makefile | while IFS='|' read -r name text; do printf '  %-13s %s\n' "$$name" "$$text"; done
 
 $(VENV)/complete:
 	@$(PYTHON) tools/environment.py $(VENV)
 
 .PHONY: setup
-setup: $(VENV)/complete ## install what development needs into the cache
+setup: $(VENV)/complete ## install the development environment into the cache
 	@touch $<
 
 .PHONY: generate
-generate: setup ## write what is made from the models: CRD, reference, schema, install.yaml
+generate: setup ## generate the files that derive from the API models: CRD, reference, schema, install.yaml
 	@$(RUN) tools/generate.py
 
 .PHONY: check
-check: setup ## format, lint, types, imports, generated files, chart and manifests
+check: setup ## check format, lint, types, imports, generated files, vocabulary, docs, chart and manifests
 	@$(RUN) tools/check.py
 
 .PHONY: test test-unit test-simulation test-integration test-e2e
-test: setup ## every test, fast ones first; the cluster's tests start a throwaway cluster
+test: setup ## run all test suites, fast ones first; the end-to-end tests start a throwaway cluster
 	@$(RUN) tools/run_tests.py unit simulation integration e2e
-test-unit: setup ## tests of single parts
+test-unit: setup ## run the unit tests
 	@$(RUN) tools/run_tests.py unit
-test-simulation: setup ## reconcile against a simulated API server, thousands of histories
+test-simulation: setup ## run thousands of histories against a simulated API server
 	@$(RUN) tools/run_tests.py simulation
-test-integration: setup ## tests that train with local processes
+test-integration: setup ## run the tests that train with local processes
 	@$(RUN) tools/run_tests.py integration
-test-e2e: setup ## tests on a real cluster
+test-e2e: setup ## run the tests on a real cluster
 	@$(RUN) tools/run_tests.py e2e
 
 .PHONY: pytest docs
-pytest: setup ## some tests: ARGS="tests/unit/finetune_api -k quantity"
+pytest: setup ## run selected tests: ARGS="tests/unit/finetune_api -k quantity"
 	@$(RUN) -m pytest -q $(ARGS)
 docs: setup ## build the documentation site into build/site, strictly
 	@$(VENV)/bin/zensical build --strict --clean
@@ -54,25 +54,25 @@ search: setup ## search more histories for violated invariants; HISTORIES=100000
 		$(if $(MINUTES),--minutes $(MINUTES))
 
 .PHONY: demo
-demo: setup ## from nothing to a job Complete on two nodes of a throwaway cluster; ARGS=--keep leaves it running
+demo: setup ## run a job on two nodes of a throwaway cluster until it is Complete; ARGS=--keep keeps the cluster
 	@$(RUN) -m testing.demo $(ARGS)
 
 .PHONY: bench bench-recovery soak bench-trainer bench-failures bench-gpu
-bench: setup ## reconcile latency and throughput on a real API server; ARGS="--jobs 1000 --nodes 2 --no-floor" for many jobs
+bench: setup ## measure reconcile latency and throughput on a real API server; ARGS="--jobs 1000 --nodes 2 --no-floor" for many jobs
 	@$(RUN) -m benchmarks $(ARGS)
-bench-recovery: setup ## how long a job does not train after a rank was killed, by stage, on real pods
+bench-recovery: setup ## measure the recovery time after the kill of a rank, by stage, with real pods
 	@$(RUN) -m benchmarks.recovery $(ARGS)
-soak: setup ## jobs with faults while the operator is killed every minute; MINUTES=30 JOBS=500
+soak: setup ## run jobs with faults while the operator is killed every minute; MINUTES=30 JOBS=500
 	@$(RUN) -m benchmarks.soak $(if $(MINUTES),--minutes $(MINUTES)) $(if $(JOBS),--jobs $(JOBS))
-bench-trainer: setup ## the trainer's speed on CPU beside TRL and ms-swift
+bench-trainer: setup ## compare the speed of the trainer on CPU with TRL and ms-swift
 	@$(RUN) -m benchmarks.trainer $(ARGS)
-bench-failures: setup ## how often the words of a failure are read right, on texts held out
+bench-failures: setup ## measure the accuracy of failure classification on held-out error messages
 	@$(RUN) -m benchmarks.failures
-bench-gpu: setup ## its speed and memory at real shapes on a GPU, beside TRL
+bench-gpu: setup ## compare speed and memory of the trainer on a GPU with TRL
 	@$(RUN) -m benchmarks.trainer.gpu $(ARGS)
 
 .PHONY: chaos
-chaos: setup ## fifty faults on a real cluster, and docs/operations/fault-matrix.md of them; RUNS=3, ONLY=name,name
+chaos: setup ## inject all faults on a real cluster and write docs/operations/fault-matrix.md; RUNS=3, ONLY=name,name
 	@$(RUN) -m testing.faults --runs $(or $(RUNS),3) --only "$(ONLY)" $(ARGS)
 
 .PHONY: cluster-up cluster-install cluster-claim cluster-down
@@ -91,10 +91,10 @@ images: ## build both images with docker or buildah; BUILD_ARGS="--build-arg BAS
 	$(BUILDER) build --target trainer --tag ghcr.io/finetune-operator/trainer:v$(VERSION) $(BUILD_ARGS) .
 
 .PHONY: lock
-lock: ## renew constraints.txt from pyproject.toml; UPGRADE=--upgrade takes the newest versions
+lock: ## update constraints.txt from pyproject.toml; UPGRADE=--upgrade takes the newest versions
 	@$(PYTHON) tools/lock.py $(UPGRADE)
 
 .PHONY: clean-cache
-clean-cache: ## remove the cache: environments, built programs, images
+clean-cache: ## remove the cache with environments, built programs and images
 	@test ! -d $(FINETUNE_CACHE)/cluster || test -z "$$(ls $(FINETUNE_CACHE)/cluster)" || $(MAKE) cluster-down
 	rm -rf $(FINETUNE_CACHE)

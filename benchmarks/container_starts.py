@@ -6,7 +6,7 @@ from finetune_api.v1alpha1.reasons import FailureAction, Reason
 from finetune_api.v1alpha1.status import Evidence
 from finetune_operator.core.pending_reasons import find_pending_reason
 from finetune_operator.failures.rules import judge_node
-from testing.builders.jobs import NOW, job, observation_of, pod
+from testing.builders.jobs import NOW, build_observation, job, pod
 from testing.corpus.error_corpus import LabelledStartFailure
 
 REGISTRY_OUTAGE = "RegistryInTrouble"
@@ -22,7 +22,7 @@ def classify_entry(entry: LabelledStartFailure) -> tuple[str, FailureAction]:
         return verdict.reason, verdict.action
     job_object = job()
     state = {"waiting": {"reason": entry.kind, "message": entry.text}}
-    observation = observation_of(
+    observation = build_observation(
         job_object, pod(job_object, 0, containerStatuses=[{"name": "trainer", "state": state}])
     )
     pending = find_pending_reason(job_object, observation, observation.nodes_of_attempt(0), NOW)
@@ -30,7 +30,11 @@ def classify_entry(entry: LabelledStartFailure) -> tuple[str, FailureAction]:
     if pending.verdict is not None:
         return pending.verdict.reason, pending.verdict.action
     if pending.reason == Reason.IMAGE_PULL_FAILED:
-        return (pending.reason, FailureAction.FAIL) if pending.image_pull else (REGISTRY_OUTAGE, FailureAction.RESTART)
+        return (
+            (pending.reason, FailureAction.FAIL)
+            if pending.is_image_pull_error
+            else (REGISTRY_OUTAGE, FailureAction.RESTART)
+        )
     return pending.reason, FailureAction.RESTART
 
 

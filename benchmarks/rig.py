@@ -161,7 +161,7 @@ async def start_bench_rig(*, keep_cluster: bool) -> AsyncIterator[Rig]:
 @asynccontextmanager
 async def start_fake_cluster(name: str, *, keep_cluster: bool) -> AsyncIterator[tuple[ThrowawayCluster, ApiClient]]:
     """Start a cluster with kwok nodes, the CRD and a claim for all jobs; remove the cluster afterwards."""
-    cluster = ThrowawayCluster.named(name)
+    cluster = ThrowawayCluster.from_name(name)
     cluster.up(node_count=1)
     try:
         start_kwok(cluster, FAKE_NODES)
@@ -179,10 +179,10 @@ async def start_fake_cluster(name: str, *, keep_cluster: bool) -> AsyncIterator[
 async def connect_to_api(kubeconfig: Path) -> AsyncIterator[ApiClient]:
     credentials = find_credentials(kubeconfig=str(kubeconfig))
     async with (
-        open_session(credentials, connections=500) as calls,
-        open_session(credentials, connections=500) as streams,
+        open_session(credentials, connections=500) as request_session,
+        open_session(credentials, connections=500) as watch_session,
     ):
-        yield ApiClient(credentials.server, calls=calls, streams=streams)
+        yield ApiClient(credentials.server, request_session=request_session, watch_session=watch_session)
 
 
 def create_operator_log() -> IO[bytes]:

@@ -10,7 +10,7 @@ import time
 from testing.cluster.provider import ProviderChoice, choose_provider
 from testing.models.loss_curve import read_losses, render_loss_curve
 from testing.processes.local_demo import run_locally
-from testing.processes.operator_stack import Stack, build_example_job, has_condition
+from testing.processes.operator_stack import OperatorStack, build_example_job, has_condition
 
 JOB = "demo"
 
@@ -34,10 +34,10 @@ def main() -> int:
 
 def run_on_cluster(choice: ProviderChoice) -> int:
     assert choice.provider is not None
-    stack = Stack(choice.provider)
+    stack = OperatorStack(choice.provider)
     stack.prepare()
     stack.delete(JOB)
-    shutil.rmtree(stack.output(JOB), ignore_errors=True)  # remove the output of an earlier demo job
+    shutil.rmtree(stack.get_output_folder(JOB), ignore_errors=True)  # remove the output of an earlier demo job
     with stack.stage("job from apply to Complete"):
         print_lines("$ kubectl apply -f manifests/examples/cpu-two-nodes.yaml")
         stack.apply(build_example_job(JOB))
@@ -49,7 +49,7 @@ def run_on_cluster(choice: ProviderChoice) -> int:
     return 0 if has_condition(job, "Complete") else 1
 
 
-def follow_job(stack: Stack) -> dict[str, object]:
+def follow_job(stack: OperatorStack) -> dict[str, object]:
     """Print the job's row of `kubectl get` whenever it changes, until the job is finished."""
     previous_columns: list[str] = []
     deadline = time.monotonic() + 600
@@ -59,20 +59,20 @@ def follow_job(stack: Stack) -> dict[str, object]:
         if columns != previous_columns:
             print_lines(*([] if previous_columns else [header]), row)
             previous_columns = columns
-        job = stack.job(JOB)
+        job = stack.get_job(JOB)
         if has_condition(job, "Finished"):
             return job
         time.sleep(0.5)
-    return stack.job(JOB)
+    return stack.get_job(JOB)
 
 
-def print_result(stack: Stack) -> None:
+def print_result(stack: OperatorStack) -> None:
     """Print the row, events, loss curve and result files of the finished job."""
     print_lines("\n$ kubectl get ftj\n" + stack.kubectl("get", "ftj"))
     print_lines("$ kubectl describe ftj demo  (events)")
     description = stack.kubectl("describe", "ftj", JOB)
     print_lines(description[description.index("Events:") :])
-    output = stack.output(JOB)
+    output = stack.get_output_folder(JOB)
     print_lines("loss by step:")
     print_lines(render_loss_curve(read_losses(output)))
     print_lines(f"\nfiles in claim `models`, folder {stack.namespace}/{JOB}/result:")

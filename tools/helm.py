@@ -14,7 +14,7 @@ NAMESPACE = "finetune-system"
 
 def find_helm() -> Path | None:
     """Return the path of Helm, or None if it is not installed and cannot be built; the first build takes minutes."""
-    pinned = Cache.from_environment().binaries("helm", PINNED.helm) / "helm"
+    pinned = Cache.from_environment().get_binary_folder("helm", PINNED.helm) / "helm"
     if not pinned.exists() and shutil.which("go"):
         build_all(Cache.from_environment(), PINNED, component_names=("helm",))
     if pinned.exists():

@@ -36,12 +36,12 @@ from benchmarks.recovery.trainjob import TrainJob, build_training_runtime
 from benchmarks.table import render_table
 from testing.builders.jobs import command
 from testing.cluster.fault_injection import Chaos
-from testing.cluster.images.project_images import image_name
+from testing.cluster.images.project_images import get_image_name
 from testing.cluster.provider import ThrowawayProvider
 from testing.cluster.throwaway import ThrowawayCluster
 from testing.faults.job_under_test import JobUnderTest, RawBody, wait_until_settled
 from testing.faults.run import delete_job
-from testing.processes.operator_stack import Stack, build_example_job
+from testing.processes.operator_stack import OperatorStack, build_example_job
 
 PROGRAM_FOLDER = "/data/recovery"  # mount path of the program in the pods
 STEPS_BEFORE_KILL = 20
@@ -59,8 +59,8 @@ def main() -> int:
         "--peer", action="store_true", help="also measure Kubeflow Trainer and JobSet, which are built first"
     )
     options = parser.parse_args()
-    provider = ThrowawayProvider(ThrowawayCluster.named())
-    stack = Stack(provider)
+    provider = ThrowawayProvider(ThrowawayCluster.from_name())
+    stack = OperatorStack(provider)
     figures: dict[str, StartAndRecovery] = {title: ({}, {}) for title in PROGRAMS}
     peer: StartAndRecovery = ({}, {})
     try:
@@ -85,16 +85,16 @@ def main() -> int:
     return 0
 
 
-def copy_program(stack: Stack) -> None:
+def copy_program(stack: OperatorStack) -> None:
     """Copy the program to the dataset volume, which the pods mount."""
-    folder = stack.folder("datasets") / "recovery"
+    folder = stack.get_claim_folder("datasets") / "recovery"
     folder.mkdir(exist_ok=True)
     shutil.copy(Path(__file__).parent / "ddp.py", folder)
     for path in (folder, *folder.iterdir()):
         path.chmod(0o755)
 
 
-def measure_recovery(stack: Stack, chaos: Chaos, command_fields: RawBody) -> tuple[StageSeconds, StageSeconds]:
+def measure_recovery(stack: OperatorStack, chaos: Chaos, command_fields: RawBody) -> tuple[StageSeconds, StageSeconds]:
     """Run one job; return the duration of its start and of its recovery in seconds, in total and by stage."""
     job = JobUnderTest(stack, chaos, f"recovery-{token_hex(2)}")
     job.recorder.start()
@@ -122,12 +122,12 @@ def build_command_spec(command_fields: RawBody) -> RawBody:
     """Return the spec fields for the command, with resource requests small enough for both pods to fit on the host."""
     return command(
         {**command_fields, "workingDir": PROGRAM_FOLDER},
-        image=image_name("trainer"),
+        image=get_image_name("trainer"),
         env=[{"name": "OMP_NUM_THREADS", "value": "1"}],
     )
 
 
-def measure_peer_recovery(stack: Stack, chaos: Chaos) -> tuple[StageSeconds, StageSeconds]:
+def measure_peer_recovery(stack: OperatorStack, chaos: Chaos) -> tuple[StageSeconds, StageSeconds]:
     """Run one TrainJob; return the duration of its start and of its recovery in seconds, in total and by stage."""
     stack.apply(build_training_runtime(program=["torchrun", "ddp.py"], folder=PROGRAM_FOLDER))
     job = TrainJob(stack, f"recovery-{token_hex(2)}")
@@ -151,7 +151,7 @@ def measure_peer_recovery(stack: Stack, chaos: Chaos) -> tuple[StageSeconds, Sta
 
 def kill_rank(chaos: Chaos, namespace: str, pod: str) -> float:
     """Kill a rank; return the time of the signal, which excludes the lookup of the process."""
-    processes = chaos.ranks(namespace, pod)[3]
+    processes = chaos.find_rank_processes(namespace, pod)[3]
     killed_at = time.time()
     for process in processes:
         os.kill(process.pid, signal.SIGKILL)

@@ -122,8 +122,8 @@ def build_manager(cluster: ThrowawayCluster, manager: KubeflowManager) -> Path:
     The build runs inside the module, as upstream's does, because `go install` needs the list of versions, which some
     proxies do not serve.
     """
-    target = cluster.cache.binaries(manager.name, manager.version)
-    with cluster.cache.locked("build"), stage(f"build {manager.name} {manager.version}"):
+    target = cluster.cache.get_binary_folder(manager.name, manager.version)
+    with cluster.cache.hold_lock("build"), stage(f"build {manager.name} {manager.version}"):
         if not target.exists():
             require_go()
             environment = cluster.cache.go_environment
@@ -171,7 +171,7 @@ def adapt_manifests(manager: KubeflowManager, folder: Path) -> list[RawBody]:
 
 def build_daemon(cluster: ThrowawayCluster, manager: KubeflowManager, certificates: Path) -> Daemon:
     """Return a daemon that runs the manager in a mount namespace with its certificate at the default path."""
-    program = cluster.cache.binaries(manager.name, manager.version) / manager.name
+    program = cluster.cache.get_binary_folder(manager.name, manager.version) / manager.name
     script = f'mount --bind "$0" {CERTIFICATE_FOLDER} && exec "$@"'
     argv = (
         *("env", f"KUBECONFIG={cluster.kubeconfig}", "unshare", "--mount", "sh", "-c", script, str(certificates)),

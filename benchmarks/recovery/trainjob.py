@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import IO, Any
 
-from testing.cluster.images.project_images import image_name
-from testing.processes.operator_stack import Stack
+from testing.cluster.images.project_images import get_image_name
+from testing.processes.operator_stack import OperatorStack
 
 RUNTIME_NAME = "recovery"
 NODES = 2
@@ -35,7 +35,7 @@ class AttemptPods:
 
 @dataclass(frozen=True)
 class TrainJob:
-    stack: Stack
+    stack: OperatorStack
     name: str
 
     def apply(self) -> None:
@@ -100,7 +100,7 @@ def build_training_runtime(*, program: list[str], folder: str) -> RawBody:
     """
     container = {
         "name": "node",
-        "image": image_name("trainer"),
+        "image": get_image_name("trainer"),
         "imagePullPolicy": "Never",
         "command": program,
         "workingDir": folder,

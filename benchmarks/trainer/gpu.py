@@ -26,7 +26,7 @@ from benchmarks.trainer.comparison import OURS, PYTHON_PATH, REPOSITORY, Benchma
 from benchmarks.trainer.ours import build_spec
 from benchmarks.trainer.report import describe_case
 from finetune_trainer.metrics.flops import peak_flops
-from testing.processes.local_mode import LocalJob, job_body, write_job_file
+from testing.processes.local_mode import LocalJob, build_job_body, write_job_file
 
 INJECTED_ENVIRONMENT = {
     "PYTHONPATH": os.pathsep.join((str(REPOSITORY / "testing/fakes/inject"), PYTHON_PATH)),
@@ -91,7 +91,7 @@ def run_out_of_memory_job(case: BenchmarkCase, folder: Path, environment: dict[s
     spec["training"] |= {"maxSteps": 3}
     del spec["training"]["numTrainEpochs"]
     spec["env"] = [{"name": name, "value": value} for name, value in environment.items()]
-    job = write_job_file(folder, job_body(spec), {})
+    job = write_job_file(folder, build_job_body(spec), {})
     process = job.start()
     try:
         output, _ = process.communicate(timeout=TIMEOUT_SECONDS)

@@ -59,7 +59,7 @@ def resolve_batch(
     return Batch(per_device, _divide(effective_batch, per_device * world_size, "perDeviceTrainBatchSize"), world_size)
 
 
-def list_splits(smallest_batch: Batch) -> tuple[Batch, ...]:
+def list_batch_splits(smallest_batch: Batch) -> tuple[Batch, ...]:
     """Return all batches with the same effective size, sorted by decreasing micro-batch size."""
     samples, ranks = smallest_batch.per_device * smallest_batch.accumulation, smallest_batch.world_size
     divisors = [size for size in range(1, math.isqrt(samples) + 1) if samples % size == 0]
@@ -67,12 +67,12 @@ def list_splits(smallest_batch: Batch) -> tuple[Batch, ...]:
     return tuple(Batch(size, samples // size, ranks) for size in sizes)
 
 
-def find_split(smallest_batch: Batch, per_device: int | None) -> Batch | None:
+def find_batch_split(smallest_batch: Batch, per_device: int | None) -> Batch | None:
     """Return the batch with the same effective size and the given micro-batch size, or None if it does not exist."""
-    return next((batch for batch in list_splits(smallest_batch) if batch.per_device == per_device), None)
+    return next((batch for batch in list_batch_splits(smallest_batch) if batch.per_device == per_device), None)
 
 
-def find_largest_fitting(batches: Sequence[Batch], fits_in_memory: Callable[[Batch], bool]) -> Batch | None:
+def find_largest_fitting_batch(batches: Sequence[Batch], fits_in_memory: Callable[[Batch], bool]) -> Batch | None:
     """Return the first batch that fits into memory, or None if no batch fits.
 
     Uses binary search; `batches` must be sorted by decreasing memory.

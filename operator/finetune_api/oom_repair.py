@@ -72,7 +72,7 @@ def find_next_repair(shortage: MemoryShortage) -> tuple[Repair, str] | None:
     return next((repair for repair in repairs if repair is not None), None)
 
 
-def build_advice(shortage: MemoryShortage) -> str:
+def build_memory_advice(shortage: MemoryShortage) -> str:
     """Return advice for the user after an out-of-memory failure that has no repair."""
     spec, is_command = shortage.effective_spec, shortage.spec.command is not None
     loader_advice = "start fewer loader processes" + ("" if is_command else " (dataset.numWorkers)")

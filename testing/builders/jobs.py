@@ -83,7 +83,7 @@ def terminating_pod(pod_body: RawBody, *, deadline: datetime = NOW + timedelta(s
     return {**pod_body, "metadata": {**pod_body["metadata"], "deletionTimestamp": deadline.isoformat()}}
 
 
-def observation_of(
+def build_observation(
     owner: FineTuneJob, *pods: RawBody, tombstones: tuple[RawBody, ...] = (), fresh: bool = True, **fields: Any
 ) -> Observation:
     """Return an observation of these existing and deleted pods, in which the Service exists."""

@@ -9,7 +9,7 @@ from finetune_operator.controller.gather import CachedState
 from finetune_operator.controller.reconcile import PassDependencies, PassResult, reconcile, render_status
 from finetune_operator.plan.manifests import build_service
 from finetune_operator.plan.run_plan import plan_run
-from testing.builders.jobs import NOW, SETTINGS, UID, RawBody, decide_once, job, observation_of, running_pod, spec
+from testing.builders.jobs import NOW, SETTINGS, UID, RawBody, build_observation, decide_once, job, running_pod, spec
 from testing.fakes.recording_cluster import RecordingCluster
 
 EMPTY_CACHE = CachedState()
@@ -19,18 +19,18 @@ CLAIMS = ["get PersistentVolumeClaim default/models", "get PersistentVolumeClaim
 CREATES = ["create Service bert", "create ConfigMap bert-0-11111111", "create Pod bert-0-0", "create Pod bert-0-1"]
 
 
-def raw_job(status: JobStatus | None = None, **fields: Any) -> RawBody:
+def build_raw_job(status: JobStatus | None = None, **fields: Any) -> RawBody:
     """Return the raw body of the job."""
     metadata = {"name": "bert", "namespace": "default", "uid": UID, "generation": 1, "resourceVersion": "7"}
     job_body: RawBody = {"metadata": metadata, "spec": spec(**fields)}
     return job_body if status is None else {**job_body, "status": render_status(status)}
 
 
-def status_after(*observed_pods: tuple[RawBody, ...], **fields: Any) -> JobStatus:
+def compute_status_after(*observed_pods: tuple[RawBody, ...], **fields: Any) -> JobStatus:
     """Return the status after a first decision without pods and one decision per set of observed pods."""
     current_job = job(**fields)
     for pods in ((), *observed_pods):
-        current_job, _ = decide_once(current_job, observation_of(current_job, *pods))
+        current_job, _ = decide_once(current_job, build_observation(current_job, *pods))
     return current_job.status
 
 
@@ -39,7 +39,7 @@ def running_pods() -> tuple[RawBody, ...]:
     return running_pod(job(), 0), running_pod(job(), 1)
 
 
-def cached_state(*pods: RawBody, **fields: Any) -> CachedState:
+def build_cached_state(*pods: RawBody, **fields: Any) -> CachedState:
     """Return a cached state with these pods and the Service."""
     return CachedState(pods=pods, services=(build_service(plan_run(job(), attempt=0, settings=SETTINGS)),), **fields)
 

@@ -14,7 +14,7 @@ VOLUME_KINDS = frozenset(
 )
 
 
-def restricted_violations(pod: RawBody) -> tuple[str, ...]:
+def find_restricted_violations(pod: RawBody) -> tuple[str, ...]:
     """Return a message for each violation of the restricted profile."""
     spec: RawBody = pod["spec"]
     violations = [f"{field} is set" for field in HOST_NAMESPACES if spec.get(field)]

@@ -6,14 +6,14 @@ from typing import Any
 from finetune_api.v1alpha1.status import AttemptRecord, AttemptState, JobStatus, Progress
 from finetune_operator.core.derive_status import StatusContext, derive_status
 from finetune_operator.core.pending_reasons import PendingReason
-from testing.builders.jobs import NOW, RawBody, job, observation_of
+from testing.builders.jobs import NOW, RawBody, build_observation, job
 
 LATER = NOW + timedelta(minutes=5)
-PULL = PendingReason("ImagePullFailed", "no such tag", image_pull=True)
+PULL = PendingReason("ImagePullFailed", "no such tag", is_image_pull_error=True)
 UNSCHEDULABLE = PendingReason("Unschedulable", "1 of 2 pods cannot be placed: 0/3 nodes fit")
 
 
-def status_with_attempts(*states: AttemptState, **last_record_fields: Any) -> JobStatus:
+def build_status_with_attempts(*states: AttemptState, **last_record_fields: Any) -> JobStatus:
     """Return a status with one attempt per state; `last_record_fields` update the last attempt."""
     records = [
         AttemptRecord(attempt=number, state=state, reason="RankKilled", message="rank 3 was ended by SIGKILL")
@@ -23,30 +23,30 @@ def status_with_attempts(*states: AttemptState, **last_record_fields: Any) -> Jo
     return JobStatus(attempt=len(records) - 1, attempts=tuple(records), start_time=NOW)
 
 
-def finished_status(state: AttemptState) -> JobStatus:
+def build_finished_status(state: AttemptState) -> JobStatus:
     """Return the status of a finished job whose only attempt ended in this state."""
-    return status_with_attempts(state).model_copy(update={"completion_time": NOW})
+    return build_status_with_attempts(state).model_copy(update={"completion_time": NOW})
 
 
-def derived_status(
+def derive_later_status(
     status: JobStatus, *pods: RawBody, pending_reason: PendingReason | None = None, suspend: bool = False
 ) -> JobStatus:
     """Return the status that is derived five minutes after NOW."""
     ftjob = job(status=status, suspend=suspend)
-    return derive_status(ftjob, StatusContext(observation_of(ftjob, *pods), pending_reason, LATER))
+    return derive_status(ftjob, StatusContext(build_observation(ftjob, *pods), pending_reason, LATER))
 
 
-def time_after_start(seconds: int) -> datetime:
+def get_time_after_start(seconds: int) -> datetime:
     """Return the time `seconds` after NOW, when the attempt started."""
     return NOW + timedelta(seconds=seconds)
 
 
-def progress_report(step: int, *, seconds: int = 0, **fields: Any) -> Progress:
+def build_progress_report(step: int, *, seconds: int = 0, **fields: Any) -> Progress:
     """Return progress at this step, updated `seconds` after NOW."""
-    return Progress(step=step, update_time=time_after_start(seconds), **fields)
+    return Progress(step=step, update_time=get_time_after_start(seconds), **fields)
 
 
-def status_with_progress(
+def derive_status_with_progress(
     *pods: RawBody,
     previous_progress: Progress | None = None,
     polled_progress: Progress | None = None,
@@ -56,4 +56,4 @@ def status_with_progress(
     record = AttemptRecord(attempt=0, state=state)
     status = JobStatus(attempt=0, attempts=(record,), start_time=NOW, progress=previous_progress)
     ftjob = job(status=status)
-    return derive_status(ftjob, StatusContext(observation_of(ftjob, *pods, progress=polled_progress), None, NOW))
+    return derive_status(ftjob, StatusContext(build_observation(ftjob, *pods, progress=polled_progress), None, NOW))

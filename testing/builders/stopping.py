@@ -9,9 +9,9 @@ from finetune_supervisor.failures.termination_message import encode_termination
 from testing.builders.jobs import (
     NOW,
     RawBody,
+    build_observation,
     decide_once,
     job,
-    observation_of,
     running_pod,
 )
 
@@ -27,18 +27,18 @@ def termination_message(**fields: Any) -> str:
 VICTIM: RawBody = {"message": termination_message(error_type="DistBackendError", message="Connection closed by peer")}
 
 
-def disrupted_pod(pod_body: RawBody, reason: str) -> RawBody:
+def build_disrupted_pod(pod_body: RawBody, reason: str) -> RawBody:
     """Return a copy of the pod with a DisruptionTarget condition."""
     conditions = [{"type": "DisruptionTarget", "status": "True", "reason": reason}]
     return {**pod_body, "status": {**pod_body["status"], "conditions": conditions}}
 
 
-def running_job(**fields: Any) -> FineTuneJob:
+def build_running_job(**fields: Any) -> FineTuneJob:
     """Return a job whose attempt 0 is running."""
     ftjob = job(**fields)
-    ftjob, _ = decide_once(ftjob, observation_of(ftjob))
+    ftjob, _ = decide_once(ftjob, build_observation(ftjob))
     ftjob, _ = decide_once(
-        ftjob, observation_of(ftjob, *(running_pod(ftjob, rank) for rank in range(ftjob.spec.num_nodes)))
+        ftjob, build_observation(ftjob, *(running_pod(ftjob, rank) for rank in range(ftjob.spec.num_nodes)))
     )
     assert ftjob.status.attempts[-1].state is AttemptState.RUNNING
     return ftjob

@@ -22,7 +22,7 @@ from testing.cluster.throwaway import ThrowawayCluster
 def main(arguments: list[str] | None = None) -> int:
     options = build_parser().parse_args(arguments)
     try:
-        cluster = ThrowawayCluster.named(options.name)
+        cluster = ThrowawayCluster.from_name(options.name)
         if options.verb in SETUP_VERBS:
             SETUP_VERBS[options.verb](cluster, options)
         else:
@@ -110,8 +110,8 @@ def up(cluster: ThrowawayCluster, options: argparse.Namespace) -> None:
 
 def create_shared_claim(cluster: ThrowawayCluster, options: argparse.Namespace) -> None:
     provider = ThrowawayProvider(cluster)
-    cluster.kubectl.apply(*provider.shared_claim(options.namespace, options.claim))
-    print(provider.shared_folder(options.namespace, options.claim))
+    cluster.kubectl.apply(*provider.build_shared_claim_objects(options.namespace, options.claim))
+    print(provider.get_shared_folder(options.namespace, options.claim))
 
 
 def start_or_stop_kwok(cluster: ThrowawayCluster, options: argparse.Namespace) -> None:

@@ -65,9 +65,9 @@ class CurrentContextProvider:
     def load_image(self, archive: Path) -> None:
         run(*shlex.split(self.load_command), archive)
 
-    def shared_folder(self, namespace: str, claim: str) -> Path:
+    def get_shared_folder(self, namespace: str, claim: str) -> Path:
         return create_shared_folder(self.shared_root, namespace, claim)
 
-    def shared_claim(self, namespace: str, claim: str) -> tuple[Object, ...]:
-        folder = self.shared_folder(namespace, claim)
+    def build_shared_claim_objects(self, namespace: str, claim: str) -> tuple[Object, ...]:
+        folder = self.get_shared_folder(namespace, claim)
         return render_shared_claim(namespace, claim, host_path=str(folder))

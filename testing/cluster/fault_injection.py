@@ -59,13 +59,13 @@ class Chaos:
 
     def kill_rank(self, namespace: str, pod: str, *, rank: int, signal_number: int = signal.SIGKILL) -> None:
         """Send a signal to the processes of a global rank."""
-        ranks = self.ranks(namespace, pod)
+        ranks = self.find_rank_processes(namespace, pod)
         if rank not in ranks:
             raise HarnessError(f"pod {namespace}/{pod}: has no rank {rank}; ranks running there: {sorted(ranks)}")
         for process in ranks[rank]:
             os.kill(process.pid, signal_number)
 
-    def ranks(self, namespace: str, pod: str) -> dict[int, tuple[PodProcess, ...]]:
+    def find_rank_processes(self, namespace: str, pod: str) -> dict[int, tuple[PodProcess, ...]]:
         """Return the processes of a pod by global rank, including child processes such as data loader workers."""
         by_rank: dict[int, tuple[PodProcess, ...]] = {}
         for process in self.find_processes(self.get_pod(namespace, pod)):

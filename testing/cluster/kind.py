@@ -84,11 +84,11 @@ class KindProvider:
     def shared_root(self) -> Path:
         return self.root / "shared"
 
-    def shared_folder(self, namespace: str, claim: str) -> Path:
+    def get_shared_folder(self, namespace: str, claim: str) -> Path:
         return create_shared_folder(self.shared_root, namespace, claim)
 
-    def shared_claim(self, namespace: str, claim: str) -> tuple[Object, ...]:
-        self.shared_folder(namespace, claim)
+    def build_shared_claim_objects(self, namespace: str, claim: str) -> tuple[Object, ...]:
+        self.get_shared_folder(namespace, claim)
         return render_shared_claim(namespace, claim, host_path=f"{SHARED_IN_NODES}/{namespace}/{claim}")
 
 

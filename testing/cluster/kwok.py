@@ -42,7 +42,7 @@ def render_fake_node(number: int) -> Mapping[str, Any]:
 
 
 def build_kwok_daemon(cluster: ThrowawayCluster) -> Daemon:
-    folder = cluster.cache.binaries("kwok", cluster.state.versions.kwok)
+    folder = cluster.cache.get_binary_folder("kwok", cluster.state.versions.kwok)
     arguments = (
         f"--kubeconfig={cluster.layout.kubeconfig('kwok')}",
         f"--config={folder / 'documents.yaml'}",

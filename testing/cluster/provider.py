@@ -48,10 +48,10 @@ class Provider(Protocol):
     def down(self) -> None: ...
     def load_image(self, archive: Path) -> None: ...
 
-    def shared_folder(self, namespace: str, claim: str) -> Path:
+    def get_shared_folder(self, namespace: str, claim: str) -> Path:
         """Return the folder on this host that contains the claim's data."""
 
-    def shared_claim(self, namespace: str, claim: str) -> tuple[Object, ...]:
+    def build_shared_claim_objects(self, namespace: str, claim: str) -> tuple[Object, ...]:
         """Return the Kubernetes objects that bind the claim to its shared folder on every node."""
 
 
@@ -75,7 +75,7 @@ class ThrowawayProvider:
 
     @property
     def helm(self) -> Path:
-        return self.cache.binaries("helm", PINNED.helm) / "helm"
+        return self.cache.get_binary_folder("helm", PINNED.helm) / "helm"
 
     @property
     def chaos(self) -> Chaos:
@@ -91,11 +91,11 @@ class ThrowawayProvider:
     def load_image(self, archive: Path) -> None:
         self.cluster.load_image(archive)
 
-    def shared_folder(self, namespace: str, claim: str) -> Path:
+    def get_shared_folder(self, namespace: str, claim: str) -> Path:
         return create_shared_folder(self.cluster.layout.shared_root, namespace, claim)
 
-    def shared_claim(self, namespace: str, claim: str) -> tuple[Object, ...]:
-        folder = self.shared_folder(namespace, claim)
+    def build_shared_claim_objects(self, namespace: str, claim: str) -> tuple[Object, ...]:
+        folder = self.get_shared_folder(namespace, claim)
         return render_shared_claim(namespace, claim, host_path=str(folder))
 
 
@@ -135,7 +135,7 @@ def create_provider(kind: ClusterKind, environment: Mapping[str, str]) -> Provid
     cache = Cache.from_environment()
     match kind:
         case ClusterKind.THROWAWAY:
-            return ThrowawayProvider(ThrowawayCluster.named())
+            return ThrowawayProvider(ThrowawayCluster.from_name())
         case ClusterKind.KIND:
             return KindProvider(cache)
         case ClusterKind.CURRENT:

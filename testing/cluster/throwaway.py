@@ -41,7 +41,7 @@ class ThrowawayCluster:
     cache: Cache
 
     @classmethod
-    def named(cls, name: str = "dev") -> ThrowawayCluster:
+    def from_name(cls, name: str = "dev") -> ThrowawayCluster:
         try:
             return cls(name=check_name(name), cache=Cache.from_environment())
         except ValueError as error:
@@ -65,7 +65,7 @@ class ThrowawayCluster:
 
     @property
     def kubectl(self) -> Kubectl:
-        program = self.cache.binaries("kubernetes", self.state.versions.kubernetes) / "kubectl"
+        program = self.cache.get_binary_folder("kubernetes", self.state.versions.kubernetes) / "kubectl"
         return Kubectl(program=program, kubeconfig=self.kubeconfig)
 
     def up(self, *, node_count: int = 2, versions: Versions = PINNED, dns_cache: bool = False) -> None:
@@ -75,7 +75,7 @@ class ThrowawayCluster:
         require_supported_host(self.cache, self.root)
         ensure_packages(RUNTIME)
         build_all(self.cache, versions, component_names=REQUIRED_COMPONENTS)
-        with self.cache.locked("cluster"), stage(f"cluster {self.name} up with {node_count} nodes"):
+        with self.cache.hold_lock("cluster"), stage(f"cluster {self.name} up with {node_count} nodes"):
             state = self.prepare_state(node_count=node_count, versions=versions, dns_cache=dns_cache)
             self.start(state)
 
@@ -193,7 +193,7 @@ class ThrowawayCluster:
 
     def down(self, *, purge: bool = False) -> None:
         """Stop the cluster and remove its processes, namespaces, mounts and cgroups; keep images unless `purge`."""
-        with self.cache.locked("cluster"), stage(f"cluster {self.name} down"):
+        with self.cache.hold_lock("cluster"), stage(f"cluster {self.name} down"):
             state = read_state(self.root)
             if state is not None:
                 self.remove(state, keep_images=not purge)

@@ -16,4 +16,4 @@ async def serve_and_connect(api: HttpApi, *middlewares: aiohttp.ClientMiddleware
     async with serve_api(api) as url:
         access = ClusterCredentials(server=url)
         async with open_session(access, connections=10, middlewares=middlewares) as session:
-            yield ApiClient(url, calls=session, streams=session)
+            yield ApiClient(url, request_session=session, watch_session=session)

@@ -5,8 +5,8 @@ from pathlib import Path
 from finetune_trainer.data_sources.source_files import DownloadSettings
 
 
-def download_settings(folder: Path, *, job: str = "job", writes: bool = True) -> DownloadSettings:
+def build_download_settings(folder: Path, *, job: str = "job", writes: bool = True) -> DownloadSettings:
     return DownloadSettings(folder, job, writes, lambda: None, timeout_seconds=0.2)
 
 
-NO_DOWNLOADS = download_settings(Path("/none"))
+NO_DOWNLOADS = build_download_settings(Path("/none"))

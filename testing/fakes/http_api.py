@@ -111,7 +111,7 @@ class HttpApi:
             queue.put_nowait(json.dumps(event).encode() + b"\n")
 
     @property
-    def watches(self) -> int:
+    def open_watch_count(self) -> int:
         """Number of open watch streams."""
         return len(self._watchers)
 

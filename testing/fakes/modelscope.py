@@ -19,7 +19,7 @@ class FakeModelScope:
     """Fake ModelScope with repositories by name; if `error_status` is set, every request returns it."""
 
     repositories: dict[str, dict[str, bytes]] = field(default_factory=dict)
-    created: list[dict[str, Any]] = field(default_factory=list)
+    created_repositories: list[dict[str, Any]] = field(default_factory=list)
     messages: list[str] = field(default_factory=list)
     blobs: dict[str, bytes] = field(default_factory=dict)
     error_status: int | None = None
@@ -53,7 +53,7 @@ class FakeModelScope:
         if name in self.repositories:
             return 400, {"Code": _MODEL_EXISTS, "Message": "the model exists already", "Success": False}
         self.repositories[name] = {}
-        self.created.append(request)
+        self.created_repositories.append(request)
         return 200, {"Code": 200, "Success": True, "Data": {"Path": request["Path"], "Name": request["Name"]}}
 
     def _read_content(self, action: dict[str, Any]) -> bytes:

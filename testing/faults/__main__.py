@@ -22,7 +22,7 @@ from testing.faults.expectations import EXPECTATIONS
 from testing.faults.matrix_page import Setup, render_page
 from testing.faults.outcome import FaultRun, describe_failures, find_deviations
 from testing.faults.run import run_fault
-from testing.processes.operator_stack import Stack
+from testing.processes.operator_stack import OperatorStack
 
 REPOSITORY = Path(__file__).parents[2]
 PAGE = REPOSITORY / "docs" / "operations" / "fault-matrix.md"
@@ -33,8 +33,8 @@ INJECT = REPOSITORY / "testing" / "fakes" / "inject"
 def main(arguments: list[str] | None = None) -> int:
     options = parse_arguments(arguments)
     selected_expectations = select_expectations(options.only)
-    provider = ThrowawayProvider(ThrowawayCluster.named())
-    stack = Stack(provider)
+    provider = ThrowawayProvider(ThrowawayCluster.from_name())
+    stack = OperatorStack(provider)
     try:
         stack.prepare()
         copy_programs(stack)
@@ -79,7 +79,9 @@ def select_expectations(selected_names: str) -> tuple[Expectation, ...]:
     return tuple(expectation for name, expectation in expectations.items() if name in names)
 
 
-def run_all_faults(stack: Stack, chaos: Chaos, expectations: Sequence[Expectation], *, concurrency: int) -> None:
+def run_all_faults(
+    stack: OperatorStack, chaos: Chaos, expectations: Sequence[Expectation], *, concurrency: int
+) -> None:
     """Run the isolated faults concurrently, then the faults that affect other jobs one by one."""
     lock = Lock()
 
@@ -102,9 +104,9 @@ def run_all_faults(stack: Stack, chaos: Chaos, expectations: Sequence[Expectatio
             run_expected_fault(expectation)
 
 
-def copy_programs(stack: Stack) -> None:
+def copy_programs(stack: OperatorStack) -> None:
     """Copy the programs to the dataset volume, where the pods mount them."""
-    folder = stack.folder("datasets") / "chaos"
+    folder = stack.get_claim_folder("datasets") / "chaos"
     (folder / "inject").mkdir(parents=True, exist_ok=True)
     shutil.copy(Path(__file__).parent / "training_program.py", folder / "program.py")
     shutil.copy(INJECT / "sitecustomize.py", folder / "inject")

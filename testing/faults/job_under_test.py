@@ -17,7 +17,7 @@ from testing.cluster.host.processes import terminate_processes
 from testing.cluster.node.pod_processes import find_running_container_id
 from testing.cluster.throwaway import ThrowawayCluster
 from testing.faults.job_recorder import POLL_SECONDS, JobRecorder
-from testing.processes.operator_stack import OPERATOR_NAMESPACE, Stack
+from testing.processes.operator_stack import OPERATOR_NAMESPACE, OperatorStack
 
 RawBody = dict[str, Any]
 
@@ -32,7 +32,7 @@ class JobUnderTest:
     `recorder` records its status, so that waiting works while the API server is down.
     """
 
-    stack: Stack
+    stack: OperatorStack
     chaos: Chaos
     name: str
     recorder: JobRecorder = field(init=False)
@@ -47,7 +47,7 @@ class JobUnderTest:
 
     @property
     def output(self) -> Path:
-        return self.stack.output(self.name)
+        return self.stack.get_output_folder(self.name)
 
     def pod(self, node_rank: int) -> str:
         """Return the name of the node's pod in the first attempt, the attempt that faults are injected into."""
@@ -55,7 +55,7 @@ class JobUnderTest:
 
     def get_config_map_name(self, *, attempt: int) -> str:
         """Return the name of an attempt's ConfigMap, which may not exist yet."""
-        return names.config_map_name(self.name, self.stack.job(self.name)["metadata"]["uid"], attempt)
+        return names.config_map_name(self.name, self.stack.get_job(self.name)["metadata"]["uid"], attempt)
 
     def get_k8s_node(self, node_rank: int) -> str:
         """Return the Kubernetes node on which the pod runs."""
@@ -119,7 +119,7 @@ class JobUnderTest:
         return next(pod for pod in self.list_operator_pods() if pod["metadata"]["name"] in lease_holders)
 
 
-def wait_until_settled(stack: Stack, cluster: ThrowawayCluster, *, timeout_seconds: float = 120) -> None:
+def wait_until_settled(stack: OperatorStack, cluster: ThrowawayCluster, *, timeout_seconds: float = 120) -> None:
     """Wait until all Kubernetes nodes are Ready and two operator replicas, one of them leader, run on different nodes.
 
     Replicas with a restarted container are replaced, because the kubelet's backoff would delay later runs.

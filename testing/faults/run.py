@@ -18,7 +18,7 @@ from testing.faults.expectation import Expectation
 from testing.faults.job_recorder import JobRecorder, RecordedStep, StatusChange
 from testing.faults.job_under_test import HARNESS_ERRORS, JobUnderTest, RawBody, wait_until_settled
 from testing.faults.outcome import FaultRun, find_deviations, parse_status
-from testing.processes.operator_stack import Stack, build_example_job
+from testing.processes.operator_stack import OperatorStack, build_example_job
 
 STEPS_AFTER_RECOVERY = 5  # steps to train before a job counts as recovered
 CHILDREN = "pods,services,configmaps"
@@ -33,7 +33,7 @@ class FaultTimes:
 
 
 def run_fault(
-    stack: Stack, chaos: Chaos, fault: InjectedFault, expectation: Expectation, *, concurrency: int = 1
+    stack: OperatorStack, chaos: Chaos, fault: InjectedFault, expectation: Expectation, *, concurrency: int = 1
 ) -> tuple[FaultRun, str]:
     """Run the fault once and restore the cluster.
 
@@ -131,7 +131,7 @@ def find_stale_pods(job: JobUnderTest, *, timeout_seconds: float = 30) -> tuple[
     current_attempt = str(job.recorder.status.get("attempt", 0))
 
     def find_older_pods() -> tuple[str, ...]:
-        pods = job.stack.pods(job.name)
+        pods = job.stack.list_pods(job.name)
         return tuple(
             pod["metadata"]["name"] for pod in pods if pod["metadata"]["labels"][names.ATTEMPT] != current_attempt
         )

@@ -14,7 +14,7 @@ from finetune_trainer.data.row_filter import RowRules
 from finetune_trainer.data.row_rendering import RowRenderer, build_sft_renderer
 from finetune_trainer.data.token_dataset import Features
 from finetune_trainer.data_sources.media import Modality
-from finetune_trainer.model.load import Pretrained, describe_model, pad_token_id
+from finetune_trainer.model.load import ModelDescription, describe_model, pad_token_id
 from finetune_trainer.training.token_losses import compute_logits, compute_target_losses
 from testing.fakes.downloads import NO_DOWNLOADS
 from testing.models import tiny_text
@@ -27,7 +27,7 @@ class LoadedVisionModel:
     """A loaded vision-language model and a folder for its rows."""
 
     folder: Path
-    pretrained: Pretrained
+    pretrained: ModelDescription
     model: Any
 
     def data(
@@ -50,11 +50,11 @@ class LoadedVisionModel:
     def collate(self, *required_modalities: Modality) -> MultimodalCollator:
         assert self.pretrained.vision is not None
         return MultimodalCollator(
-            pad_token_id(self.pretrained.tokenizer), self.pretrained.vision, required=required_modalities
+            pad_token_id(self.pretrained.tokenizer), self.pretrained.vision, required_modalities=required_modalities
         )
 
 
-def describe_folder(folder: Path, **fields: Any) -> Pretrained:
+def describe_folder(folder: Path, **fields: Any) -> ModelDescription:
     return describe_model(ModelSource.model_validate({"name": str(folder), **fields}), torch.device("cpu"))
 
 

@@ -62,7 +62,7 @@ class LocalJob:
 
     def run(self, *options: str) -> tuple[int, str]:
         """Run the job to completion and return its exit code and output."""
-        return finish(self.start(*options))
+        return wait_for_exit(self.start(*options))
 
     def read_heartbeat(self, *, node_rank: int, attempt: int = 0) -> RawBody | None:
         """Return the latest heartbeat of a node's only rank, or None before the first heartbeat."""
@@ -96,7 +96,7 @@ def write_job(folder: Path, tiny: TinyFiles, **fields: Any) -> LocalJob:
         "output": {"persistentVolumeClaim": {"claimName": "models"}},
         **fields,
     }
-    return write_job_file(folder, job_body(spec), {"data": tiny.train.parent})
+    return write_job_file(folder, build_job_body(spec), {"data": tiny.train.parent})
 
 
 def write_command_job(folder: Path, command: RawBody, *, data: Path | None = None, **fields: Any) -> LocalJob:
@@ -112,10 +112,10 @@ def write_command_job(folder: Path, command: RawBody, *, data: Path | None = Non
         **fields,
     }
     spec = {name: value for name, value in spec.items() if value is not None}
-    return write_job_file(folder, job_body(spec), {"data": data} if data else {})
+    return write_job_file(folder, build_job_body(spec), {"data": data} if data else {})
 
 
-def job_body(spec: RawBody) -> RawBody:
+def build_job_body(spec: RawBody) -> RawBody:
     return {"apiVersion": "finetune.dev/v1alpha1", "kind": "FineTuneJob", "metadata": {"name": "first"}, "spec": spec}
 
 
@@ -127,7 +127,7 @@ def write_job_file(folder: Path, body: RawBody, volumes: Mapping[str, Path]) -> 
     return job
 
 
-def finish(process: subprocess.Popen[str]) -> tuple[int, str]:
+def wait_for_exit(process: subprocess.Popen[str]) -> tuple[int, str]:
     """Wait until a run has ended and return its exit code and output; on timeout, kill it and fail the test."""
     try:
         output, _ = process.communicate(timeout=TIMEOUT_SECONDS)

@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from testing.cluster.images.project_images import ImageBuilder, image_name
+from testing.cluster.images.project_images import ImageBuilder, get_image_name
 from testing.cluster.provider import Provider, choose_provider
 from testing.models import tiny_text
 
@@ -39,7 +39,7 @@ print(*inspect_ranks(run, beats, dict.fromkeys((beat.local_rank for beat in beat
 
 
 @dataclass
-class Stack:
+class OperatorStack:
     """A cluster with a namespace for jobs; `stages` contains the duration of each setup step in seconds."""
 
     provider: Provider
@@ -102,25 +102,25 @@ class Stack:
     def prepare_storage(self) -> None:
         """Create ReadWriteMany claims `datasets`, with a tiny model and dataset, and `models`."""
         for claim in ("datasets", "models"):
-            self.apply(*self.provider.shared_claim(self.namespace, claim))
-        data = self.folder("datasets")
+            self.apply(*self.provider.build_shared_claim_objects(self.namespace, claim))
+        data = self.get_claim_folder("datasets")
         if not (data / "eval.jsonl").exists():
             tiny_text.build(data)
             run(["chmod", "-R", "a+rX", str(data)])
 
-    def folder(self, claim: str) -> Path:
+    def get_claim_folder(self, claim: str) -> Path:
         """Return the host folder of a claim."""
-        return self.provider.shared_folder(self.namespace, claim)
+        return self.provider.get_shared_folder(self.namespace, claim)
 
-    def output(self, job: str) -> Path:
+    def get_output_folder(self, job: str) -> Path:
         """Return the host folder of a job's output."""
-        return self.folder("models") / self.namespace / job
+        return self.get_claim_folder("models") / self.namespace / job
 
-    def job(self, name: str) -> RawBody:
+    def get_job(self, name: str) -> RawBody:
         body: RawBody = json.loads(self.kubectl("get", "ftj", name, "-o", "json"))
         return body
 
-    def pods(self, name: str) -> list[RawBody]:
+    def list_pods(self, name: str) -> list[RawBody]:
         output = self.kubectl("get", "pods", "-l", f"finetune.dev/job-name={name}", "-o", "json")
         pods: list[RawBody] = json.loads(output)["items"]
         return pods
@@ -135,7 +135,7 @@ class Stack:
         """
         deadline = time.monotonic() + timeout_seconds
         while True:
-            job = self.job(name)
+            job = self.get_job(name)
             if condition(job):
                 return job
             if time.monotonic() > deadline:
@@ -145,7 +145,7 @@ class Stack:
     def diagnose(self, name: str) -> str:
         """Return the output of `kubectl describe` for the job, and the log tail and rank states of each pod."""
         sections = [self.kubectl("describe", "ftj", name), self.kubectl("get", "pods", "-o", "wide")]
-        for pod in (pod["metadata"]["name"] for pod in self.pods(name)):
+        for pod in (pod["metadata"]["name"] for pod in self.list_pods(name)):
             for arguments in (("logs", pod, "--tail=20"), ("exec", pod, "--", "python", "-c", _PRINT_RANKS)):
                 try:
                     sections.append(f"{pod}:\n{self.kubectl(*arguments)}")
@@ -177,12 +177,12 @@ def run(command: list[str], *, stdin: str | None = None) -> str:
 
 def build_helm_options() -> tuple[str, ...]:
     """Return Helm options for the images of this checkout, which are not in a registry."""
-    repository, _, tag = image_name("operator").rpartition(":")
+    repository, _, tag = get_image_name("operator").rpartition(":")
     values = {
         "image.repository": repository,
         "image.tag": tag,
         "image.pullPolicy": "Never",
-        "trainerImage": image_name("trainer"),
+        "trainerImage": get_image_name("trainer"),
     }
     return tuple(word for key, value in values.items() for word in ("--set-string", f"{key}={value}"))
 
@@ -213,7 +213,7 @@ def main() -> None:
     choice = choose_provider(os.environ)
     if choice.provider is None:
         raise SystemExit(f"no cluster: {choice.explanation}")
-    Stack(choice.provider).prepare_operator()
+    OperatorStack(choice.provider).prepare_operator()
     print(f"the operator runs: export KUBECONFIG={choice.provider.kubeconfig}")
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from testing.processes.supervisors import REPOSITORY
 
 
-def environment(folder: Path) -> dict[str, str]:
+def build_supervisor_environment(folder: Path) -> dict[str, str]:
     """Return the variables of node 1 of two, with all output paths below `folder`."""
     (folder / "run").mkdir()
     return {

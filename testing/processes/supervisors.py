@@ -25,7 +25,7 @@ def find_free_port() -> int:
 
 
 @dataclass(frozen=True)
-class Pod:
+class SupervisorPod:
     """A local supervisor process in place of a pod, with its folder and status port."""
 
     process: subprocess.Popen[bytes]
@@ -71,7 +71,7 @@ class Pod:
 
 
 @dataclass(frozen=True)
-class Job:
+class SupervisorJob:
     """A job whose pods are local processes; every attempt has separate folders below `folder`."""
 
     folder: Path
@@ -89,18 +89,18 @@ class Job:
     def output_folder(self) -> Path:
         return self.output or self.folder / "output"
 
-    def start(self, *, attempt: int = 0) -> list[Pod]:
+    def start(self, *, attempt: int = 0) -> list[SupervisorPod]:
         port = find_free_port()
         return [self._start_pod(attempt, node_rank, port) for node_rank in range(self.nodes)]
 
-    def run(self, *, attempt: int = 0) -> list[Pod]:
+    def run(self, *, attempt: int = 0) -> list[SupervisorPod]:
         """Start all pods of an attempt and wait until they have ended."""
         pods = self.start(attempt=attempt)
         for pod in pods:
             pod.wait()
         return pods
 
-    def _start_pod(self, attempt: int, node_rank: int, port: int) -> Pod:
+    def _start_pod(self, attempt: int, node_rank: int, port: int) -> SupervisorPod:
         folder = self.folder / f"attempt-{attempt}-node-{node_rank}"
         (folder / "run").mkdir(parents=True)
         config = folder / "config.json"
@@ -137,9 +137,9 @@ class Job:
                 stdout=stdout,
                 stderr=subprocess.STDOUT,
             )
-        return Pod(process, folder, status_port)
+        return SupervisorPod(process, folder, status_port)
 
 
-def stop(pod: Pod) -> None:
+def stop(pod: SupervisorPod) -> None:
     """Send SIGTERM, as the kubelet does."""
     pod.process.send_signal(signal.SIGTERM)

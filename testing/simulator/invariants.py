@@ -7,7 +7,7 @@ from finetune_api.v1alpha1.job import RestartPolicy
 from finetune_api.v1alpha1.reasons import Reason
 from finetune_api.v1alpha1.status import AttemptRecord, AttemptState, Fault, JobStatus, RestartCounts
 from finetune_operator import names
-from finetune_operator.observation.ownership import controller_uid
+from finetune_operator.observation.ownership import get_controller_uid
 from finetune_operator.observation.pods import NodeObservation, observe_pod
 from finetune_operator.plan.manifests import is_intact_headless_service
 from testing.simulator.world.apiserver import Change, Key, RawBody
@@ -112,7 +112,7 @@ class InvariantMonitor:
             self._record_pod(change)
             if change.actor == "scheduler":
                 self._check_placement(change)
-            if by_operator and controller_uid(change.body) == self._world.job_uid:
+            if by_operator and get_controller_uid(change.body) == self._world.job_uid:
                 messages = self._check_created_pod(change) if change.before is None else self._check_deleted_pod(change)
                 for message in messages:
                     self.report(message)
@@ -132,12 +132,12 @@ class InvariantMonitor:
             self._confirmed_ended.add(pod.uid)
 
     def _is_foreign(self, body: RawBody) -> bool:
-        return not {controller_uid(body), body["metadata"]["uid"]} & set(self._world.job_uids)
+        return not {get_controller_uid(body), body["metadata"]["uid"]} & set(self._world.job_uids)
 
     def _check_placement(self, change: Change) -> None:
         """Check that no pod is assigned to a Kubernetes node that is avoided or whose GPU failed earlier."""
         pod, job = observe_pod(change.body, gone=False), self._world.job
-        if pod is None or job is None or controller_uid(change.body) != self._world.job_uid:
+        if pod is None or job is None or get_controller_uid(change.body) != self._world.job_uid:
             return
         for record in self._read_status().attempts:
             if record.attempt == pod.attempt and pod.k8s_node in record.avoids:

@@ -9,15 +9,15 @@ import pytest
 
 from testing.cluster.fault_injection import Chaos
 from testing.cluster.provider import ClusterKind, choose_provider
-from testing.processes.operator_stack import Stack, build_example_job
+from testing.processes.operator_stack import OperatorStack, build_example_job
 
 
 @pytest.fixture(scope="session")
-def stack() -> Iterator[Stack]:
+def stack() -> Iterator[OperatorStack]:
     choice = choose_provider(os.environ)
     if choice.provider is None:
         pytest.skip(f"no cluster: {choice.explanation}")
-    stack = Stack(choice.provider)
+    stack = OperatorStack(choice.provider)
     stack.prepare()
     yield stack
     if choice.kind is not ClusterKind.CURRENT and os.environ.get("KEEP_CLUSTER") != "1":
@@ -25,7 +25,7 @@ def stack() -> Iterator[Stack]:
 
 
 @pytest.fixture
-def chaos(stack: Stack) -> Chaos:
+def chaos(stack: OperatorStack) -> Chaos:
     """Return the fault injector, which only the throwaway cluster provides."""
     if stack.provider.chaos is None:
         pytest.skip("killing processes needs the throwaway cluster")
@@ -40,7 +40,7 @@ def job_name(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def start_job(stack: Stack, job_name: str) -> Iterator[Callable[..., str]]:
+def start_job(stack: OperatorStack, job_name: str) -> Iterator[Callable[..., str]]:
     """Return a function that applies the CPU example with changed spec fields.
 
     After the test, delete the job and wait until its children are gone.

@@ -9,7 +9,7 @@ import yaml
 
 from testing.builders.bad_jobs import BAD_JOBS
 from testing.builders.jobs import spec
-from testing.processes.operator_stack import Stack
+from testing.processes.operator_stack import OperatorStack
 
 pytestmark = pytest.mark.cluster
 RawBody = dict[str, Any]
@@ -36,12 +36,12 @@ def get_rejection_message(call: Callable[..., object], *arguments: Any) -> str:
     return str(error.value)
 
 
-def apply_dry_run(stack: Stack, job: RawBody) -> str:
+def apply_dry_run(stack: OperatorStack, job: RawBody) -> str:
     return stack.kubectl("apply", "--server-side", "--dry-run=server", "-f", "-", stdin=yaml.safe_dump(job))
 
 
 @pytest.fixture
-def job(stack: Stack, job_name: str) -> Iterator[RawBody]:
+def job(stack: OperatorStack, job_name: str) -> Iterator[RawBody]:
     """Apply an unschedulable job whose spec can be patched."""
     applied = build_job(
         job_name,
@@ -54,13 +54,13 @@ def job(stack: Stack, job_name: str) -> Iterator[RawBody]:
     stack.delete(job_name)
 
 
-def patch_job(stack: Stack, job: RawBody, fields: RawBody) -> str:
+def patch_job(stack: OperatorStack, job: RawBody, fields: RawBody) -> str:
     change = yaml.safe_dump({"spec": fields})
     return stack.kubectl("patch", "ftj", job["metadata"]["name"], "--type=merge", f"--patch={change}")
 
 
 @pytest.mark.parametrize("case", BAD_JOBS)
-def test_invalid_job_is_rejected_if_cel_can_check_it(stack: Stack, case: str) -> None:
+def test_invalid_job_is_rejected_if_cel_can_check_it(stack: OperatorStack, case: str) -> None:
     job, expected = build_job("bad", **BAD_JOBS[case].fields), BAD_JOBS[case].api_server_error
     if expected is None:
         assert "serverside-applied" in apply_dry_run(stack, job)
@@ -68,7 +68,7 @@ def test_invalid_job_is_rejected_if_cel_can_check_it(stack: Stack, case: str) ->
         assert expected in get_rejection_message(apply_dry_run, stack, job)
 
 
-def test_base_job_without_errors_is_accepted(stack: Stack) -> None:
+def test_base_job_without_errors_is_accepted(stack: OperatorStack) -> None:
     assert "serverside-applied" in apply_dry_run(stack, build_job("good"))
 
 
@@ -82,13 +82,13 @@ def test_base_job_without_errors_is_accepted(stack: Stack) -> None:
         pytest.param("qwen2.5", "contain only a-z, 0-9 and '-'", id="contains a dot"),
     ],
 )
-def test_job_name_that_is_not_a_valid_service_name_is_rejected(stack: Stack, name: str, message: str) -> None:
+def test_job_name_that_is_not_a_valid_service_name_is_rejected(stack: OperatorStack, name: str, message: str) -> None:
     assert message in get_rejection_message(apply_dry_run, stack, build_job(name))
     assert "serverside-applied" in apply_dry_run(stack, build_job("a" * 52))
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
-def test_example_is_accepted(stack: Stack, path: Path) -> None:
+def test_example_is_accepted(stack: OperatorStack, path: Path) -> None:
     assert "serverside-applied" in apply_dry_run(stack, yaml.safe_load(path.read_text()))
 
 
@@ -112,11 +112,13 @@ def test_example_is_accepted(stack: Stack, path: Path) -> None:
         ),
     ],
 )
-def test_changes_to_immutable_fields_are_rejected(stack: Stack, job: RawBody, fields: RawBody, message: str) -> None:
+def test_changes_to_immutable_fields_are_rejected(
+    stack: OperatorStack, job: RawBody, fields: RawBody, message: str
+) -> None:
     assert message in get_rejection_message(patch_job, stack, job, fields)
 
 
-def test_mutable_fields_can_be_changed(stack: Stack, job: RawBody) -> None:
+def test_mutable_fields_can_be_changed(stack: OperatorStack, job: RawBody) -> None:
     patch_job(
         stack, job, {"ttlSecondsAfterFinished": 5, "activeDeadlineSeconds": 60, "restartPolicy": {"maxRestarts": 1}}
     )
@@ -127,16 +129,16 @@ def test_mutable_fields_can_be_changed(stack: Stack, job: RawBody) -> None:
     assert "spec.model is immutable" in get_rejection_message(patch_job, stack, job, {"model": {"name": "/data/other"}})
     patch_job(stack, job, {"suspend": False, "podTemplate": {"schedulerName": "another"}})
 
-    assert stack.job(job["metadata"]["name"])["spec"]["image"] == "other"
+    assert stack.get_job(job["metadata"]["name"])["spec"]["image"] == "other"
 
 
-def test_second_apply_of_the_same_job_changes_nothing(stack: Stack, job_name: str) -> None:
+def test_second_apply_of_the_same_job_changes_nothing(stack: OperatorStack, job_name: str) -> None:
     job = build_job(job_name)
     try:
         stack.apply(job)
-        before = stack.job(job_name)
+        before = stack.get_job(job_name)
         stack.apply(job)
-        after = stack.job(job_name)
+        after = stack.get_job(job_name)
     finally:
         stack.delete(job_name)
 
@@ -144,7 +146,7 @@ def test_second_apply_of_the_same_job_changes_nothing(stack: Stack, job_name: st
     assert after["metadata"]["generation"] == before["metadata"]["generation"] == 1
 
 
-def test_two_field_managers_own_separate_list_items(stack: Stack, job_name: str) -> None:
+def test_two_field_managers_own_separate_list_items(stack: OperatorStack, job_name: str) -> None:
     first, second = build_job(job_name), build_job(job_name)
     first["spec"]["imagePullSecrets"] = [{"name": "first"}]
     second["spec"]["imagePullSecrets"] = [{"name": "second"}]
@@ -152,14 +154,14 @@ def test_two_field_managers_own_separate_list_items(stack: Stack, job_name: str)
     try:
         stack.kubectl(*apply, "--field-manager=one", stdin=yaml.safe_dump(first))
         stack.kubectl(*apply, "--field-manager=two", stdin=yaml.safe_dump(second))
-        secrets = stack.job(job_name)["spec"]["imagePullSecrets"]
+        secrets = stack.get_job(job_name)["spec"]["imagePullSecrets"]
     finally:
         stack.delete(job_name)
 
     assert sorted(secret["name"] for secret in secrets) == ["first", "second"]
 
 
-def test_kubectl_explain_shows_descriptions_defaults_and_enums(stack: Stack) -> None:
+def test_kubectl_explain_shows_descriptions_defaults_and_enums(stack: OperatorStack) -> None:
     explanation = stack.kubectl("explain", "ftj.spec.training")
 
     assert "Names are those of\n    transformers.TrainingArguments." in explanation
@@ -168,7 +170,7 @@ def test_kubectl_explain_shows_descriptions_defaults_and_enums(stack: Stack) -> 
     assert "<>" not in explanation
 
 
-def test_kubectl_get_accepts_the_category_and_shows_all_columns(stack: Stack, job: RawBody) -> None:
+def test_kubectl_get_accepts_the_category_and_shows_all_columns(stack: OperatorStack, job: RawBody) -> None:
     header, *rows = stack.kubectl("get", "finetune").splitlines()
 
     assert header.split() == ["NAME", "PHASE", "NODES", "PROGRESS", "LOSS", "TOKENS/S", "ETA", "RESTARTS", "AGE"]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from testing.processes.cluster_training import training
-from testing.processes.operator_stack import RawBody, Stack, has_condition
+from testing.processes.operator_stack import OperatorStack, RawBody, has_condition
 
 pytestmark = pytest.mark.cluster
 StartJob = Callable[..., str]
@@ -30,10 +30,10 @@ USER_ERRORS: dict[str, tuple[RawBody, str, tuple[str, ...]]] = {
 
 
 @pytest.mark.parametrize("case", USER_ERRORS)
-def test_user_error_fails_the_job_without_restart(stack: Stack, start_job: StartJob, case: str) -> None:
+def test_user_error_fails_the_job_without_restart(stack: OperatorStack, start_job: StartJob, case: str) -> None:
     fields, reason, texts = USER_ERRORS[case]
-    valid_rows = (stack.folder("datasets") / "train.jsonl").read_text().splitlines()
-    (stack.folder("datasets") / "bad.jsonl").write_text(f'{valid_rows[0]}\n{{"messages": "no list"}}\n')
+    valid_rows = (stack.get_claim_folder("datasets") / "train.jsonl").read_text().splitlines()
+    (stack.get_claim_folder("datasets") / "bad.jsonl").write_text(f'{valid_rows[0]}\n{{"messages": "no list"}}\n')
 
     finished = stack.wait_until_finished(start_job(numNodes=1, training=training(max_steps=4), **fields))
 
@@ -44,7 +44,7 @@ def test_user_error_fails_the_job_without_restart(stack: Stack, start_job: Start
     assert finished["status"]["attempts"][-1]["fault"] == "user"
 
 
-def test_read_write_once_claim_is_rejected_for_two_nodes(stack: Stack, start_job: StartJob) -> None:
+def test_read_write_once_claim_is_rejected_for_two_nodes(stack: OperatorStack, start_job: StartJob) -> None:
     claim: RawBody = {
         "apiVersion": "v1",
         "kind": "PersistentVolumeClaim",
@@ -54,11 +54,11 @@ def test_read_write_once_claim_is_rejected_for_two_nodes(stack: Stack, start_job
     stack.apply(claim)
     finished = stack.wait_until_finished(start_job(output={"persistentVolumeClaim": {"claimName": "one-node"}}))
     assert "one-node is ReadWriteOnce, but 2 nodes mount it: it must be ReadWriteMany" in get_failure_message(finished)
-    assert stack.pods(finished["metadata"]["name"]) == []
+    assert stack.list_pods(finished["metadata"]["name"]) == []
 
 
-def test_output_of_another_job_is_not_overwritten(stack: Stack, start_job: StartJob, job_name: str) -> None:
-    folder = stack.output(job_name)
+def test_output_of_another_job_is_not_overwritten(stack: OperatorStack, start_job: StartJob, job_name: str) -> None:
+    folder = stack.get_output_folder(job_name)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "job.json").write_text('{"uid": "somebody-else", "namespace": "x", "name": "theirs"}')
     for path in (folder, folder.parent):
@@ -80,7 +80,9 @@ PENDING_CASES: dict[str, tuple[RawBody, str, str]] = {
 
 
 @pytest.mark.parametrize("case", PENDING_CASES)
-def test_pending_pods_are_reported_without_failing_the_job(stack: Stack, start_job: StartJob, case: str) -> None:
+def test_pending_pods_are_reported_without_failing_the_job(
+    stack: OperatorStack, start_job: StartJob, case: str
+) -> None:
     fields, reason, text = PENDING_CASES[case]
     fields = {**fields, "imagePullPolicy": "IfNotPresent"} if "image" in fields else fields
 

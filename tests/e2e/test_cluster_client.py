@@ -26,7 +26,7 @@ from finetune_operator.kube.cluster import (
 from finetune_operator.kube.credentials import load_kubeconfig, open_session
 from finetune_operator.kube.informer import Informer
 from finetune_operator.manager.leader_election import LeaderElection, LeaseConfig
-from testing.processes.operator_stack import Stack
+from testing.processes.operator_stack import OperatorStack
 
 RawBody = dict[str, Any]
 pytestmark = pytest.mark.cluster
@@ -34,10 +34,10 @@ NO_NODE = {"example.com/none": "there"}  # selector that matches no node, so tha
 
 
 @pytest_asyncio.fixture
-async def api(stack: Stack) -> AsyncIterator[ApiClient]:
+async def api(stack: OperatorStack) -> AsyncIterator[ApiClient]:
     access = load_kubeconfig([stack.provider.kubeconfig])
     async with open_session(access, connections=10) as session:
-        yield ApiClient(access.server, calls=session, streams=session)
+        yield ApiClient(access.server, request_session=session, watch_session=session)
 
 
 @pytest_asyncio.fixture

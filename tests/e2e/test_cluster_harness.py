@@ -11,7 +11,7 @@ import pytest
 from testing.cluster.fault_injection import Chaos
 from testing.cluster.host.commands import HarnessError
 from testing.cluster.host.preflight import find_host_problem
-from testing.cluster.images.project_images import ImageBuilder, image_name
+from testing.cluster.images.project_images import ImageBuilder, get_image_name
 from testing.cluster.kwok import start_kwok, stop_kwok
 from testing.cluster.provider import ThrowawayProvider
 from testing.cluster.throwaway import ThrowawayCluster
@@ -36,7 +36,7 @@ def cluster() -> Iterator[ThrowawayCluster]:
     reason = find_host_problem() or (None if shutil.which("go") else "Go is not installed")
     if reason:
         pytest.skip(reason)
-    cluster = ThrowawayCluster.named("harness")
+    cluster = ThrowawayCluster.from_name("harness")
     cluster.up()
     yield cluster
     cluster.down(purge=True)
@@ -47,8 +47,8 @@ def provider(cluster: ThrowawayCluster) -> ThrowawayProvider:
     """Return a provider with a Service and two pods, one per node, that serve a shared folder."""
     provider = ThrowawayProvider(cluster)
     cluster.load_image(ImageBuilder(cluster.cache).build("operator"))
-    cluster.kubectl.apply(*provider.shared_claim("default", "files"))
-    (provider.shared_folder("default", "files") / "greeting").write_text("hello from the host")
+    cluster.kubectl.apply(*provider.build_shared_claim_objects("default", "files"))
+    (provider.get_shared_folder("default", "files") / "greeting").write_text("hello from the host")
     pods = (build_web_pod(f"web-{number}", node=f"node{number}") for number in (1, 2))
     service = {"clusterIP": "None", "selector": {"app": "web"}, "publishNotReadyAddresses": True}
     cluster.kubectl.apply(
@@ -63,7 +63,7 @@ def build_web_pod(name: str, *, node: str) -> dict[str, Any]:
     """Build a web server pod that complies with the restricted pod security level."""
     container = {
         "name": "main",
-        "image": image_name("operator"),
+        "image": get_image_name("operator"),
         "imagePullPolicy": "Never",
         "command": ["sh", "-c", SERVER_COMMAND],
         "volumeMounts": [{"name": "files", "mountPath": "/shared"}],
@@ -128,7 +128,7 @@ def test_claim_is_the_same_host_folder_on_every_node(provider: ThrowawayProvider
     kubectl("exec", "web-2", "--", "sh", "-c", "echo written on node2 > /shared/note")
 
     assert kubectl("exec", "web-1", "--", "cat", "/shared/note").strip() == "written on node2"
-    assert (provider.shared_folder("default", "files") / "note").read_text().strip() == "written on node2"
+    assert (provider.get_shared_folder("default", "files") / "note").read_text().strip() == "written on node2"
 
 
 def test_pods_on_two_nodes_reach_each_other_by_dns_name(provider: ThrowawayProvider) -> None:
@@ -201,7 +201,7 @@ def test_cpu_limit_throttles_all_pods_of_a_node(provider: ThrowawayProvider) -> 
 
 def test_network_limit_slows_down_a_transfer(provider: ThrowawayProvider) -> None:
     cluster, chaos = provider.cluster, provider.chaos
-    large = provider.shared_folder("default", "files") / "large"
+    large = provider.get_shared_folder("default", "files") / "large"
     large.write_bytes(b"x" * 400_000)
     url = f"http://{get_pod_ip(cluster, 'web-2')}:8000/large"
 
@@ -217,10 +217,10 @@ def test_network_limit_slows_down_a_transfer(provider: ThrowawayProvider) -> Non
 
 def test_single_rank_or_whole_container_can_be_killed(provider: ThrowawayProvider) -> None:
     cluster, chaos = provider.cluster, provider.chaos
-    assert sorted(chaos.ranks("default", "web-2")) == [0, 1]
+    assert sorted(chaos.find_rank_processes("default", "web-2")) == [0, 1]
 
     chaos.kill_rank("default", "web-2", rank=1)
-    assert wait_for_condition(lambda: sorted(chaos.ranks("default", "web-2")) == [0])
+    assert wait_for_condition(lambda: sorted(chaos.find_rank_processes("default", "web-2")) == [0])
     assert fetch_greeting(cluster, host="web-2.web") == "hello from the host"
 
     chaos.kill_container("default", "web-2")
@@ -271,4 +271,4 @@ def count_nodes_with_image(cluster: ThrowawayCluster) -> int:
     """Return the number of nodes that still have the operator image."""
     nodes = json.loads(cluster.kubectl("get", "nodes", "--output=json"))["items"]
     images = ({name for image in node["status"]["images"] for name in image["names"]} for node in nodes)
-    return sum(image_name("operator") in names for names in images)
+    return sum(get_image_name("operator") in names for names in images)

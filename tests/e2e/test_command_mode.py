@@ -10,14 +10,14 @@ import pytest
 
 from testing.builders.jobs import command
 from testing.cluster.fault_injection import Chaos
-from testing.cluster.images.project_images import image_name
-from testing.processes.operator_stack import RawBody, Stack, has_condition
+from testing.cluster.images.project_images import get_image_name
+from testing.processes.operator_stack import OperatorStack, RawBody, has_condition
 
 pytestmark = pytest.mark.cluster
 StartJob = Callable[..., str]
 
 SCRIPTS = Path(__file__).parents[2] / "testing" / "processes" / "scripts"
-WITH_TORCH, WITHOUT_TORCH = image_name("trainer"), image_name("operator")
+WITH_TORCH, WITHOUT_TORCH = get_image_name("trainer"), get_image_name("operator")
 ENVIRONMENT_PROGRAM = """
 import importlib.util, os, pathlib
 assert importlib.util.find_spec("torch") is None, "this image contains torch"
@@ -36,9 +36,9 @@ with open("/dev/shm/all", "w+b") as file:
 
 
 @pytest.fixture
-def scripts(stack: Stack) -> str:
+def scripts(stack: OperatorStack) -> str:
     """Copy the scripts to the claim and return their path in the pods."""
-    folder = stack.folder("datasets") / "scripts"
+    folder = stack.get_claim_folder("datasets") / "scripts"
     shutil.copytree(SCRIPTS, folder, dirs_exist_ok=True)
     for path in (folder, *folder.iterdir()):
         path.chmod(0o755)
@@ -55,11 +55,11 @@ def get_failed_condition(job: RawBody) -> RawBody:
 
 
 def test_unmodified_script_resumes_from_its_checkpoint_after_a_rank_is_killed(
-    stack: Stack, chaos: Chaos, start_job: StartJob, scripts: str
+    stack: OperatorStack, chaos: Chaos, start_job: StartJob, scripts: str
 ) -> None:
     program = build_ddp_command(scripts, "--epochs", "8", "--seconds_per_step", "0.4")
     job = start_job(**command(program, image=WITH_TORCH))
-    checkpoint = stack.output(job) / "model.pt"
+    checkpoint = stack.get_output_folder(job) / "model.pt"
     stack.wait(job, lambda _: checkpoint.exists(), description="saved")
 
     chaos.kill_rank(stack.namespace, f"{job}-0-1", rank=3)
@@ -78,7 +78,7 @@ def test_unmodified_script_resumes_from_its_checkpoint_after_a_rank_is_killed(
 
 
 def test_progress_of_an_unmodified_transformers_trainer_is_reported(
-    stack: Stack, start_job: StartJob, scripts: str
+    stack: OperatorStack, start_job: StartJob, scripts: str
 ) -> None:
     program = {"script": f"{scripts}/plain_trainer.py", "args": ["/data/model", "$(FINETUNE_OUTPUT)", "150"]}
     job = start_job(**command(program, image=WITH_TORCH, nprocPerNode=1))
@@ -96,19 +96,19 @@ def test_progress_of_an_unmodified_transformers_trainer_is_reported(
     assert finished["status"]["progress"]["step"] == 150
 
 
-def test_image_without_torch_runs_an_exec_command(stack: Stack, start_job: StartJob) -> None:
+def test_image_without_torch_runs_an_exec_command(stack: OperatorStack, start_job: StartJob) -> None:
     job = start_job(**command({"exec": ["python3", "-c", ENVIRONMENT_PROGRAM]}, image=WITHOUT_TORCH))
 
     finished = stack.wait_until_finished(job)
 
     assert has_condition(finished, "Complete"), finished["status"]
     master = f"{job}-0-0.{job}.{stack.namespace}.svc.cluster.local 29500"
-    written = [(stack.output(job) / f"node-{rank}").read_text() for rank in range(2)]
+    written = [(stack.get_output_folder(job) / f"node-{rank}").read_text() for rank in range(2)]
     assert written == [f"2 {rank} 2 {master}" for rank in range(2)]
 
 
 def test_exception_is_reported_as_user_code_error_with_its_rank(
-    stack: Stack, start_job: StartJob, scripts: str
+    stack: OperatorStack, start_job: StartJob, scripts: str
 ) -> None:
     job = start_job(**command(build_ddp_command(scripts, "--raise_on_rank", "3"), image=WITH_TORCH))
 
@@ -134,7 +134,7 @@ MEMORY_SHORTAGES = {
 
 
 @pytest.mark.parametrize("resource", MEMORY_SHORTAGES)
-def test_out_of_memory_job_is_repaired_and_completes(stack: Stack, start_job: StartJob, resource: str) -> None:
+def test_out_of_memory_job_is_repaired_and_completes(stack: OperatorStack, start_job: StartJob, resource: str) -> None:
     program, limit, fields, reason, change = MEMORY_SHORTAGES[resource]
     job = start_job(
         **command({"exec": ["python3", "-c", program]}, image=WITHOUT_TORCH, numNodes=1),
@@ -151,11 +151,11 @@ def test_out_of_memory_job_is_repaired_and_completes(stack: Stack, start_job: St
     assert first["message"].endswith(f"retried with {change}")
 
 
-def image_without_torch(_: Stack) -> str:
+def image_without_torch(_: OperatorStack) -> str:
     return WITHOUT_TORCH
 
 
-def image_without_python(stack: Stack) -> str:
+def image_without_python(stack: OperatorStack) -> str:
     """Return the name of the pause image, which exists on every Kubernetes node."""
     (node, *_) = json.loads(stack.kubectl("get", "nodes", "-o", "json"))["items"]
     names = (str(name) for image in node["status"]["images"] for name in image["names"] or ())
@@ -170,7 +170,7 @@ INCOMPLETE_IMAGES = {
 
 @pytest.mark.parametrize("missing_program", INCOMPLETE_IMAGES)
 def test_image_without_a_required_program_fails_the_job_without_restart(
-    stack: Stack, start_job: StartJob, scripts: str, missing_program: str
+    stack: OperatorStack, start_job: StartJob, scripts: str, missing_program: str
 ) -> None:
     image, reason, text = INCOMPLETE_IMAGES[missing_program]
 

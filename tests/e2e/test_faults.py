@@ -9,26 +9,26 @@ from collections.abc import Callable
 import pytest
 
 from testing.cluster.fault_injection import Chaos
-from testing.processes.cluster_training import last_checkpoint, training, wait_for_checkpoint
-from testing.processes.operator_stack import OPERATOR_NAMESPACE, RawBody, Stack, has_condition
+from testing.processes.cluster_training import find_last_checkpoint_step, training, wait_for_checkpoint
+from testing.processes.operator_stack import OPERATOR_NAMESPACE, OperatorStack, RawBody, has_condition
 
 pytestmark = pytest.mark.cluster
 StartJob = Callable[..., str]
 
 
-def kill_rank(stack: Stack, chaos: Chaos, pod: str) -> None:
+def kill_rank(stack: OperatorStack, chaos: Chaos, pod: str) -> None:
     chaos.kill_rank(stack.namespace, pod, rank=3)
 
 
-def kill_container(stack: Stack, chaos: Chaos, pod: str) -> None:
+def kill_container(stack: OperatorStack, chaos: Chaos, pod: str) -> None:
     chaos.kill_container(stack.namespace, pod)
 
 
-def delete_pod(stack: Stack, _: Chaos, pod: str) -> None:
+def delete_pod(stack: OperatorStack, _: Chaos, pod: str) -> None:
     stack.kubectl("delete", "pod", pod, "--wait=false")
 
 
-def stop_rank(stack: Stack, chaos: Chaos, pod: str) -> None:
+def stop_rank(stack: OperatorStack, chaos: Chaos, pod: str) -> None:
     chaos.kill_rank(stack.namespace, pod, rank=3, signal_number=signal.SIGSTOP)
 
 
@@ -36,13 +36,13 @@ FAULTS = {"RankKilled": kill_rank, "ContainerKilled": kill_container, "PodDelete
 
 
 def test_every_fault_causes_one_restart_from_the_last_checkpoint(
-    stack: Stack, chaos: Chaos, start_job: StartJob
+    stack: OperatorStack, chaos: Chaos, start_job: StartJob
 ) -> None:
     job = start_job(training=training(max_steps=200, save_steps=20), restartPolicy={"hangTimeoutSeconds": 30})
     saved: list[int] = []
     for attempt, inject_fault in enumerate(FAULTS.values()):
         # a deleted pod saves a checkpoint while it stops, so wait for a newer checkpoint of this attempt
-        saved.append(wait_for_checkpoint(stack, job, after=last_checkpoint(stack, job)))
+        saved.append(wait_for_checkpoint(stack, job, after=find_last_checkpoint_step(stack, job)))
         inject_fault(stack, chaos, f"{job}-{attempt}-1")
         stack.wait(job, lambda j: j["status"]["attempt"] == len(saved), description=f"at attempt {len(saved)}")
     finished = stack.wait_until_finished(job)
@@ -56,17 +56,17 @@ def test_every_fault_causes_one_restart_from_the_last_checkpoint(
     assert all(step >= before > 0 for step, before in zip(resumed_from, saved, strict=True)), (resumed_from, saved)
     assert finished["status"]["restarts"] == len(FAULTS), finished["status"]["attempts"]
     assert finished["status"]["progress"]["step"] == 200
-    assert {pod["metadata"]["labels"]["finetune.dev/attempt"] for pod in stack.pods(job)} == {str(len(FAULTS))}
+    assert {pod["metadata"]["labels"]["finetune.dev/attempt"] for pod in stack.list_pods(job)} == {str(len(FAULTS))}
 
 
-def kill_operator(stack: Stack) -> None:
+def kill_operator(stack: OperatorStack) -> None:
     operators = stack.kubectl("get", "pods", "-n", OPERATOR_NAMESPACE, "-o", "name").split()
     assert operators
     stack.kubectl("delete", "-n", OPERATOR_NAMESPACE, "--grace-period=0", "--force", *operators)
 
 
 def test_killing_the_operator_in_any_phase_does_not_affect_the_job(
-    stack: Stack, chaos: Chaos, start_job: StartJob
+    stack: OperatorStack, chaos: Chaos, start_job: StartJob
 ) -> None:
     job = start_job(training=training(max_steps=120, save_steps=20))
     kill_operator(stack)  # before the pods exist
@@ -100,5 +100,5 @@ def list_nodes(job: RawBody) -> list[RawBody]:
     return nodes
 
 
-def set_suspended(stack: Stack, job: str, *, is_suspended: bool) -> None:
+def set_suspended(stack: OperatorStack, job: str, *, is_suspended: bool) -> None:
     stack.kubectl("patch", "ftj", job, "--type=merge", "-p", f'{{"spec":{{"suspend":{str(is_suspended).lower()}}}}}')

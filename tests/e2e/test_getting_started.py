@@ -5,20 +5,22 @@ from pathlib import Path
 import pytest
 import yaml
 
-from testing.cluster.images.project_images import image_name
+from testing.cluster.images.project_images import get_image_name
 from testing.models import tiny_text
-from testing.processes.operator_stack import Stack, has_condition
+from testing.processes.operator_stack import OperatorStack, has_condition
 
 pytestmark = pytest.mark.cluster
 
 MANIFESTS = Path(__file__).parents[2] / "manifests" / "getting-started"
 
 
-def test_failed_job_can_be_corrected_and_trains_on_copied_data(stack: Stack, job_name: str, tmp_path: Path) -> None:
+def test_failed_job_can_be_corrected_and_trains_on_copied_data(
+    stack: OperatorStack, job_name: str, tmp_path: Path
+) -> None:
     tiny_text.build(tmp_path / "data", rows=40, eval_rows=4)
     [loader] = [body for body in yaml.safe_load_all((MANIFESTS / "claims.yaml").read_text()) if body["kind"] == "Pod"]
     container = loader["spec"]["containers"][0]
-    container |= {"image": image_name("trainer"), "imagePullPolicy": "Never"}  # no registry is reachable
+    container |= {"image": get_image_name("trainer"), "imagePullPolicy": "Never"}  # no registry is reachable
     stack.apply(loader)
     job = yaml.safe_load((MANIFESTS / "job.yaml").read_text())
     job["metadata"]["name"] = job_name  # unique, because outputs of earlier runs remain in the claim
@@ -39,4 +41,4 @@ def test_failed_job_can_be_corrected_and_trains_on_copied_data(stack: Stack, job
     assert has_condition(failed, "Failed"), failed["status"]
     assert failed["status"]["attempts"][-1]["reason"] == "DatasetError"
     assert has_condition(finished, "Complete"), finished["status"]
-    assert (stack.output(job_name) / "result" / "adapter_model.safetensors").is_file()
+    assert (stack.get_output_folder(job_name) / "result" / "adapter_model.safetensors").is_file()

@@ -5,19 +5,21 @@ from collections.abc import Callable
 import pytest
 
 from testing.processes.cluster_training import training, wait_for_checkpoint
-from testing.processes.operator_stack import CHART, OPERATOR_NAMESPACE, Stack, build_helm_options, has_condition
+from testing.processes.operator_stack import CHART, OPERATOR_NAMESPACE, OperatorStack, build_helm_options, has_condition
 
 pytestmark = pytest.mark.cluster
 
 
-def test_running_job_survives_upgrade_and_uninstall_of_the_chart(stack: Stack, start_job: Callable[..., str]) -> None:
+def test_running_job_survives_upgrade_and_uninstall_of_the_chart(
+    stack: OperatorStack, start_job: Callable[..., str]
+) -> None:
     job = start_job(training=training(max_steps=120, save_steps=20))
     wait_for_checkpoint(stack, job)
 
     options = ("--namespace", OPERATOR_NAMESPACE)
     stack.helm("uninstall", "finetune-operator", *options, "--wait")
-    assert stack.job(job)["spec"]["numNodes"] == 2
-    assert len(stack.pods(job)) == 2, "pods must keep running without the operator"
+    assert stack.get_job(job)["spec"]["numNodes"] == 2
+    assert len(stack.list_pods(job)) == 2, "pods must keep running without the operator"
 
     stack.helm(
         "install", "finetune-operator", str(CHART), *options, "--wait", "--timeout", "120s", *build_helm_options()

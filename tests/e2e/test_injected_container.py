@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from testing.builders.jobs import command
-from testing.cluster.images.project_images import image_name
-from testing.processes.operator_stack import Stack, has_condition
+from testing.cluster.images.project_images import get_image_name
+from testing.processes.operator_stack import OperatorStack, has_condition
 
 pytestmark = pytest.mark.cluster
 LABEL = {"example.com/mesh": "yes"}
-IMAGE = image_name("operator")  # an image that contains Python
+IMAGE = get_image_name("operator")  # an image that contains Python
 
 CONTAINER = f"""Object.spec.containers{{
   name: "proxy", image: "{IMAGE}", imagePullPolicy: "Never",
@@ -26,7 +26,7 @@ CONTAINER = f"""Object.spec.containers{{
 
 
 @pytest.fixture
-def sidecar_injection(stack: Stack, job_name: str) -> Iterator[None]:
+def sidecar_injection(stack: OperatorStack, job_name: str) -> Iterator[None]:
     """Install an admission policy that injects a sidecar into every labelled pod."""
     group = "admissionregistration.k8s.io"
     resources = stack.kubectl("api-resources", f"--api-group={group}", "-o", "name").split()
@@ -50,7 +50,7 @@ def sidecar_injection(stack: Stack, job_name: str) -> Iterator[None]:
     stack.kubectl("delete", f"{kind},{kind}Binding", job_name)
 
 
-def wait_for_policy(stack: Stack, pod_name: str) -> None:
+def wait_for_policy(stack: OperatorStack, pod_name: str) -> None:
     """Wait until the API server has compiled and applied the policy."""
     container_security = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
     security = {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
@@ -71,13 +71,13 @@ def wait_for_policy(stack: Stack, pod_name: str) -> None:
 
 @pytest.mark.usefixtures("sidecar_injection")
 def test_pod_with_a_running_sidecar_is_deleted_after_the_job_finishes(
-    stack: Stack, start_job: Callable[..., str]
+    stack: OperatorStack, start_job: Callable[..., str]
 ) -> None:
     program = {"exec": ["python3", "-c", "print('done')"]}
     job = start_job(**command(program, image=IMAGE, numNodes=1, podTemplate={"labels": LABEL}))
 
     assert has_condition(stack.wait_until_finished(job), "Complete")
-    [pod] = stack.pods(job)
+    [pod] = stack.list_pods(job)
     assert [container["name"] for container in pod["spec"]["containers"]] == ["trainer", "proxy"]
     assert pod["status"]["phase"] == "Running"
 

@@ -7,21 +7,21 @@ from collections.abc import Callable
 import pytest
 
 from testing.processes.cluster_training import training, wait_for_checkpoint
-from testing.processes.operator_stack import Stack, has_condition
+from testing.processes.operator_stack import OperatorStack, has_condition
 
 pytestmark = pytest.mark.cluster
 StartJob = Callable[..., str]
 LABEL = "finetune.dev/job-name"
 
 
-def test_resumed_job_continues_from_the_checkpoint_saved_on_suspend(stack: Stack, start_job: StartJob) -> None:
+def test_resumed_job_continues_from_the_checkpoint_saved_on_suspend(stack: OperatorStack, start_job: StartJob) -> None:
     job = start_job(training=training(max_steps=120, save_steps=20))
     wait_for_checkpoint(stack, job)
 
     stack.kubectl("patch", "ftj", job, "--type=merge", "-p", '{"spec":{"suspend":true}}')
     suspended = stack.wait(job, lambda j: has_condition(j, "Suspended"), description="Suspended")
 
-    assert all(pod["status"]["phase"] in ("Succeeded", "Failed") for pod in stack.pods(job))
+    assert all(pod["status"]["phase"] in ("Succeeded", "Failed") for pod in stack.list_pods(job))
     saved = suspended["status"]["progress"]["lastCheckpoint"]
     stopped_at = suspended["status"]["attempts"][-1]["lastStep"]
     assert int(saved.removeprefix("step-")) == stopped_at < 120
@@ -33,10 +33,10 @@ def test_resumed_job_continues_from_the_checkpoint_saved_on_suspend(stack: Stack
     assert finished["status"].get("restarts", 0) == 0
 
 
-def test_job_created_suspended_starts_when_resumed(stack: Stack, start_job: StartJob) -> None:
+def test_job_created_suspended_starts_when_resumed(stack: OperatorStack, start_job: StartJob) -> None:
     job = start_job(suspend=True, training=training(max_steps=4))
     stack.wait(job, lambda j: has_condition(j, "Suspended"), description="Suspended", timeout_seconds=20)
-    assert stack.pods(job) == []
+    assert stack.list_pods(job) == []
 
     # the network settings are mutable while the job is suspended
     stack.kubectl(
@@ -45,7 +45,7 @@ def test_job_created_suspended_starts_when_resumed(stack: Stack, start_job: Star
     assert has_condition(stack.wait_until_finished(job), "Complete")
 
 
-def test_active_deadline_fails_the_job_and_stops_its_pods(stack: Stack, start_job: StartJob) -> None:
+def test_active_deadline_fails_the_job_and_stops_its_pods(stack: OperatorStack, start_job: StartJob) -> None:
     job = start_job(activeDeadlineSeconds=20, training=training(max_steps=100_000))
     finished = stack.wait_until_finished(job, timeout_seconds=120)
 
@@ -53,10 +53,10 @@ def test_active_deadline_fails_the_job_and_stops_its_pods(stack: Stack, start_jo
     failed = next(c for c in finished["status"]["conditions"] if c["type"] == "Failed")
     assert failed["reason"] == "DeadlineExceeded"
     assert "activeDeadlineSeconds (20 s)" in failed["message"]
-    assert all(pod["status"]["phase"] in ("Succeeded", "Failed") for pod in stack.pods(job))
+    assert all(pod["status"]["phase"] in ("Succeeded", "Failed") for pod in stack.list_pods(job))
 
 
-def test_unschedulable_pod_stops_the_gang_and_finally_fails_the_job(stack: Stack, start_job: StartJob) -> None:
+def test_unschedulable_pod_stops_the_gang_and_finally_fails_the_job(stack: OperatorStack, start_job: StartJob) -> None:
     """The placement is contradictory: both pods require the same Kubernetes node, but must not share a node."""
     (k8s_node, *_) = json.loads(stack.kubectl("get", "nodes", "-o", "json"))["items"]
     hostname = "kubernetes.io/hostname"
@@ -83,21 +83,23 @@ def test_unschedulable_pod_stops_the_gang_and_finally_fails_the_job(stack: Stack
     assert "1 of 2 pods cannot be placed" in first["message"]
     assert last["reason"] == "PendingDeadlineExceeded"
     assert "pendingDeadlineSeconds (25 s)" in last["message"]
-    assert all(pod["status"]["phase"] in ("Succeeded", "Failed") for pod in stack.pods(job))
+    assert all(pod["status"]["phase"] in ("Succeeded", "Failed") for pod in stack.list_pods(job))
 
 
-def test_finished_job_is_deleted_after_its_ttl_and_its_output_remains(stack: Stack, start_job: StartJob) -> None:
+def test_finished_job_is_deleted_after_its_ttl_and_its_output_remains(
+    stack: OperatorStack, start_job: StartJob
+) -> None:
     job = start_job(ttlSecondsAfterFinished=3, training=training(max_steps=4))
     stack.kubectl("wait", "--for=condition=Complete", f"ftj/{job}", "--timeout=180s")
     stack.kubectl("wait", "--for=delete", f"ftj/{job}", "--timeout=30s")
     stack.kubectl("wait", "--for=delete", "pods", "-l", f"finetune.dev/job-name={job}", "--timeout=60s")
-    assert (stack.output(job) / "result" / "SUCCESS").exists()
+    assert (stack.get_output_folder(job) / "result" / "SUCCESS").exists()
 
 
-def test_recreated_job_waits_for_the_pods_of_the_deleted_job(stack: Stack, start_job: StartJob) -> None:
+def test_recreated_job_waits_for_the_pods_of_the_deleted_job(stack: OperatorStack, start_job: StartJob) -> None:
     job = start_job(training=training(max_steps=100_000))
     stack.wait(job, lambda j: has_condition(j, "Running"), description="Running")
-    before = {pod["metadata"]["uid"] for pod in stack.pods(job)}
+    before = {pod["metadata"]["uid"] for pod in stack.list_pods(job)}
 
     stack.kubectl("delete", "ftj", job)
     claim = {"persistentVolumeClaim": {"claimName": "models"}}
@@ -109,11 +111,13 @@ def test_recreated_job_waits_for_the_pods_of_the_deleted_job(stack: Stack, start
     assert "of a deleted job of the same name is still there" in pending["status"]["waiting"]["message"]
     assert has_condition(finished, "Complete"), finished["status"]
     assert finished["status"].get("restarts", 0) == 0
-    assert not before & {pod["metadata"]["uid"] for pod in stack.pods(job)}
+    assert not before & {pod["metadata"]["uid"] for pod in stack.list_pods(job)}
 
 
 @pytest.mark.parametrize("propagation", ["background", "foreground"])
-def test_deleting_a_running_job_deletes_all_its_children(stack: Stack, start_job: StartJob, propagation: str) -> None:
+def test_deleting_a_running_job_deletes_all_its_children(
+    stack: OperatorStack, start_job: StartJob, propagation: str
+) -> None:
     job = start_job(training=training(max_steps=100_000))
     stack.wait(job, lambda j: has_condition(j, "Running"), description="Running")
 

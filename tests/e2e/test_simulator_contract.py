@@ -8,8 +8,8 @@ import pytest_asyncio
 
 from finetune_operator.kube.api_client import ApiClient
 from finetune_operator.kube.credentials import load_kubeconfig, open_session
-from testing.cluster.images.project_images import image_name
-from testing.processes.operator_stack import Stack
+from testing.cluster.images.project_images import get_image_name
+from testing.processes.operator_stack import OperatorStack
 from testing.simulator.conformance.checks import CHECKS, ClusterUnderTest, Facts, RawBody
 from testing.simulator.conformance.expected_results import EXPECTED_RESULTS
 
@@ -20,7 +20,7 @@ IGNORE_SIGTERM = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_
 def build_pod(name: str, python_code: str, **spec: object) -> RawBody:
     container = {
         "name": "trainer",
-        "image": image_name("operator"),
+        "image": get_image_name("operator"),
         "imagePullPolicy": "IfNotPresent",
         "command": ["python", "-c", python_code],
     }
@@ -29,11 +29,11 @@ def build_pod(name: str, python_code: str, **spec: object) -> RawBody:
 
 
 @pytest_asyncio.fixture
-async def tested_cluster(stack: Stack) -> AsyncIterator[ClusterUnderTest]:
+async def tested_cluster(stack: OperatorStack) -> AsyncIterator[ClusterUnderTest]:
     namespace = f"contract-{uuid4().hex[:8]}"
     access = load_kubeconfig([stack.provider.kubeconfig])
     async with open_session(access, connections=10) as session:
-        api = ApiClient(access.server, calls=session, streams=session)
+        api = ApiClient(access.server, request_session=session, watch_session=session)
         tested_cluster = ClusterUnderTest(
             api=api,
             namespace=namespace,

@@ -13,7 +13,7 @@ import yaml
 from testing.models import tiny_vision
 from testing.models.loss_curve import read_losses
 from testing.processes.cluster_training import training
-from testing.processes.operator_stack import Stack, build_example_job, has_condition, run
+from testing.processes.operator_stack import OperatorStack, build_example_job, has_condition, run
 
 pytestmark = pytest.mark.cluster
 
@@ -21,7 +21,7 @@ HELD_OUT_LOSS_SCRIPT = Path(__file__).parents[2] / "testing" / "models" / "held_
 
 
 def test_training_on_two_nodes_improves_the_model_and_equals_single_process_training(
-    stack: Stack, start_job: Callable[..., str], tmp_path: Path
+    stack: OperatorStack, start_job: Callable[..., str], tmp_path: Path
 ) -> None:
     settings = training(max_steps=40, save_steps=20, learningRate=0.01)
     job = start_job(training=settings)
@@ -37,25 +37,27 @@ def test_training_on_two_nodes_improves_the_model_and_equals_single_process_trai
     assert adapted < base - 0.1, (base, adapted)
 
     single = run_in_one_process(stack, settings, tmp_path)
-    distributed = read_losses(stack.output(job))
+    distributed = read_losses(stack.get_output_folder(job))
     assert list(single) == list(distributed) == list(range(1, 41))
     assert all(abs(single[step] - distributed[step]) < 5e-4 for step in distributed), (single, distributed)
 
 
-def test_dpo_on_two_nodes_reduces_the_loss(stack: Stack, start_job: Callable[..., str]) -> None:
+def test_dpo_on_two_nodes_reduces_the_loss(stack: OperatorStack, start_job: Callable[..., str]) -> None:
     data = {"train": [{"name": "/data/train.pairs.jsonl"}], "eval": [{"name": "/data/eval.pairs.jsonl"}]}
     job = start_job(sft=None, dpo={}, dataset=data, training=training(max_steps=20, evalSteps=20, learningRate=0.005))
     finished = stack.wait_until_finished(job)
 
     assert has_condition(finished, "Complete"), finished["status"]
-    losses = read_losses(stack.output(job))
+    losses = read_losses(stack.get_output_folder(job))
     assert abs(losses[1] - math.log(2)) < 1e-4
     assert losses[20] < losses[1] - 0.05, losses
 
 
-def test_llava_trains_on_two_nodes_with_batches_without_images(stack: Stack, start_job: Callable[..., str]) -> None:
+def test_llava_trains_on_two_nodes_with_batches_without_images(
+    stack: OperatorStack, start_job: Callable[..., str]
+) -> None:
     """Only two of three rows have images, so that some micro-batches have none."""
-    data = stack.folder("datasets")
+    data = stack.get_claim_folder("datasets")
     if not (data / "vision").exists():
         tiny_vision.build(data / "llava", "llava")
         tiny_vision.write_rows(data / "vision", 24, images=lambda number: number % 3)
@@ -67,32 +69,32 @@ def test_llava_trains_on_two_nodes_with_batches_without_images(stack: Stack, sta
 
     assert has_condition(finished, "Complete"), finished["status"]
     assert finished["status"]["batch"]["worldSize"] == 2
-    losses = read_losses(stack.output(job))
+    losses = read_losses(stack.get_output_folder(job))
     assert list(losses) == [1, 2, 3, 4]
     assert losses[4] < losses[1]
-    assert (stack.output(job) / "result" / "preprocessor_config.json").is_file()
+    assert (stack.get_output_folder(job) / "result" / "preprocessor_config.json").is_file()
 
 
-def compute_held_out_losses(stack: Stack, job: str) -> tuple[float, float]:
+def compute_held_out_losses(stack: OperatorStack, job: str) -> tuple[float, float]:
     """Return the evaluation loss without and with the adapter, computed only with transformers and peft."""
-    data = stack.folder("datasets")
+    data = stack.get_claim_folder("datasets")
     command = [
         sys.executable,
         str(HELD_OUT_LOSS_SCRIPT),
         str(data / "model"),
-        str(stack.output(job) / "result"),
+        str(stack.get_output_folder(job) / "result"),
         str(data / "eval.jsonl"),
     ]
     losses = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1])
     return losses["base"], losses["adapted"]
 
 
-def run_in_one_process(stack: Stack, settings: dict[str, object], folder: Path) -> dict[int, float]:
+def run_in_one_process(stack: OperatorStack, settings: dict[str, object], folder: Path) -> dict[int, float]:
     """Train the same spec with one rank in local mode, using gradient accumulation to keep the effective batch."""
     body = build_example_job("single", numNodes=1, nprocPerNode=1, training=settings)
     job_file = folder / "job.yaml"
     job_file.write_text(yaml.safe_dump(body))
     command = [sys.executable, "-m", "finetune_cli", "run", str(job_file), "--output", str(folder / "out")]
-    subprocess.run([*command, "--volume", f"data={stack.folder('datasets')}"], check=True)
+    subprocess.run([*command, "--volume", f"data={stack.get_claim_folder('datasets')}"], check=True)
     (output,) = (folder / "out").glob("*/single")
     return read_losses(output)

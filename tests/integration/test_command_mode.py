@@ -15,13 +15,13 @@ from testing.models import tiny_text
 from testing.processes.local_mode import (
     TIMEOUT_SECONDS,
     LocalJob,
-    finish,
+    wait_for_exit,
     wait_for_processes_to_end,
     wait_until,
     write_command_job,
 )
 from testing.processes.supervisor_file import write_supervisor
-from testing.processes.supervisors import Job, Pod, stop
+from testing.processes.supervisors import SupervisorJob, SupervisorPod, stop
 
 pytestmark = pytest.mark.slow
 
@@ -67,7 +67,7 @@ def test_script_resumes_from_its_checkpoint_after_a_rank_is_killed(tmp_path: Pat
 
     wait_until(lambda: 1 if (job.output / "model.pt").is_file() else None, "the first checkpoint")
     os.kill(find_rank_pids(job)[-1], signal.SIGKILL)
-    code, output = finish(process)
+    code, output = wait_for_exit(process)
 
     assert code == 0, output
     killed, last = job.status.attempts
@@ -90,7 +90,7 @@ def test_progress_of_a_transformers_trainer_is_displayed(tmp_path: Path) -> None
         return int(display.progress.partition("%")[0]) if display and is_complete else None
 
     percent = wait_until(read_displayed_percent, "progress with loss and ETA")
-    code, output = finish(process)
+    code, output = wait_for_exit(process)
 
     assert code == 0, output
     assert 0 < percent < 100
@@ -115,7 +115,7 @@ def test_command_that_stops_reporting_progress_is_restarted(tmp_path: Path) -> N
 
     wait_until(read_advanced_step, "progress")
     os.kill(find_rank_pids(job)[-1], signal.SIGSTOP)
-    code, output = finish(process)
+    code, output = wait_for_exit(process)
 
     assert code == 0, output
     hung, last = job.status.attempts
@@ -129,10 +129,10 @@ def supervisor_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_supervisor(tmp_path_factory.mktemp("image"))
 
 
-def start_with_bundle(folder: Path, supervisor_bundle: Path, command: dict[str, Any], **fields: Any) -> Pod:
+def start_with_bundle(folder: Path, supervisor_bundle: Path, command: dict[str, Any], **fields: Any) -> SupervisorPod:
     """Start a pod with the supervisor bundle and torch, but without the packages of this project."""
     program = (sys.executable, str(supervisor_bundle))
-    (pod,) = Job(folder, {"command": command}, program=program, env={"PYTHONPATH": ""}, **fields).start()
+    (pod,) = SupervisorJob(folder, {"command": command}, program=program, env={"PYTHONPATH": ""}, **fields).start()
     return pod
 
 
@@ -233,7 +233,7 @@ def test_image_without_torch_and_torchrun_is_rejected(tmp_path: Path, supervisor
     program = (str(Path(sys.executable).resolve()), "-S", str(supervisor_bundle))
     job_spec = {"command": {"script": str(tmp_path / "train.py")}}
 
-    (pod,) = Job(tmp_path / "job", job_spec, program=program, env={"PYTHONPATH": "", "PATH": "/bin"}).run()
+    (pod,) = SupervisorJob(tmp_path / "job", job_spec, program=program, env={"PYTHONPATH": "", "PATH": "/bin"}).run()
 
     assert pod.process.returncode == 2, pod.log
     assert pod.termination is not None

@@ -63,7 +63,7 @@ def compute_accuracy(result_folder: Path, rows: Path) -> float:
         vision=pretrained.vision,
     )
     samples = load_data(Dataset.model_validate({"train": [{"name": str(rows)}]}), config)
-    batch = MultimodalCollator(0, pretrained.vision, required=())(
+    batch = MultimodalCollator(0, pretrained.vision, required_modalities=())(
         [samples.samples[i] for i in range(len(samples.train))]
     )
     predictions = compute_logits(AutoModelForImageTextToText.from_pretrained(result_folder).eval(), batch).argmax(

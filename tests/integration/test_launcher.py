@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from testing.processes.supervisor_environment import environment
+from testing.processes.supervisor_environment import build_supervisor_environment
 from testing.processes.supervisor_file import write_supervisor
 from testing.processes.supervisors import find_free_port
 
@@ -63,7 +63,7 @@ def start_launcher(folder: Path, source: str, *args: str, **variables: str) -> s
     ranks = {"NPROC_PER_NODE": "2", "FINETUNE_WORLD_SIZE": "2", "PYTHONPATH": ""}
     return subprocess.Popen(
         [sys.executable, "-u", str(write_supervisor(folder)), "ranks", str(script), *args],
-        env={**environment(folder), **rendezvous, **ranks, **variables},
+        env={**build_supervisor_environment(folder), **rendezvous, **ranks, **variables},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -13,7 +13,7 @@ import pytest
 from finetune_api.v1alpha1.status import AttemptState
 from testing.fakes.unreadable_file import UNREADABLE_FILE
 from testing.models.tiny_text import TinyFiles, build
-from testing.processes.local_mode import LocalJob, finish, wait_for_processes_to_end, write_job
+from testing.processes.local_mode import LocalJob, wait_for_exit, wait_for_processes_to_end, write_job
 
 pytestmark = pytest.mark.slow
 
@@ -49,7 +49,7 @@ def test_killed_rank_restarts_all_nodes_once_from_the_last_checkpoint(tmp_path: 
     process = job.start("--logs")
 
     os.kill(job.wait_for_step(12, node_rank=1), signal.SIGKILL)
-    code, output = finish(process)
+    code, output = wait_for_exit(process)
 
     assert code == 0, output
     killed, last = job.status.attempts
@@ -68,7 +68,7 @@ def test_all_nodes_restart_from_the_last_checkpoint_after_a_hang(tmp_path: Path,
     process = job.start("--logs")
 
     os.kill(job.wait_for_step(12, node_rank=1), signal.SIGSTOP)
-    code, output = finish(process)
+    code, output = wait_for_exit(process)
 
     assert code == 0, output
     hung, last = job.status.attempts
@@ -127,7 +127,7 @@ def test_early_stopping_state_is_resumed_from_a_checkpoint_saved_on_ctrl_c(
 
     job.wait_for_step(8, node_rank=0)
     os.killpg(process.pid, signal.SIGINT)
-    code, output = finish(process)
+    code, output = wait_for_exit(process)
 
     assert code == 130, output
     assert "Suspended: the same command again resumes from step-000000" in output
@@ -186,7 +186,7 @@ def test_nodes_save_a_checkpoint_and_exit_when_finetune_run_is_killed(tmp_path: 
 
     job.wait_for_step(3, node_rank=0)
     process.kill()
-    finish(process)
+    wait_for_exit(process)
     wait_for_processes_to_end(tmp_path)
 
     assert list((job.output / "checkpoints").glob("step-*"))

@@ -9,7 +9,7 @@ import pytest
 from finetune_api.termination import Outcome
 from testing.fakes.hub import TOKEN, serve_hub
 from testing.models import tiny_text
-from testing.processes.supervisors import REPOSITORY, Job, stop
+from testing.processes.supervisors import REPOSITORY, SupervisorJob, stop
 
 pytestmark = pytest.mark.slow
 
@@ -60,7 +60,7 @@ def test_upload_may_exceed_the_collective_timeout(files: tiny_text.TinyFiles, tm
         hub.delay_seconds = 7.0  # delay of each of the two requests
         output = {"persistentVolumeClaim": {"claimName": "unused"}, "pushToHub": {"repo": "me/model"}}
         env = {"HF_ENDPOINT": hub.address, "HF_TOKEN": TOKEN}
-        pods = Job(tmp_path, build_spec(files, output=output), nodes=2, ranks_per_node=1, env=env).run()
+        pods = SupervisorJob(tmp_path, build_spec(files, output=output), nodes=2, ranks_per_node=1, env=env).run()
 
     assert [pod.process.returncode for pod in pods] == [0, 0], pods[0].log + pods[1].log
     assert "adapter_model.safetensors" in hub.repositories["me/model"]
@@ -68,7 +68,7 @@ def test_upload_may_exceed_the_collective_timeout(files: tiny_text.TinyFiles, tm
 
 def test_ranks_run_atexit_handlers_but_skip_interpreter_teardown(files: tiny_text.TinyFiles, tmp_path: Path) -> None:
     """Threads may deadlock during interpreter teardown."""
-    (pod,) = Job(
+    (pod,) = SupervisorJob(
         tmp_path,
         build_spec(files, numNodes=1),
         ranks_per_node=1,
@@ -92,7 +92,7 @@ def test_crash_or_hang_after_publishing_does_not_fail_the_job(
 ) -> None:
     env = {**build_preloading_environment(CALL_AT_EXIT.format(call=exit_call), tmp_path), "FINETUNE_HANG_SECONDS": "5"}
 
-    pods = Job(tmp_path, build_spec(files), nodes=2, ranks_per_node=1, env=env).run()
+    pods = SupervisorJob(tmp_path, build_spec(files), nodes=2, ranks_per_node=1, env=env).run()
 
     for pod in pods:
         assert log_line in pod.log
@@ -106,7 +106,7 @@ def test_ranks_that_crash_after_the_requested_checkpoint_count_as_stopped(
 ) -> None:
     training = {"globalBatchSize": 4, "maxSteps": 100_000}
     job_spec = build_spec(files, numNodes=1, training=training)
-    (pod,) = Job(
+    (pod,) = SupervisorJob(
         tmp_path,
         job_spec,
         ranks_per_node=1,

@@ -15,7 +15,7 @@ import pytest
 from finetune_api.termination import Outcome
 from finetune_api.v1alpha1.status import Progress
 from testing.models import tiny_text
-from testing.processes.supervisors import Job, Pod, stop
+from testing.processes.supervisors import SupervisorJob, SupervisorPod, stop
 
 pytestmark = pytest.mark.slow
 
@@ -53,14 +53,16 @@ def build_spec(files: tiny_text.TinyFiles, **fields: Any) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def uninterrupted_run(files: tiny_text.TinyFiles, tmp_path_factory: pytest.TempPathFactory) -> tuple[Job, Pod]:
-    job = Job(tmp_path_factory.mktemp("uninterrupted"), build_spec(files), ranks_per_node=RANKS)
+def uninterrupted_run(
+    files: tiny_text.TinyFiles, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[SupervisorJob, SupervisorPod]:
+    job = SupervisorJob(tmp_path_factory.mktemp("uninterrupted"), build_spec(files), ranks_per_node=RANKS)
     (pod,) = job.run()
     assert pod.process.returncode == 0, pod.log
     return job, pod
 
 
-def read_checkpoint_digests(job: Job) -> dict[str, str]:
+def read_checkpoint_digests(job: SupervisorJob) -> dict[str, str]:
     """Return the SHA-256 digests of weights, optimizer, scheduler and random states after the last step."""
     folder = job.output_folder / "checkpoints" / f"step-{STEPS:08d}"
     names = [
@@ -72,12 +74,14 @@ def read_checkpoint_digests(job: Job) -> dict[str, str]:
     return {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in names}
 
 
-def read_losses(job: Job) -> list[float]:
+def read_losses(job: SupervisorJob) -> list[float]:
     log = json.loads((job.output_folder / "result" / "trainer_state.json").read_text())["log_history"]
     return [entry["loss"] for entry in log if "loss" in entry]
 
 
-def test_successful_node_writes_a_final_termination_message(uninterrupted_run: tuple[Job, Pod]) -> None:
+def test_successful_node_writes_a_final_termination_message(
+    uninterrupted_run: tuple[SupervisorJob, SupervisorPod],
+) -> None:
     _, pod = uninterrupted_run
 
     termination = pod.termination
@@ -96,7 +100,9 @@ def test_successful_node_writes_a_final_termination_message(uninterrupted_run: t
     assert termination.peak_memory_bytes > 100_000_000
 
 
-def test_rank_zero_logs_the_training_plan_and_every_step(uninterrupted_run: tuple[Job, Pod]) -> None:
+def test_rank_zero_logs_the_training_plan_and_every_step(
+    uninterrupted_run: tuple[SupervisorJob, SupervisorPod],
+) -> None:
     _, pod = uninterrupted_run
 
     assert "effective batch: 3 x 2 x 3 = 18 (per device x accumulation x ranks)" in pod.log
@@ -107,7 +113,9 @@ def test_rank_zero_logs_the_training_plan_and_every_step(uninterrupted_run: tupl
     assert "Warning" not in pod.log
 
 
-def test_output_has_the_documented_layout_and_is_world_readable(uninterrupted_run: tuple[Job, Pod]) -> None:
+def test_output_has_the_documented_layout_and_is_world_readable(
+    uninterrupted_run: tuple[SupervisorJob, SupervisorPod],
+) -> None:
     job, pod = uninterrupted_run
     output = job.output_folder
 
@@ -122,7 +130,9 @@ def test_output_has_the_documented_layout_and_is_world_readable(uninterrupted_ru
         assert path.is_dir() or stat.S_IMODE(path.stat().st_mode) & 0o004, path
 
 
-def test_attempt_with_a_published_result_exits_immediately(uninterrupted_run: tuple[Job, Pod]) -> None:
+def test_attempt_with_a_published_result_exits_immediately(
+    uninterrupted_run: tuple[SupervisorJob, SupervisorPod],
+) -> None:
     job, _ = uninterrupted_run
 
     (pod,) = job.run(attempt=1)
@@ -134,9 +144,9 @@ def test_attempt_with_a_published_result_exits_immediately(uninterrupted_run: tu
 
 
 def test_killed_stopped_and_resumed_run_equals_an_uninterrupted_run(
-    files: tiny_text.TinyFiles, uninterrupted_run: tuple[Job, Pod], tmp_path: Path
+    files: tiny_text.TinyFiles, uninterrupted_run: tuple[SupervisorJob, SupervisorPod], tmp_path: Path
 ) -> None:
-    job = Job(tmp_path, build_spec(files), ranks_per_node=RANKS)
+    job = SupervisorJob(tmp_path, build_spec(files), ranks_per_node=RANKS)
 
     (killed,) = job.start()
     killed.wait_for_step(6)
@@ -162,12 +172,12 @@ def test_killed_stopped_and_resumed_run_equals_an_uninterrupted_run(
     assert read_losses(job) == read_losses(uninterrupted_run[0])
 
 
-def find_newest_checkpoint_step(job: Job) -> int:
+def find_newest_checkpoint_step(job: SupervisorJob) -> int:
     """Return the step of the newest checkpoint, even if it was completed after a rank was killed."""
     return max(int(path.name.removeprefix("step-")) for path in (job.output_folder / "checkpoints").glob("step-*"))
 
 
-def check_killed_pod(pod: Pod) -> None:
+def check_killed_pod(pod: SupervisorPod) -> None:
     termination = pod.termination
     assert termination is not None
     assert (termination.outcome, termination.error_type, termination.rank, termination.local_rank) == (
@@ -183,7 +193,7 @@ def check_killed_pod(pod: Pod) -> None:
     assert termination.progress.last_checkpoint in ("step-00000004", "step-00000008")
 
 
-def check_running_pod(pod: Pod) -> None:
+def check_running_pod(pod: SupervisorPod) -> None:
     status = json.loads(pod.get("/status"))
     assert status["phase"] in ("save", "train")  # a checkpoint may be in progress
     assert (status["outcome"], status["worldSize"], status["attempt"]) == ("running", RANKS, 1)
@@ -195,7 +205,7 @@ def check_running_pod(pod: Pod) -> None:
     assert not running.final
 
 
-def check_stopped_pod(pod: Pod, job: Job) -> int:
+def check_stopped_pod(pod: SupervisorPod, job: SupervisorJob) -> int:
     """Check a stopped pod and return the step of its checkpoint."""
     termination = pod.termination
     assert termination is not None
@@ -210,7 +220,7 @@ def check_stopped_pod(pod: Pod, job: Job) -> int:
 
 def test_stop_of_one_node_stops_both_nodes_with_one_checkpoint(files: tiny_text.TinyFiles, tmp_path: Path) -> None:
     """A drain stops only one pod, but a checkpoint needs all ranks."""
-    job = Job(tmp_path, build_spec(files), nodes=2, ranks_per_node=1)
+    job = SupervisorJob(tmp_path, build_spec(files), nodes=2, ranks_per_node=1)
 
     first, second = job.start()
     second.wait_for_step(2)
@@ -222,7 +232,7 @@ def test_stop_of_one_node_stops_both_nodes_with_one_checkpoint(files: tiny_text.
     assert (job.output_folder / "checkpoints" / checkpoints.pop() / "manifest.json").is_file()
 
 
-def read_last_checkpoint(stopped_pod: Pod) -> str:
+def read_last_checkpoint(stopped_pod: SupervisorPod) -> str:
     termination = stopped_pod.termination
     assert termination is not None
     assert termination.outcome is Outcome.STOPPED, termination
@@ -236,7 +246,7 @@ def test_malformed_row_is_a_permanent_failure_with_file_line_and_column(
 ) -> None:
     rows = tmp_path / "rows.jsonl"
     rows.write_text(files.train.read_text() + '{"messages": [{"role": "user", "content": 7}]}\n')
-    job = Job(tmp_path / "job", build_spec(files, dataset={"train": [{"name": str(rows)}]}))
+    job = SupervisorJob(tmp_path / "job", build_spec(files, dataset={"train": [{"name": str(rows)}]}))
 
     (pod,) = job.run()
 
@@ -250,7 +260,7 @@ def test_malformed_row_is_a_permanent_failure_with_file_line_and_column(
 
 
 def test_ranks_exit_when_the_supervisor_is_killed(files: tiny_text.TinyFiles, tmp_path: Path) -> None:
-    (pod,) = Job(tmp_path, build_spec(files)).start()
+    (pod,) = SupervisorJob(tmp_path, build_spec(files)).start()
     pod.wait_for_step(1)
     ranks = [heartbeat["pid"] for heartbeat in pod.heartbeats().values()]
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from finetune_api.termination import Outcome, Termination
 from finetune_api.v1alpha1.job import FineTuneJob
 from finetune_api.v1alpha1.status import AttemptRecord, AttemptState, Evidence, JobStatus, RestartCounts, WaitStatus
-from finetune_operator.core.actions import Create, DeletePod, Emit
+from finetune_operator.core.actions import Create, DeletePod, EmitEvent
 from finetune_operator.core.decide import decide
 from finetune_operator.core.decision import Decision
 from finetune_operator.core.stop_attempt import StopReason
@@ -175,7 +175,7 @@ def test_status_becomes_stable_if_the_observation_does_not_change(ftjob: FineTun
     following = decide(ftjob, observation, NOW, SETTINGS)
 
     assert following.status == ftjob.status
-    assert not [action for action in following.actions if isinstance(action, Emit)]
+    assert not [action for action in following.actions if isinstance(action, EmitEvent)]
 
 
 @fuzzing

@@ -123,7 +123,7 @@ def judge_on_first_evidence(patch: pytest.MonkeyPatch) -> None:
 
     def judge_at_once(context: JobContext) -> Decision:
         return (
-            stop_attempt._judge(context, context.record)
+            stop_attempt._judge_attempt(context, context.record)
             if context.record.reason in ("NodeFailed", "NodeDeleted")
             else original(context)
         )
@@ -134,7 +134,7 @@ def judge_on_first_evidence(patch: pytest.MonkeyPatch) -> None:
 
 def stop_finished_job(patch: pytest.MonkeyPatch) -> None:
     """Stop a job again if it is suspended after its end."""
-    original = decide._clean_up_finished
+    original = decide._clean_up_finished_job
 
     def clean_up_finished(context: JobContext) -> Decision:
         return (
@@ -143,7 +143,7 @@ def stop_finished_job(patch: pytest.MonkeyPatch) -> None:
             else original(context)
         )
 
-    patch.setattr(decide, "_clean_up_finished", clean_up_finished)
+    patch.setattr(decide, "_clean_up_finished_job", clean_up_finished)
 
 
 def never_fence_lost_pods(patch: pytest.MonkeyPatch) -> None:
@@ -183,11 +183,11 @@ def blame_uncreated_pod(patch: pytest.MonkeyPatch) -> None:
 def treat_every_hang_as_root_cause(patch: pytest.MonkeyPatch) -> None:
     """Treat a node that waited for a hanging node as the root cause."""
 
-    def hang(node_evidence: Evidence) -> Verdict | None:
+    def rank_hung(node_evidence: Evidence) -> Verdict | None:
         return original(node_evidence.model_copy(update={"victim": False}))
 
-    original = rules.hang
-    patch.setattr(rules, "RULES", tuple(hang if rule is original else rule for rule in rules.RULES))
+    original = rules.rank_hung
+    patch.setattr(rules, "RULES", tuple(rank_hung if rule is original else rule for rule in rules.RULES))
 
 
 def avoid_after_one_failure(patch: pytest.MonkeyPatch) -> None:
@@ -197,7 +197,9 @@ def avoid_after_one_failure(patch: pytest.MonkeyPatch) -> None:
 
 def avoid_every_k8s_node(patch: pytest.MonkeyPatch) -> None:
     """Avoid all Kubernetes nodes after any failure."""
-    patch.setattr(attempt_record, "nodes_to_avoid", lambda attempts, now: tuple(f"gpu-{number}" for number in range(5)))
+    patch.setattr(
+        attempt_record, "find_nodes_to_avoid", lambda attempts, now: tuple(f"gpu-{number}" for number in range(5))
+    )
 
 
 def omit_avoidance_from_pods(patch: pytest.MonkeyPatch) -> None:
@@ -207,7 +209,7 @@ def omit_avoidance_from_pods(patch: pytest.MonkeyPatch) -> None:
 
 def never_avoid_k8s_nodes(patch: pytest.MonkeyPatch) -> None:
     """Never avoid a Kubernetes node."""
-    patch.setattr(attempt_record, "nodes_to_avoid", lambda attempts, now: ())
+    patch.setattr(attempt_record, "find_nodes_to_avoid", lambda attempts, now: ())
 
 
 def never_restart_incomplete_gangs(patch: pytest.MonkeyPatch) -> None:
@@ -215,7 +217,7 @@ def never_restart_incomplete_gangs(patch: pytest.MonkeyPatch) -> None:
 
     def plan_restart(verdict: Any, *arguments: Any) -> restart_budget.RestartPlan:
         restart = restart_budget.plan_restart(verdict, *arguments)
-        return replace(restart, allowed=restart.allowed and verdict.reason is not Reason.GANG_INCOMPLETE)
+        return replace(restart, is_allowed=restart.is_allowed and verdict.reason is not Reason.GANG_INCOMPLETE)
 
     patch.setattr(stop_attempt, "plan_restart", plan_restart)
 
@@ -270,7 +272,7 @@ def share_config_map_name_between_jobs(patch: pytest.MonkeyPatch) -> None:
 
 def never_check_config_map(patch: pytest.MonkeyPatch) -> None:
     """Do not requeue the job while a pod waits for its ConfigMap."""
-    patch.setattr(decide, "next_config_map_check", lambda context: None)
+    patch.setattr(decide, "compute_config_map_check_delay", lambda context: None)
 
 
 def ignore_edited_services(patch: pytest.MonkeyPatch) -> None:

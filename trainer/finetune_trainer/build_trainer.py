@@ -22,7 +22,7 @@ from finetune_trainer.memory.breakdown import MemoryBreakdown
 from finetune_trainer.memory.run_forecast import forecast_rank_memory
 from finetune_trainer.methods.dpo import DpoTrainer
 from finetune_trainer.methods.sft import SftTrainer
-from finetune_trainer.model.load import Pretrained, load_model, load_reference_model, pad_token_id
+from finetune_trainer.model.load import ModelDescription, load_model, load_reference_model, pad_token_id
 from finetune_trainer.model.param_groups import check_learning_rates
 from finetune_trainer.startup_log import print_on_rank_zero
 from finetune_trainer.training.auto_batch_size import (
@@ -40,7 +40,7 @@ from finetune_trainer.training.stop_callbacks import NonFiniteLossCallback, Stop
 from finetune_trainer.training.trainer_inputs import TrainerInputs
 from finetune_trainer.training_arguments import DeviceConfig, build_training_arguments, choose_loader_workers
 from finetune_trainer.training_plan import TrainingPlan
-from finetune_trainer.vision.freeze import trains_vision
+from finetune_trainer.vision.freeze import has_trained_vision_weights
 
 BUILDERS: dict[str, Callable[[TrainerInputs], GlobalMeanTrainer]] = {
     "sft": SftTrainer,
@@ -55,7 +55,7 @@ class TrainingSetup:
     context: RankContext
     heartbeat: HeartbeatWriter
     device_config: DeviceConfig
-    pretrained: Pretrained
+    pretrained: ModelDescription
     data: TrainingData
     output: OutputFolder
 
@@ -139,7 +139,7 @@ def assemble_trainer(
     )
 
 
-def load_models(spec: TrainerSpec, pretrained: Pretrained) -> ModelPair:
+def load_models(spec: TrainerSpec, pretrained: ModelDescription) -> ModelPair:
     """Load the model to train, and a reference model for DPO without LoRA."""
     trained_model = load_model(spec, pretrained)
     return ModelPair(trained_model, load_reference_model(pretrained) if spec.dpo and not spec.lora else None)
@@ -159,7 +159,7 @@ def build_trainer(inputs: TrainerInputs) -> GlobalMeanTrainer:
     return trainer
 
 
-def build_collator(data: TrainingData, pretrained: Pretrained, model: torch.nn.Module) -> Collate:
+def build_collator(data: TrainingData, pretrained: ModelDescription, model: torch.nn.Module) -> Collate:
     """Build the collator; for a vision-language model it adds dummy media to batches without media.
 
     Dummy media are needed if the vision tower is trained or other batches contain media. Then every rank must run the
@@ -169,6 +169,6 @@ def build_collator(data: TrainingData, pretrained: Pretrained, model: torch.nn.M
     if pretrained.vision is None:
         return Collator(pad_id)
     required_modalities = data.modalities or (
-        (Modality.IMAGE,) if trains_vision(model, pretrained.vision.family) else ()
+        (Modality.IMAGE,) if has_trained_vision_weights(model, pretrained.vision.family) else ()
     )
-    return MultimodalCollator(pad_id, pretrained.vision, required=required_modalities)
+    return MultimodalCollator(pad_id, pretrained.vision, required_modalities=required_modalities)

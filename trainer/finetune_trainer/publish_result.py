@@ -8,7 +8,7 @@ from finetune_trainer.checkpoint.output_folder import OutputFolder
 from finetune_trainer.distributed.collectives import run_on_rank_zero
 from finetune_trainer.hubs import upload
 from finetune_trainer.metrics.html_report import ReportData, write_report
-from finetune_trainer.model.load import Pretrained
+from finetune_trainer.model.load import ModelDescription
 from finetune_trainer.model.merge import write_merged_model
 from finetune_trainer.model.save import save_weights
 from finetune_trainer.parallel.full_state import gather_weights, read_weights
@@ -21,7 +21,9 @@ from finetune_trainer.vision.save_processor import save_processor
 _REPORTED_FIELDS = {"model", "dataset", "sft", "dpo", "lora", "training", "num_nodes"}
 
 
-def publish_result(trainer: GlobalMeanTrainer, output: OutputFolder, pretrained: Pretrained, *, title: str) -> None:
+def publish_result(
+    trainer: GlobalMeanTrainer, output: OutputFolder, pretrained: ModelDescription, *, title: str
+) -> None:
     """Publish the adapter or full model to the output and, if requested, to the Hub; a collective."""
     trainer.inputs.heartbeat.enter_phase(contract.PUBLISH)
     weights = gather_weights(trainer.model, build_state_access(trainer), keep_result=trainer.inputs.ranks.is_first)

@@ -62,7 +62,7 @@ def describe_data(data: TrainingData) -> Iterator[str]:
         yield from (f"train: {line}" for line in describe_visual_tokens(data.train, data.vision.visual_token_ids))
     if data.eval is None:
         return
-    if data.held_out:
+    if data.is_eval_held_out:
         yield f"eval: {len(data.eval)} rows held out of train, {data.eval.token_count} tokens"
         return
     yield f"eval: {len(data.eval)} of {data.eval.stats.rows} rows, {data.eval.token_count} tokens"

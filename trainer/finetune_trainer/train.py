@@ -31,7 +31,7 @@ from finetune_trainer.hubs import create_repository
 from finetune_trainer.memory.run_forecast import forecast_rank_memory, format_rank_forecast
 from finetune_trainer.metrics.trackers import build_trackers, select_trackers
 from finetune_trainer.model.attention_backend import AttentionChoice, build_attention_trial, select_attention
-from finetune_trainer.model.load import Pretrained, describe_model
+from finetune_trainer.model.load import ModelDescription, describe_model
 from finetune_trainer.publish_result import publish_result
 from finetune_trainer.read_spec import read_spec
 from finetune_trainer.startup_log import (
@@ -133,7 +133,7 @@ def connect_ranks(spec: TrainerSpec, ranks: Ranks, device: torch.device, data: T
 
 
 def choose_attention(
-    spec: TrainerSpec, pretrained: Pretrained, data: TrainingData, output: OutputFolder, device: torch.device
+    spec: TrainerSpec, pretrained: ModelDescription, data: TrainingData, output: OutputFolder, device: torch.device
 ) -> AttentionChoice:
     """Choose the attention backend for the longest row or for the length of a pack. Runs on rank 0 only."""
     max_length = spec.dataset.max_length if spec.dataset.packing else int(data.train.lengths.max())
@@ -173,7 +173,7 @@ def train(trainer: GlobalMeanTrainer, resume_point: ResumePoint, *, total_steps:
 
 
 def build_tokenization_config(
-    spec: TrainerSpec, pretrained: Pretrained, context: RankContext, heartbeat: HeartbeatWriter
+    spec: TrainerSpec, pretrained: ModelDescription, context: RankContext, heartbeat: HeartbeatWriter
 ) -> TokenizationConfig:
     """Build the tokenization config of this rank; one rank per node writes the token cache."""
     return TokenizationConfig(

@@ -16,7 +16,7 @@ from finetune_cli.local.volume_mapping import LocalMount
 from finetune_operator import names
 from finetune_operator.controller.child_cache import ChildCache
 from finetune_operator.kube.cluster import NameTaken, ObjectRef
-from finetune_operator.observation.ownership import RawBody, controller_uid
+from finetune_operator.observation.ownership import RawBody, get_controller_uid
 
 SUPERVISOR_COMMAND = (sys.executable, "-m", "finetune_supervisor")
 
@@ -126,7 +126,7 @@ class LocalCluster:
         name = manifest["metadata"]["name"]
         existing = self._pods.get(name)
         if existing is not None:
-            if controller_uid(existing.body) != controller_uid(manifest):
+            if get_controller_uid(existing.body) != get_controller_uid(manifest):
                 raise NameTaken(kind="Pod", name=name)
             return
         pod = self._pods[name] = LocalPod(manifest, self._watchdog, on_change=self._on_pod_event)

@@ -9,7 +9,7 @@ from datetime import timedelta
 from finetune_operator import names
 from finetune_operator.controller.child_cache import ChildCache, JobKey
 from finetune_operator.controller.gather import CachedState
-from finetune_operator.controller.job_cache import JobCache, get_namespaced_name, job_key
+from finetune_operator.controller.job_cache import JobCache, get_job_key, get_namespaced_name
 from finetune_operator.controller.progress_poller import ProgressPoller
 from finetune_operator.controller.reconcile import PassDependencies, reconcile
 from finetune_operator.controller.workqueue import QueueClosed, WorkQueue
@@ -67,7 +67,7 @@ class Controller:
     def on_job_event(self, body: RawBody) -> None:
         """Store an added or modified job, and enqueue it if it is newer than the cached one."""
         if self.jobs.store_if_newer(body):
-            self.enqueue(job_key(body))
+            self.enqueue(get_job_key(body))
 
     def on_job_deleted(self, key: JobKey) -> None:
         """Forget a deleted job; the garbage collector deletes its children."""

@@ -5,11 +5,11 @@ from datetime import datetime
 
 from finetune_api.v1alpha1.job import ObjectMeta
 from finetune_operator import names
-from finetune_operator.core.actions import Emit
+from finetune_operator.core.actions import EmitEvent
 from finetune_operator.observation.ownership import RawBody
 
 
-def build_event(job: ObjectMeta, event_action: Emit, now: datetime) -> RawBody:
+def build_event(job: ObjectMeta, event_action: EmitEvent, now: datetime) -> RawBody:
     """Build an Event about the job, with a hash of the key in its name, so that the API server rejects duplicates."""
     digest = hashlib.sha256(f"{job.uid}/{event_action.key}".encode()).hexdigest()[:16]
     timestamp = now.strftime("%Y-%m-%dT%H:%M:%SZ")

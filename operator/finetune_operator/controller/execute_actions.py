@@ -6,7 +6,15 @@ from datetime import datetime
 from finetune_api.v1alpha1.job import ObjectMeta
 from finetune_operator import names
 from finetune_operator.controller.events import build_event
-from finetune_operator.core.actions import Action, Create, DeleteConfigMap, DeleteJob, DeletePod, DeleteService, Emit
+from finetune_operator.core.actions import (
+    Action,
+    Create,
+    DeleteConfigMap,
+    DeleteJob,
+    DeletePod,
+    DeleteService,
+    EmitEvent,
+)
 from finetune_operator.kube.cluster import Cluster, CreateRejected, NameTaken, ObjectRef
 from finetune_operator.observation.pods import RejectedCreate
 
@@ -72,5 +80,5 @@ async def _execute_action(cluster: Cluster, job: ObjectMeta, action: Action, now
             await cluster.delete(ObjectRef("ConfigMap", namespace, name, ""))
         case DeleteJob(uid):
             await cluster.delete(ObjectRef(names.FINETUNEJOB_KIND, namespace, job.name, uid))
-        case Emit():
+        case EmitEvent():
             await cluster.emit_event(build_event(job, action, now))

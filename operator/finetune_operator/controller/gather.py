@@ -10,7 +10,7 @@ from finetune_api.v1alpha1.status import AttemptState, Progress
 from finetune_operator import names
 from finetune_operator.failures.create_rejections import collect_claim_names
 from finetune_operator.kube.cluster import Cluster
-from finetune_operator.observation.ownership import RawBody, controller_uid
+from finetune_operator.observation.ownership import RawBody, get_controller_uid
 from finetune_operator.observation.pods import Claim, NodeObservation, Observation, RejectedCreate, observe_pods
 from finetune_operator.plan.manifests import is_intact_headless_service
 
@@ -103,4 +103,4 @@ def _find_unlisted_pod_names(job: FineTuneJob, listed_observation: Observation) 
 
 
 def _select_controlled_objects(job_uid: str, bodies: Iterable[RawBody]) -> list[RawBody]:
-    return [body for body in bodies if controller_uid(body) == job_uid]
+    return [body for body in bodies if get_controller_uid(body) == job_uid]

@@ -31,7 +31,7 @@ class JobCache:
 
         The watch delivers the operator's own status writes a second time; these are not newer.
         """
-        key = job_key(body)
+        key = get_job_key(body)
         cached = self._bodies.get(key)
         if cached is not None and not _is_newer(body, cached):
             return False
@@ -45,7 +45,7 @@ class JobCache:
 
     def find_missing_jobs(self, listed_jobs: Iterable[RawBody], *, list_version: str) -> tuple[JobKey, ...]:
         """Return the cached jobs that a LIST does not contain, except those that are newer than the LIST."""
-        listed_keys = {job_key(body) for body in listed_jobs}
+        listed_keys = {get_job_key(body) for body in listed_jobs}
         return tuple(
             key
             for key, body in self._bodies.items()
@@ -62,7 +62,7 @@ class JobCache:
         return Counter(body.get("status", {}).get("phase", "Queued") for body in self._bodies.values())
 
 
-def job_key(body: RawBody) -> JobKey:
+def get_job_key(body: RawBody) -> JobKey:
     """Return the namespace and uid of a job."""
     return JobKey(body["metadata"]["namespace"], body["metadata"]["uid"])
 

@@ -48,7 +48,7 @@ class DeleteJob:
 
 
 @dataclass(frozen=True)
-class Emit:
+class EmitEvent:
     """Create an event about a transition; its name is derived from `key`, so that it is created only once."""
 
     type: str  # Normal or Warning
@@ -57,4 +57,4 @@ class Emit:
     key: str
 
 
-Action = Create | DeletePod | DeleteService | DeleteConfigMap | DeleteJob | Emit
+Action = Create | DeletePod | DeleteService | DeleteConfigMap | DeleteJob | EmitEvent

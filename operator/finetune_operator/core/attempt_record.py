@@ -10,7 +10,7 @@ from finetune_api.termination import Outcome
 from finetune_api.v1alpha1.status import AttemptRecord, AttemptState, JobStatus
 from finetune_operator.core.job_context import JobContext
 from finetune_operator.core.progress import summarise_steps
-from finetune_operator.failures.node_avoidance import nodes_to_avoid, prune_attempts
+from finetune_operator.failures.node_avoidance import find_nodes_to_avoid, prune_attempts
 from finetune_operator.failures.rules import select_most_relevant
 from finetune_operator.observation.pods import PodPhase
 
@@ -29,7 +29,7 @@ def build_next_attempt(context: JobContext, status: JobStatus) -> AttemptRecord:
         state=AttemptState.STARTING,
         start_time=context.now,
         pending_since=context.now if pending_since is None else pending_since,
-        avoids=nodes_to_avoid(status.attempts, context.now) if can_avoid else (),
+        avoids=find_nodes_to_avoid(status.attempts, context.now) if can_avoid else (),
     )
 
 

@@ -11,10 +11,10 @@ from finetune_api.v1alpha1.reasons import Reason
 from finetune_api.v1alpha1.status import AttemptRecord, AttemptState
 from finetune_operator import names
 from finetune_operator.core import deadlines
-from finetune_operator.core.actions import Action, Create, DeleteConfigMap, DeleteJob, Emit
+from finetune_operator.core.actions import Action, Create, DeleteConfigMap, DeleteJob, EmitEvent
 from finetune_operator.core.attempt_record import record_start, with_next_attempt, with_record
 from finetune_operator.core.decision import Decision, build_decision, require_confirmation
-from finetune_operator.core.ensure_children import ensure_service_and_config_map, next_config_map_check
+from finetune_operator.core.ensure_children import compute_config_map_check_delay, ensure_service_and_config_map
 from finetune_operator.core.job_context import ABORT_GRACE_SECONDS, JobContext
 from finetune_operator.core.stop_attempt import (
     StopReason,
@@ -46,7 +46,7 @@ def decide(job: FineTuneJob, observation: Observation, now: datetime, settings: 
         return Decision(job.status)
     # if the job has finished, delete leftover pods, and the job after its TTL
     if job.status.completion_time is not None:
-        return _clean_up_finished(context)
+        return _clean_up_finished_job(context)
     # if the job is new, begin attempt 0, unless spec.suspend is set
     if not job.status.attempts:
         return suspend_before_start(context) if job.spec.suspend else _begin_first_attempt(context)
@@ -236,7 +236,7 @@ def _update_running_state(context: JobContext) -> Decision:
     deletions = context.build_deletions(_find_pods_of_older_attempts(context), ABORT_GRACE_SECONDS)
     actions = (*_build_start_events(context, record), *deletions, *ensure_service_and_config_map(context))
     # requeue for the next ConfigMap check or the next retry of a rejected create
-    delays = (next_config_map_check(context), None if is_running else _compute_create_retry_delay(context))
+    delays = (compute_config_map_check_delay(context), None if is_running else _compute_create_retry_delay(context))
     requeue_after = min((delay for delay in delays if delay is not None), default=None)
     return build_decision(context, with_record(context.status, record), actions=actions, requeue_after=requeue_after)
 
@@ -247,12 +247,12 @@ def _build_start_events(context: JobContext, record: AttemptRecord) -> tuple[Act
         if context.record.state is AttemptState.RUNNING:
             return ()
         message = f"attempt {record.attempt} runs on {context.job.spec.num_nodes} nodes"
-        return (Emit("Normal", Reason.RUNNING, message, f"running-{record.attempt}"),)
+        return (EmitEvent("Normal", Reason.RUNNING, message, f"running-{record.attempt}"),)
     pending_reason, reported = context.pending_reason, context.status.waiting
     if pending_reason is not None and (reported is None or reported.reason != pending_reason.reason):
         event_type = "Normal" if pending_reason.expected else "Warning"
         key = f"waiting-{record.attempt}-{pending_reason.reason}"
-        return (Emit(event_type, pending_reason.reason, pending_reason.message, key),)
+        return (EmitEvent(event_type, pending_reason.reason, pending_reason.message, key),)
     return ()
 
 
@@ -260,7 +260,7 @@ def _find_pods_of_older_attempts(context: JobContext) -> list[NodeObservation]:
     return [node for node in context.observation.live_nodes() if node.attempt != context.record.attempt]
 
 
-def _clean_up_finished(context: JobContext) -> Decision:
+def _clean_up_finished_job(context: JobContext) -> Decision:
     """Delete the running pods of a finished job, and the job itself after its TTL; keep the status."""
     kept_by_sidecars, requeue_after = context.find_pods_kept_by_sidecars()
     actions = context.build_deletions([*context.running_pods(), *kept_by_sidecars], ABORT_GRACE_SECONDS)

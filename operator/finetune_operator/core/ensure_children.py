@@ -34,7 +34,7 @@ def ensure_service_and_config_map(context: JobContext) -> tuple[Action, ...]:
     return tuple(Create(build(run_plan)) for build in builders)
 
 
-def next_config_map_check(context: JobContext) -> timedelta | None:
+def compute_config_map_check_delay(context: JobContext) -> timedelta | None:
     """Return the delay until the next check for a missing ConfigMap, while pods wait for their volumes."""
     creating_nodes = _find_container_creating_nodes(context)
     first_delays = [

@@ -7,7 +7,7 @@ from pydantic import ValidationError
 from finetune_api.schema.validation_errors import explain_validation_error
 from finetune_api.v1alpha1.reasons import Reason
 from finetune_api.v1alpha1.status import AttemptState, Condition, JobStatus, Phase
-from finetune_operator.core.actions import DeletePod, Emit
+from finetune_operator.core.actions import DeletePod, EmitEvent
 from finetune_operator.core.conditions import keep_transition_times
 from finetune_operator.core.decision import Decision
 from finetune_operator.core.job_context import ABORT_GRACE_SECONDS
@@ -53,5 +53,5 @@ def decide_invalid_spec(
             "message": message,
         }
         update["attempts"] = (*status.attempts[:-1], status.attempts[-1].model_copy(update=ended_fields))
-    event = Emit("Warning", Reason.INVALID_SPEC, message, "end")
+    event = EmitEvent("Warning", Reason.INVALID_SPEC, message, "end")
     return Decision(status.model_copy(update=update), (*deletions, event))

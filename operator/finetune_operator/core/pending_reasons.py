@@ -42,7 +42,7 @@ CREATE_CONTAINER_TIMEOUT = timedelta(minutes=3)  # how long the kubelet may retr
 class PendingReason:
     """Reason why the pods of an attempt do not run yet.
 
-    `image_pull`: the image cannot be pulled; the reason times out after IMAGE_PULL_TIMEOUT.
+    `is_image_pull_error`: the image cannot be pulled; the reason times out after IMAGE_PULL_TIMEOUT.
     `permanent`: no retry of the image pull can succeed, so the reason times out at once.
     `expected`: no action is needed, for example during an image pull.
     `verdict`: the verdict on the attempt if the reason times out.
@@ -50,7 +50,7 @@ class PendingReason:
 
     reason: str
     message: str
-    image_pull: bool = False
+    is_image_pull_error: bool = False
     permanent: bool = False
     expected: bool = False
     verdict: Verdict | None = None
@@ -58,14 +58,14 @@ class PendingReason:
     @property
     def timeout(self) -> timedelta | None:
         """Maximum duration of the reason, independent of the deadlines in the spec; None means no limit."""
-        if self.image_pull:
+        if self.is_image_pull_error:
             return timedelta() if self.permanent else IMAGE_PULL_TIMEOUT
         return CREATE_CONTAINER_TIMEOUT if self.verdict else None
 
     @property
     def has_no_timeout(self) -> bool:
         """Whether the reason may last indefinitely, so that running nodes have to be released."""
-        return not self.image_pull and not self.expected
+        return not self.is_image_pull_error and not self.expected
 
 
 def find_pending_reason(
@@ -86,7 +86,9 @@ def find_pending_reason(
         else _explain_waiting_state(node, waiting, blocked_pods, avoidance)
         for node, waiting in blocked_nodes
     ]
-    return max(reasons, key=lambda item: (item.permanent, item.image_pull, item.reason != Reason.UNSCHEDULABLE))
+    return max(
+        reasons, key=lambda item: (item.permanent, item.is_image_pull_error, item.reason != Reason.UNSCHEDULABLE)
+    )
 
 
 def _explain_rejected_create(rejected_create: RejectedCreate) -> PendingReason:
@@ -151,7 +153,7 @@ def _explain_image_pull(
     return PendingReason(
         Reason.IMAGE_PULL_FAILED,
         message,
-        image_pull=not message.endswith(_RETRIED),
+        is_image_pull_error=not message.endswith(_RETRIED),
         permanent=waiting_state.reason == "InvalidImageName",
     )
 

@@ -4,11 +4,11 @@ from dataclasses import replace
 from datetime import timedelta
 from enum import StrEnum
 
-from finetune_api.oom_repair import MemoryShortage, build_advice, find_next_repair
+from finetune_api.oom_repair import MemoryShortage, build_memory_advice, find_next_repair
 from finetune_api.termination import Outcome
 from finetune_api.v1alpha1.reasons import FailureAction, Reason
 from finetune_api.v1alpha1.status import AttemptRecord, AttemptState, JobStatus, Progress, Repair
-from finetune_operator.core.actions import Emit
+from finetune_operator.core.actions import EmitEvent
 from finetune_operator.core.attempt_record import build_next_attempt, with_next_attempt, with_record
 from finetune_operator.core.decision import Decision, build_decision, require_confirmation
 from finetune_operator.core.job_context import ABORT_GRACE_SECONDS, JobContext
@@ -56,7 +56,7 @@ def continue_stopping(context: JobContext) -> Decision:
     # judge the attempt once no process can run
     running_pods = context.running_pods()
     if not running_pods:
-        return require_confirmation(context, _judge(context, record))
+        return require_confirmation(context, _judge_attempt(context, record))
     # if only victims have failed, give the root cause time to end on its own (decisions/105)
     if (remaining_grace := _compute_root_cause_grace(context, record)) > timedelta():
         return build_decision(context, with_record(context.status, record), requeue_after=remaining_grace)
@@ -88,7 +88,7 @@ def _compute_root_cause_grace(context: JobContext, record: AttemptRecord) -> tim
     return remaining if remaining <= 2 * ROOT_CAUSE_GRACE else timedelta()
 
 
-def _judge(context: JobContext, record: AttemptRecord) -> Decision:
+def _judge_attempt(context: JobContext, record: AttemptRecord) -> Decision:
     """Judge the evidence of all nodes, then end the attempt or the job."""
     evidence = record.evidence or collect_initial_evidence(record, context.nodes, context.job.spec.num_nodes)
     verdict = judge(evidence)
@@ -118,7 +118,7 @@ def end_attempt(context: JobContext, verdict: Verdict, record: AttemptRecord) ->
     restart = plan_restart(verdict, record, context.status.attempts[:-1], context.status.without_progress, limits)
     record = with_verdict(record, verdict)
     status = context.status.model_copy(update={"without_progress": restart.counts, "repair": repair})
-    if not restart.allowed:
+    if not restart.is_allowed:
         return fail_job(context, status, record, restart.message)
     # close the record of this attempt
     ended_record = record.model_copy(
@@ -133,7 +133,7 @@ def end_attempt(context: JobContext, verdict: Verdict, record: AttemptRecord) ->
     delay = f" in {restart.delay.total_seconds():.0f} s" if restart.delay else ""
     avoidance = f", avoiding {', '.join(next_record.avoids)}" if next_record.avoids else ""
     message = f"{verdict.message}; attempt {next_record.attempt} starts{delay}{avoidance}"
-    event = Emit("Warning", verdict.reason, message, f"restart-{next_record.attempt}")
+    event = EmitEvent("Warning", verdict.reason, message, f"restart-{next_record.attempt}")
     return build_decision(context, status, actions=(event,))
 
 
@@ -149,7 +149,7 @@ def _choose_repair(context: JobContext, verdict: Verdict) -> tuple[Verdict, Repa
     )
     chosen_repair = find_next_repair(shortage) if spec.restart_policy.max_restarts else None
     if chosen_repair is None:
-        message = f"{verdict.message}; {build_advice(shortage)}"
+        message = f"{verdict.message}; {build_memory_advice(shortage)}"
         return replace(verdict, no_repair_left=True, message=message), current_repair
     repair, description = chosen_repair
     return replace(verdict, message=f"{verdict.message}; retried with {description}"), repair
@@ -170,7 +170,7 @@ def complete_job(context: JobContext, record: AttemptRecord) -> Decision:
     }
     record = record.model_copy(update={**update, **summarise_steps(context)})
     status = with_record(context.status, record).model_copy(update={"completion_time": context.now})
-    return build_decision(context, status, actions=(Emit("Normal", Reason.COMPLETED, message, "end"),))
+    return build_decision(context, status, actions=(EmitEvent("Normal", Reason.COMPLETED, message, "end"),))
 
 
 def _build_success_message(run_plan: RunPlan, progress: Progress | None) -> str:
@@ -193,4 +193,4 @@ def fail_job(context: JobContext, status: JobStatus, record: AttemptRecord, mess
     }
     record = record.model_copy(update=update)
     status = with_record(status, record).model_copy(update={"completion_time": context.now})
-    return build_decision(context, status, actions=(Emit("Warning", record.reason, message, "end"),))
+    return build_decision(context, status, actions=(EmitEvent("Warning", record.reason, message, "end"),))

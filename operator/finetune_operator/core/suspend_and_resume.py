@@ -5,7 +5,7 @@ core.decide begins to stop a running attempt when spec.suspend is set; core.stop
 
 from finetune_api.v1alpha1.reasons import Reason
 from finetune_api.v1alpha1.status import AttemptRecord, AttemptState
-from finetune_operator.core.actions import Emit
+from finetune_operator.core.actions import EmitEvent
 from finetune_operator.core.attempt_record import build_next_attempt, with_next_attempt, with_record
 from finetune_operator.core.decision import Decision, build_decision
 from finetune_operator.core.job_context import ABORT_GRACE_SECONDS, JobContext
@@ -21,7 +21,7 @@ def record_suspension(context: JobContext, record: AttemptRecord) -> Decision:
     """Record that every pod of a suspended job has been deleted."""
     record = record.model_copy(update={"state": AttemptState.STOPPED, "end_time": context.now, "action": "Suspend"})
     status = with_record(context.status, record).model_copy(update={"suspend_time": context.now})
-    event = Emit("Normal", Reason.SUSPENDED, "every pod is released", f"suspended-{record.attempt}")
+    event = EmitEvent("Normal", Reason.SUSPENDED, "every pod is released", f"suspended-{record.attempt}")
     return build_decision(context, status, actions=(event,))
 
 
@@ -40,5 +40,5 @@ def resume_job(context: JobContext) -> Decision:
     status = with_next_attempt(context.status, record, context.now).model_copy(
         update={"suspended_seconds": context.status.suspended_seconds + round(suspended_seconds), "suspend_time": None}
     )
-    event = Emit("Normal", Reason.RESUMED, f"attempt {record.attempt} starts", f"resumed-{record.attempt}")
+    event = EmitEvent("Normal", Reason.RESUMED, f"attempt {record.attempt} starts", f"resumed-{record.attempt}")
     return build_decision(context, status, actions=(event,))

@@ -26,7 +26,7 @@ SUSPICIOUS_REASONS = frozenset(
 )
 
 
-def nodes_to_avoid(attempts: tuple[AttemptRecord, ...], now: datetime) -> tuple[str, ...]:
+def find_nodes_to_avoid(attempts: tuple[AttemptRecord, ...], now: datetime) -> tuple[str, ...]:
     """Return the Kubernetes nodes with broken hardware or two suspicious failures within a day (decisions/207)."""
     strikes: Counter[str] = Counter()
     for record in attempts:
@@ -38,7 +38,7 @@ def prune_attempts(attempts: tuple[AttemptRecord, ...], now: datetime) -> tuple[
     """Drop the oldest record that causes no node avoidance if there are more than 20 records."""
     if len(attempts) <= MAX_KEPT_ATTEMPTS:
         return attempts
-    avoided_nodes = nodes_to_avoid(attempts, now)
+    avoided_nodes = find_nodes_to_avoid(attempts, now)
     candidates = enumerate(attempts[:-2])  # the status is derived from the newest two records
     droppable_indexes = (
         index for index, record in candidates if not _count_strikes(record, now) or record.k8s_node not in avoided_nodes

@@ -14,9 +14,9 @@ INFRASTRUCTURE_FAULTS = (Fault.INFRASTRUCTURE, Fault.PREEMPTION)
 
 @dataclass(frozen=True)
 class RestartPlan:
-    """Restart decision after a verdict: another attempt after `delay`, or failure of the job if not `allowed`."""
+    """Restart decision after a verdict: another attempt after `delay`, or failure of the job if not `is_allowed`."""
 
-    allowed: bool
+    is_allowed: bool
     delay: timedelta
     counts: RestartCounts
     message: str
@@ -55,12 +55,14 @@ def plan_restart(
         field = "maxInfrastructureRestarts" if is_infrastructure else "maxRestarts"
         message = f"restarted {used_restarts} times without progress (restartPolicy.{field}); last: {verdict.message}"
         return RestartPlan(False, timedelta(), counts, message)
-    delay = restart_delay(counts.counted + counts.infrastructure, policy, seed=f"{uid}/{failed_attempt.attempt}")
+    delay = compute_restart_delay(
+        counts.counted + counts.infrastructure, policy, seed=f"{uid}/{failed_attempt.attempt}"
+    )
     update = {"infrastructure": used_restarts + 1} if is_infrastructure else {"counted": used_restarts + 1}
     return RestartPlan(True, delay, counts.model_copy(update=update), verdict.message)
 
 
-def restart_delay(previous_restarts: int, policy: RestartPolicy, *, seed: str) -> timedelta:
+def compute_restart_delay(previous_restarts: int, policy: RestartPolicy, *, seed: str) -> timedelta:
     """Return the delay before a restart: 0 for the first restart, then backoffSeconds, doubled up to the maximum.
 
     A jitter of up to 20 % is added; it depends only on the seed.

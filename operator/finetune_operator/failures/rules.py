@@ -130,7 +130,7 @@ def storage_fault(evidence: Evidence) -> Verdict | None:
     )
 
 
-def hang(evidence: Evidence) -> Verdict | None:
+def rank_hung(evidence: Evidence) -> Verdict | None:
     """Match a rank whose heartbeat is too old; its supervisor reports whether the rank is a victim."""
     if evidence.error_type != Reason.HANG:
         return None
@@ -260,7 +260,7 @@ RULES: tuple[Rule, ...] = (
     pod_deleted,
     rendezvous_failed,
     storage_fault,
-    hang,
+    rank_hung,
     matches_error_pattern,
     peer_lost,
     bus_error,

@@ -31,10 +31,12 @@ class ApiError(Exception):
 class ApiClient:
     """JSON client of the API server. Requests share a bounded connection pool; each watch has its own connection."""
 
-    def __init__(self, server: str, *, calls: aiohttp.ClientSession, streams: aiohttp.ClientSession) -> None:
+    def __init__(
+        self, server: str, *, request_session: aiohttp.ClientSession, watch_session: aiohttp.ClientSession
+    ) -> None:
         self._server = server.rstrip("/")
-        self._request_session = calls
-        self._watch_session = streams
+        self._request_session = request_session
+        self._watch_session = watch_session
 
     async def call(
         self,

@@ -15,7 +15,7 @@ import kopf
 
 from finetune_operator import names
 from finetune_operator.controller.controller import Controller
-from finetune_operator.controller.job_cache import job_key
+from finetune_operator.controller.job_cache import get_job_key
 
 WATCH_SECONDS = 300  # an integer, because the API server rejects "300.0"
 MAX_BACKOFF_SECONDS = 5.0
@@ -82,7 +82,7 @@ def build_registry(controller: Controller, options: KopfOptions) -> kopf.Operato
     async def job_changed(event: kopf.RawEvent, **_: object) -> None:
         body = dict(event["object"])
         if event["type"] == "DELETED":
-            controller.on_job_deleted(job_key(body))
+            controller.on_job_deleted(get_job_key(body))
         else:
             controller.on_job_event(body)
 

@@ -75,15 +75,17 @@ async def run_operator(options: OperatorOptions) -> None:
     metrics = Metrics()
     async with AsyncExitStack() as stack:
         middlewares = (RequestCounter(metrics.requests),)
-        calls = await stack.enter_async_context(
+        request_session = await stack.enter_async_context(
             open_session(credentials, connections=MAX_CONNECTIONS, middlewares=middlewares)
         )
-        streams = await stack.enter_async_context(open_session(credentials, connections=0, middlewares=middlewares))
+        watch_session = await stack.enter_async_context(
+            open_session(credentials, connections=0, middlewares=middlewares)
+        )
         connections = Connections(
             credentials=credentials,
             metrics=metrics,
-            client=ApiClient(credentials.server, calls=calls, streams=streams),
-            lease_client=ApiClient(credentials.server, calls=streams, streams=streams),
+            client=ApiClient(credentials.server, request_session=request_session, watch_session=watch_session),
+            lease_client=ApiClient(credentials.server, request_session=watch_session, watch_session=watch_session),
         )
         manager = Manager(options, connections)
         http_server = await start_http_server(manager.health, metrics, port=options.metrics_port)

@@ -14,7 +14,7 @@ def find_controlling_owner(child: RawBody) -> RawBody:
     return next((owner for owner in owners if owner.get("controller")), {})
 
 
-def controller_uid(child: RawBody) -> str | None:
+def get_controller_uid(child: RawBody) -> str | None:
     """Return the uid of the controlling owner."""
     return find_controlling_owner(child).get("uid")
 
@@ -22,7 +22,7 @@ def controller_uid(child: RawBody) -> str | None:
 def has_job_label(child: RawBody) -> bool:
     """Return whether the job-uid label, which informers select by, contains the uid of the controlling job."""
     labels = child["metadata"].get("labels") or {}
-    return bool(labels.get(names.JOB_UID) == controller_uid(child))
+    return bool(labels.get(names.JOB_UID) == get_controller_uid(child))
 
 
 def parse_time(text: str | None) -> datetime | None:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from finetune_api.batch import AUTO, Batch, find_split, resolve_batch
+from finetune_api.batch import AUTO, Batch, find_batch_split, resolve_batch
 from finetune_api.oom_repair import apply_repair
 from finetune_api.v1alpha1.job import FineTuneJob, FineTuneJobSpec
 from finetune_operator import names
@@ -113,7 +113,7 @@ def resolve_chosen_batch(spec: FineTuneJobSpec, per_device: int | None) -> Batch
     """Return the batch with the micro-batch size that the trainer chose for `auto`; None if that size is invalid."""
     smallest_batch = resolve_planned_batch(spec)
     assert smallest_batch is not None  # only called for a spec with `auto`, never for a command
-    return find_split(smallest_batch, per_device)
+    return find_batch_split(smallest_batch, per_device)
 
 
 def describe_batch(spec: FineTuneJobSpec) -> str:

@@ -22,7 +22,7 @@ class Cache:
         root = Path(configured_root) if configured_root else Path.home() / ".cache" / "finetune-operator"
         return cls(root.expanduser().resolve())
 
-    def binaries(self, component: str, version: str) -> Path:
+    def get_binary_folder(self, component: str, version: str) -> Path:
         return self.root / "bin" / f"{component}-{version}"
 
     @property
@@ -44,7 +44,7 @@ class Cache:
         }
 
     @contextmanager
-    def locked(self, purpose: str) -> Iterator[None]:
+    def hold_lock(self, purpose: str) -> Iterator[None]:
         """Hold an exclusive file lock, so that concurrent builds or `up` commands run one after the other."""
         self.root.mkdir(parents=True, exist_ok=True)
         with (self.root / f"{purpose}.lock").open("w") as lock:

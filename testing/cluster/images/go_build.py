@@ -163,14 +163,14 @@ def render_go_mod(component: LocalMainComponent) -> str:
 
 def build_all(cache: Cache, versions: Versions, *, component_names: tuple[str, ...] = ()) -> None:
     """Build the components that are missing in the cache, one at a time because each build uses all cores."""
-    with cache.locked("build"):
+    with cache.hold_lock("build"):
         for component in list_components(versions).values():
             if not component_names or component.component in component_names:
                 build(cache, component)
 
 
 def build(cache: Cache, component: Component) -> None:
-    target = cache.binaries(component.component, component.version)
+    target = cache.get_binary_folder(component.component, component.version)
     if all((target / program).exists() for program in component.programs):
         return
     require_go()

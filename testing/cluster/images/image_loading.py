@@ -73,6 +73,6 @@ def build_pause_archive(cache: Cache) -> Path:
     """Return the archive of the pause image, which keeps a pod's namespaces open."""
     archive = cache.images / "pause-1.tar"
     if not archive.exists():
-        program = (cache.binaries("pause", "1") / "pause").read_bytes()
+        program = (cache.get_binary_folder("pause", "1") / "pause").read_bytes()
         write_single_layer_image(archive, name=PAUSE_IMAGE, files={"pause": program}, entrypoint=("/pause",))
     return archive

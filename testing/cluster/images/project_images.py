@@ -37,7 +37,7 @@ CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
 PIP_SETTINGS = ("index-url", "extra-index-url", "trusted-host", "timeout", "default-timeout", "proxy", "retries")
 
 
-def image_name(target: str) -> str:
+def get_image_name(target: str) -> str:
     return f"localhost/finetune-{target}:dev"
 
 
@@ -50,7 +50,7 @@ class ImageBuilder:
 
     def build(self, target: str) -> Path:
         """Return the image as an archive or OCI layout, rebuilt only if its content key has changed."""
-        with self.cache.locked("images"):
+        with self.cache.hold_lock("images"):
             image, key_file = self.cache.images / target, self.cache.images / f"{target}.key"
             key = self.compute_content_key(target)
             if key_file.exists() and key_file.read_text() == key and image.exists():
@@ -64,7 +64,7 @@ class ImageBuilder:
             return image
 
     def build_with_docker(self, target: str, archive: Path) -> None:
-        name = image_name(target)
+        name = get_image_name(target)
         with stage(f"build image {target} with Docker"):
             run(
                 "docker",
@@ -129,7 +129,7 @@ class ImageBuilder:
             self.run_buildah(
                 *("build", "--layers", "--pull-never", "--isolation", "chroot", "--network", "host"),
                 *("--secret", f"id=pip.conf,src={settings}", "--secret", f"id=certificates,src={CERTIFICATES}"),
-                *("--build-arg", f"BASE_IMAGE={base}", "--target", target, "--tag", image_name(target)),
+                *("--build-arg", f"BASE_IMAGE={base}", "--target", target, "--tag", get_image_name(target)),
                 self.repository,
             )
 
@@ -137,7 +137,7 @@ class ImageBuilder:
         """Push the image into the layout; existing layers are not written again."""
         self.run_buildah(
             *("push", "--quiet", "--compression-level", "1"),
-            *(image_name(target), f"oci:{layout}:{image_name(target)}"),
+            *(get_image_name(target), f"oci:{layout}:{get_image_name(target)}"),
         )
         keep_newest_image_uncompressed(layout)
 

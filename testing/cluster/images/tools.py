@@ -17,4 +17,4 @@ def find_tool(name: str, cache: Cache) -> Path:
         return Path(installed)
     component, version = {"kubectl": ("kubernetes", PINNED.kubernetes), "helm": ("helm", PINNED.helm)}[name]
     build_all(cache, PINNED, component_names=(component,))
-    return cache.binaries(component, version) / name
+    return cache.get_binary_folder(component, version) / name

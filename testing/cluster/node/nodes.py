@@ -30,7 +30,7 @@ def prepare_node(node: NodeLayout) -> None:
 
 
 def build_ctr_command(cache: Cache, versions: Versions, node: NodeLayout) -> tuple[str, ...]:
-    program = cache.binaries("containerd", versions.containerd) / "ctr"
+    program = cache.get_binary_folder("containerd", versions.containerd) / "ctr"
     return (str(program), "--address", str(node.containerd_socket), "--namespace", "k8s.io")
 
 

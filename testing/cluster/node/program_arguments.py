@@ -95,13 +95,13 @@ def build_coredns_daemon(layout: Layout, folder: Path) -> Daemon:
 
 def build_control_plane_daemons(layout: Layout, cache: Cache, versions: Versions) -> tuple[Daemon, ...]:
     """Return the daemons of the control plane in start order."""
-    kubernetes = cache.binaries("kubernetes", versions.kubernetes)
+    kubernetes = cache.get_binary_folder("kubernetes", versions.kubernetes)
     return (
-        build_etcd_daemon(layout, cache.binaries("etcd", versions.etcd)),
+        build_etcd_daemon(layout, cache.get_binary_folder("etcd", versions.etcd)),
         build_api_server_daemon(layout, kubernetes),
         build_controller_manager_daemon(layout, kubernetes),
         build_scheduler_daemon(layout, kubernetes),
-        build_coredns_daemon(layout, cache.binaries("coredns", versions.coredns)),
+        build_coredns_daemon(layout, cache.get_binary_folder("coredns", versions.coredns)),
     )
 
 
@@ -152,9 +152,9 @@ def build_kube_proxy_daemon(layout: Layout, node: NodeLayout, folder: Path) -> D
 
 def build_node_daemons(layout: Layout, node: NodeLayout, cache: Cache, versions: Versions) -> tuple[Daemon, ...]:
     """Return the daemons of a node in start order."""
-    kubernetes = cache.binaries("kubernetes", versions.kubernetes)
+    kubernetes = cache.get_binary_folder("kubernetes", versions.kubernetes)
     return (
-        build_containerd_daemon(layout, node, cache.binaries("containerd", versions.containerd)),
+        build_containerd_daemon(layout, node, cache.get_binary_folder("containerd", versions.containerd)),
         build_kubelet_daemon(layout, node, kubernetes),
         build_kube_proxy_daemon(layout, node, kubernetes),
     )

@@ -9,7 +9,7 @@ from enum import Enum, auto
 from typing import Any
 
 from testing.builders.jobs import command
-from testing.cluster.images.project_images import image_name
+from testing.cluster.images.project_images import get_image_name
 from testing.faults.job_under_test import JobUnderTest, RawBody
 from testing.processes.cluster_training import training
 
@@ -55,10 +55,10 @@ def build_program_fields(*arguments: str, ranks: int = 1, **fields: Any) -> RawB
     """Return the spec fields of a job that runs training_program.py, as a script if a node has several ranks."""
     if ranks == 1:
         run: RawBody = {"exec": ["python3", f"{POD_FOLDER}/program.py", *arguments]}
-        image = image_name("operator")  # the smallest image with Python
+        image = get_image_name("operator")  # the smallest image with Python
     else:
         run = {"script": "program.py", "args": list(arguments), "workingDir": POD_FOLDER}
-        image = image_name("trainer")
+        image = get_image_name("trainer")
     return command(run, **{"image": image, "nprocPerNode": ranks, **fields})
 
 

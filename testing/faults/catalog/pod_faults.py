@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from finetune_operator import names
-from testing.cluster.images.project_images import image_name
+from testing.cluster.images.project_images import get_image_name
 from testing.faults.catalog.fault import InjectedFault, make_program_fields
 from testing.faults.job_under_test import JobUnderTest, RawBody
 
@@ -63,7 +63,7 @@ def drain_node(job: JobUnderTest) -> Iterator[None]:
 def preempt_pod(job: JobUnderTest) -> Iterator[None]:
     """Create a pod of higher priority that needs the resources of node 1."""
     priority = {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "value": 1000}
-    container = {"name": "sleep", "image": image_name("operator"), "command": ["sleep", "600"]}
+    container = {"name": "sleep", "image": get_image_name("operator"), "command": ["sleep", "600"]}
     job.cluster.kubectl.apply(
         {**priority, "metadata": {"name": PREEMPTOR}, "description": "of the fault matrix"},
         {
@@ -96,7 +96,7 @@ def relabel_pod(job: JobUnderTest) -> Iterator[None]:
 @contextmanager
 def edit_image(job: JobUnderTest) -> Iterator[None]:
     """Replace the image of a pod by another image that can run the same program."""
-    job.stack.kubectl("set", "image", f"pod/{job.pod(1)}", f"{names.CONTAINER}={image_name('trainer')}")
+    job.stack.kubectl("set", "image", f"pod/{job.pod(1)}", f"{names.CONTAINER}={get_image_name('trainer')}")
     yield
 
 

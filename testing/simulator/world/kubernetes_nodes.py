@@ -10,7 +10,7 @@ from pydantic import TypeAdapter
 
 from finetune_api.termination import Termination
 from finetune_operator import names
-from finetune_operator.observation.ownership import controller_uid
+from finetune_operator.observation.ownership import get_controller_uid
 from testing.simulator.world.apiserver import TERMINAL, Change, Key, RawBody, SimulatedApiServer, format_time
 from testing.simulator.world.choices import Choices
 from testing.simulator.world.config_map_cache import ConfigMapCache
@@ -266,7 +266,7 @@ def read_process(pod: RawBody, config_maps: Iterable[RawBody]) -> TrainerProcess
         num_nodes=int(environment.get("NNODES") or 2),
         rendezvous=f"{environment.get('MASTER_ADDR')}:{environment.get('MASTER_PORT')}/{job_uid}",
         pod_uid=pod["metadata"]["uid"],
-        spec_job_uids=frozenset(uid for body in config_maps if (uid := controller_uid(body))),
+        spec_job_uids=frozenset(uid for body in config_maps if (uid := get_controller_uid(body))),
     )
 
 

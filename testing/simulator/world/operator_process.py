@@ -8,7 +8,7 @@ from typing import Any
 from finetune_api.v1alpha1.status import Progress
 from finetune_operator import names
 from finetune_operator.controller.controller import Controller
-from finetune_operator.controller.job_cache import job_key
+from finetune_operator.controller.job_cache import get_job_key
 from finetune_operator.controller.progress_poller import POLL_INTERVAL_SECONDS
 from finetune_operator.controller.reconcile import PassDependencies
 from finetune_operator.kube.api_client import ApiError
@@ -84,7 +84,7 @@ class SimulatedOperator:
 
     def _dispatch_event(self, event_type: str, body: RawBody) -> None:
         if event_type == "DELETED":
-            self.controller.on_job_deleted(job_key(body))
+            self.controller.on_job_deleted(get_job_key(body))
         else:
             self.controller.on_job_event(body)
 

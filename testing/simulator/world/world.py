@@ -9,7 +9,7 @@ from typing import Any
 from finetune_api.v1alpha1.status import JobStatus
 from finetune_operator import names
 from finetune_operator.kube.api_client import ApiError
-from finetune_operator.observation.ownership import controller_uid
+from finetune_operator.observation.ownership import get_controller_uid
 from testing.builders.jobs import SETTINGS, spec
 from testing.simulator.world.apiserver import Change, Key, RawBody, SimulatedApiServer
 from testing.simulator.world.choices import Choices
@@ -92,7 +92,7 @@ class World:
 
     def list_pods(self) -> list[tuple[Key, RawBody]]:
         """Return the pods of the current job, including terminating ones."""
-        return [(key, pod) for key, pod in self.list_all_pods() if controller_uid(pod) == self.job_uid]
+        return [(key, pod) for key, pod in self.list_all_pods() if get_controller_uid(pod) == self.job_uid]
 
     def list_all_pods(self) -> list[tuple[Key, RawBody]]:
         """Return the pods of all jobs with this name, including deleted jobs."""

@@ -18,7 +18,7 @@ from benchmarks.soak.scripts import (
     plan_jobs,
 )
 from finetune_api.v1alpha1.job import FineTuneJob
-from testing.builders.jobs import NOW, RawBody, decide_once, ended_pod, job, observation_of, running_pod
+from testing.builders.jobs import NOW, RawBody, build_observation, decide_once, ended_pod, job, running_pod
 
 DELETIONS = (ScriptAction.DELETE_POD, ScriptAction.FORCE_DELETE_POD)
 MAX_ATTEMPTS = 6
@@ -28,7 +28,7 @@ def simulate_attempt(current_job: FineTuneJob, action: ScriptAction, attempt_num
     """Simulate an attempt of two nodes, perform the action on it and return the updated job."""
     attempt, now = current_job.status.attempt or 0, NOW + timedelta(minutes=10 * attempt_number)
     pods = tuple(running_pod(current_job, rank, attempt=attempt) for rank in range(2))
-    current_job, _ = decide_once(current_job, observation_of(current_job, *pods), now=now)
+    current_job, _ = decide_once(current_job, build_observation(current_job, *pods), now=now)
     present_pods: tuple[RawBody, ...] = ()
     gone_pods = pods
     if action not in DELETIONS:
@@ -41,7 +41,7 @@ def simulate_attempt(current_job: FineTuneJob, action: ScriptAction, attempt_num
         )
     for _ in range(3):
         current_job, _ = decide_once(
-            current_job, observation_of(current_job, *present_pods, tombstones=gone_pods), now=now
+            current_job, build_observation(current_job, *present_pods, tombstones=gone_pods), now=now
         )
     return current_job
 
@@ -50,7 +50,7 @@ def simulate_attempt(current_job: FineTuneJob, action: ScriptAction, attempt_num
 def test_job_ends_as_its_script_expects(script: Script) -> None:
     # the dataset has no data loader processes, because a repair would reduce their number
     dataset = build_job_body("bert", 2)["spec"]["dataset"]
-    current_job, _ = decide_once(job(restartPolicy=RESTART_POLICY, dataset=dataset), observation_of(job()))
+    current_job, _ = decide_once(job(restartPolicy=RESTART_POLICY, dataset=dataset), build_observation(job()))
     number = 0
     while current_job.status.completion_time is None and number < MAX_ATTEMPTS:
         current_job = simulate_attempt(current_job, script.get_action(number), number)

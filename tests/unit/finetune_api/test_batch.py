@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from finetune_api.batch import AUTO, Batch, BatchError, find_largest_fitting, list_splits, resolve_batch
+from finetune_api.batch import AUTO, Batch, BatchError, find_largest_fitting_batch, list_batch_splits, resolve_batch
 
 SIZES = st.integers(min_value=1, max_value=4096)
 RANKS = st.integers(min_value=1, max_value=512)
@@ -83,7 +83,7 @@ def test_effective_batch_is_independent_of_nodes_and_processes(nodes: int, proce
 def test_splits_are_complete_and_sorted_by_decreasing_micro_batch(effective_batch: int, world_size: int) -> None:
     smallest_batch = Batch(1, effective_batch, world_size)
 
-    splits = list_splits(smallest_batch)
+    splits = list_batch_splits(smallest_batch)
 
     assert {batch.effective for batch in splits} == {smallest_batch.effective}
     assert {batch.world_size for batch in splits} == {world_size}
@@ -100,7 +100,7 @@ def test_largest_fitting_split_is_found_with_few_trials(samples: int, max_micro_
         tried_batches.append(batch)
         return batch.per_device <= max_micro_batch
 
-    largest_batch = find_largest_fitting(list_splits(Batch(1, samples, 4)), fits_in_memory)
+    largest_batch = find_largest_fitting_batch(list_batch_splits(Batch(1, samples, 4)), fits_in_memory)
 
     fitting_sizes = [size for size in range(1, min(samples, max_micro_batch) + 1) if samples % size == 0]
     assert (largest_batch.per_device if largest_batch else None) == max(fitting_sizes, default=None)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from finetune_api.batch import Batch, resolve_batch
-from finetune_api.oom_repair import MemoryShortage, apply_repair, build_advice, find_next_repair
+from finetune_api.oom_repair import MemoryShortage, apply_repair, build_memory_advice, find_next_repair
 from finetune_api.v1alpha1.job import FineTuneJobSpec
 from finetune_api.v1alpha1.reasons import Reason
 from finetune_api.v1alpha1.status import Repair
@@ -280,7 +280,7 @@ def test_container_limits_of_a_command_can_be_raised() -> None:
 def test_advice_contains_the_current_limit(
     job_spec: FineTuneJobSpec, reason: Reason, fields: dict[str, Any], advice: str
 ) -> None:
-    assert build_advice(build_shortage(job_spec, reason=reason, **fields)) == advice
+    assert build_memory_advice(build_shortage(job_spec, reason=reason, **fields)) == advice
 
 
 def test_max_memory_must_be_at_least_the_memory_limit() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from testing.processes.supervisor_environment import environment
+from testing.processes.supervisor_environment import build_supervisor_environment
 
 # Program that sends SIGTERM to itself when it imports the module finetune_supervisor.supervisor.
 SIGNALLING_PROGRAM = """
@@ -27,7 +27,7 @@ runpy.run_module("finetune_supervisor", run_name="__main__", alter_sys=True)
 
 def test_early_signal_stops_the_supervisor_before_training(tmp_path: Path) -> None:
     process = subprocess.run(
-        [sys.executable, "-c", SIGNALLING_PROGRAM], env=environment(tmp_path), timeout=60, check=False
+        [sys.executable, "-c", SIGNALLING_PROGRAM], env=build_supervisor_environment(tmp_path), timeout=60, check=False
     )
 
     assert process.returncode == 143
@@ -49,7 +49,7 @@ def test_exec_does_not_start_its_program_after_an_early_signal(tmp_path: Path, h
     )
     process = subprocess.run(
         [sys.executable, "-c", program, "exec", "/bin/echo", "ran"],
-        env=environment(tmp_path),
+        env=build_supervisor_environment(tmp_path),
         timeout=60,
         check=False,
         capture_output=True,

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from finetune_supervisor import contract
-from testing.processes.supervisor_environment import environment
+from testing.processes.supervisor_environment import build_supervisor_environment
 
 HIDDEN_VALUE = "a-token-of-a-user"
 
@@ -32,7 +32,12 @@ def run_and_read_termination(
     config.write_text(json.dumps({"command": {"exec": [sys.executable, "-c", program]}}))
     subprocess.run(
         [sys.executable, *supervisor_args],
-        env={**environment(folder), contract.CONFIG: str(config), "MASTER_ADDR": "localhost", **variables},
+        env={
+            **build_supervisor_environment(folder),
+            contract.CONFIG: str(config),
+            "MASTER_ADDR": "localhost",
+            **variables,
+        },
         timeout=60,
         check=False,
         capture_output=True,

@@ -49,10 +49,12 @@ class MultimodalCollator:
     same positions of the autograd graph as with real media.
     """
 
-    def __init__(self, pad_id: int, vision: VisionProcessor, *, required: Collection[Modality]) -> None:
+    def __init__(self, pad_id: int, vision: VisionProcessor, *, required_modalities: Collection[Modality]) -> None:
         self._collate = Collator(pad_id)
         self._vision = vision
-        self._dummies = {_PIXEL_INPUTS[modality]: vision.build_dummy(modality) for modality in sorted(required)}
+        self._dummies = {
+            _PIXEL_INPUTS[modality]: vision.build_dummy(modality) for modality in sorted(required_modalities)
+        }
 
     def __call__(self, rows: Sequence[tuple[Features, ...]]) -> Features:
         """Return the padded token features, the pixel inputs and, if the model has them, token type ids."""

@@ -38,13 +38,13 @@ class TrainingData:
     order: ItemOrder
     eval: TokenDataset | None
     rules: RowRules
-    held_out: bool  # whether `eval` was split off from spec.dataset.train
+    is_eval_held_out: bool  # whether `eval` was split off from spec.dataset.train
     vision: VisionProcessor | None = None
 
     @property
     def samples(self) -> SampleDataset:
         """Training dataset, indexed by the items of `order`, which are rows or packs of rows."""
-        rows = self.with_pixels(self.train)
+        rows = self.add_pixel_inputs(self.train)
         if not isinstance(self.order, PackOrder):
             return rows
         vision = self.vision
@@ -72,7 +72,7 @@ class TrainingData:
             return max(self.order.get_epoch(0).items, key=lambda pack: int(counts[np.atleast_1d(pack)].sum()))
         return int(np.argmax(counts))
 
-    def with_pixels(self, rows: TokenDataset) -> SampleDataset:
+    def add_pixel_inputs(self, rows: TokenDataset) -> SampleDataset:
         """Return a dataset of the rows, with pixel inputs if the model is a vision-language model."""
         return MultimodalDataset(rows, self.vision) if self.vision else rows
 
@@ -108,7 +108,7 @@ def load_data(dataset: Dataset, config: TokenizationConfig) -> TrainingData:
         order=_build_order(dataset, train, config),
         eval=evaluation,
         rules=config.rules,
-        held_out=dataset.split_dataset_ratio is not None,
+        is_eval_held_out=dataset.split_dataset_ratio is not None,
         vision=config.vision,
     )
 

@@ -8,7 +8,7 @@ from finetune_trainer.errors import TrainerError
 from finetune_trainer.memory.breakdown import MemoryBreakdown, MemoryPart
 from finetune_trainer.memory.forecast import ForecastModel, forecast
 from finetune_trainer.memory.vision_sample import find_text_token_id
-from finetune_trainer.model.load import Pretrained
+from finetune_trainer.model.load import ModelDescription
 from finetune_trainer.training_plan import TrainingPlan
 from finetune_trainer.units import GIB
 from finetune_trainer.vision.processor import VISION_INPUTS, VisionProcessor
@@ -16,7 +16,7 @@ from finetune_trainer.vision.video_processor import Features
 
 
 def forecast_rank_memory(
-    plan: TrainingPlan, pretrained: Pretrained, data: TrainingData, *, on_gpu: bool
+    plan: TrainingPlan, pretrained: ModelDescription, data: TrainingData, *, on_gpu: bool
 ) -> MemoryBreakdown | TrainerError:
     """Forecast the memory of one rank; return the error if that fails, so that the run continues without a forecast."""
     spec = plan.spec

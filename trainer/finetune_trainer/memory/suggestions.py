@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from finetune_api.batch import Batch, find_largest_fitting, list_splits
+from finetune_api.batch import Batch, find_largest_fitting_batch, list_batch_splits
 from finetune_api.oom_repair import list_stronger_sharding_presets
 from finetune_api.v1alpha1.job import TrainerSpec
 from finetune_api.v1alpha1.lora import Lora
@@ -78,7 +78,7 @@ def choose_batch_size(spec: TrainerSpec, forecaster: Forecaster, *, usable_bytes
     def fits(batch: Batch) -> bool:
         return forecaster(plan.with_micro_batch(batch).spec).rank.total <= usable_bytes
 
-    largest_batch = find_largest_fitting(list_splits(plan.batch), fits) if usable_bytes else None
+    largest_batch = find_largest_fitting_batch(list_batch_splits(plan.batch), fits) if usable_bytes else None
     return plan.with_micro_batch(largest_batch or plan.batch).spec
 
 

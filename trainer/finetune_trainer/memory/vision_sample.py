@@ -46,7 +46,7 @@ def build_blank_sample(vision: VisionProcessor, length: int) -> Features:
             " spec.model.maxPixels"
         )
     _, size = largest_image
-    image_tokens = vision.handles.tokenizer(vision.render_image(size), add_special_tokens=False)["input_ids"]
+    image_tokens = vision.components.tokenizer(vision.render_image(size), add_special_tokens=False)["input_ids"]
     text = torch.full((length - len(image_tokens),), find_text_token_id(vision))
     height, width = size
     pixels = vision.process_images([Image.new("RGB", (width, height), (128, 128, 128))])
@@ -67,6 +67,6 @@ def _iterate_fitting_sizes(vision: VisionProcessor, length: int) -> Iterator[tup
 
 def find_text_token_id(vision: VisionProcessor) -> int:
     """Return a token id that is not a placeholder for images or videos."""
-    config = vision.handles.config
+    config = vision.components.config
     special_token_ids = {getattr(config, name, None) for name in ("image_token_id", "video_token_id")}
     return next(token_id for token_id in range(len(special_token_ids) + 1) if token_id not in special_token_ids)

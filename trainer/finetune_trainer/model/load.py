@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Pretrained:
+class ModelDescription:
     """Config, tokenizer and vision processor of a model, which are read before its weights."""
 
     name: str
@@ -46,7 +46,7 @@ class Pretrained:
         return max_length(self.config)
 
 
-def describe_model(source: ModelSource, device: torch.device) -> Pretrained:
+def describe_model(source: ModelSource, device: torch.device) -> ModelDescription:
     """Read config, tokenizer and vision processor, but no weights.
 
     Raises: ModelNotFound, ModelError, HubUnavailable or InvalidSpec.
@@ -54,7 +54,7 @@ def describe_model(source: ModelSource, device: torch.device) -> Pretrained:
     config = read_config(source)
     tokenizer = _load_or_raise(source.name, lambda: AutoTokenizer.from_pretrained(source.name))
     vision = _load_or_raise(source.name, lambda: build_vision_processor(source, config, tokenizer))
-    return Pretrained(source.name, config, tokenizer, choose_dtype(source, config, device), vision)
+    return ModelDescription(source.name, config, tokenizer, choose_dtype(source, config, device), vision)
 
 
 def read_config(source: ModelSource) -> PretrainedConfig:
@@ -79,7 +79,7 @@ def choose_training_dtype(result_dtype: torch.dtype, *, lora: bool) -> torch.dty
     return result_dtype if lora else torch.float32
 
 
-def load_model(spec: TrainerSpec, pretrained: Pretrained) -> torch.nn.Module:
+def load_model(spec: TrainerSpec, pretrained: ModelDescription) -> torch.nn.Module:
     """Load the model to train; freeze parameter groups and add adapters as the spec requires."""
     quantize = spec.lora is not None and spec.lora.quantization is not None
     model = load_weights(
@@ -97,12 +97,12 @@ def load_model(spec: TrainerSpec, pretrained: Pretrained) -> torch.nn.Module:
     return adapted
 
 
-def load_reference_model(pretrained: Pretrained) -> torch.nn.Module:
+def load_reference_model(pretrained: ModelDescription) -> torch.nn.Module:
     """Load a frozen copy of the original model as the DPO reference model for full tuning."""
     return load_weights(pretrained, pretrained.dtype).requires_grad_(requires_grad=False)
 
 
-def load_weights(pretrained: Pretrained, dtype: torch.dtype, *, quantize: bool = False) -> torch.nn.Module:
+def load_weights(pretrained: ModelDescription, dtype: torch.dtype, *, quantize: bool = False) -> torch.nn.Module:
     """Load the model without adapters, optionally quantized to 4 bits.
 
     Raises: ModelNotFound, ModelError, HubUnavailable or InvalidSpec.

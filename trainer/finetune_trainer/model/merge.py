@@ -5,11 +5,11 @@ from pathlib import Path
 from peft import PeftModel
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
-from finetune_trainer.model.load import Pretrained, load_weights
+from finetune_trainer.model.load import ModelDescription, load_weights
 from finetune_trainer.vision.save_processor import save_processor
 
 
-def write_merged_model(pretrained: Pretrained, adapter: Path, folder: Path) -> None:
+def write_merged_model(pretrained: ModelDescription, adapter: Path, folder: Path) -> None:
     """Save the merged model, its tokenizer and its processor to `folder`.
 
     Called on one rank only. Loads the base model again into host memory, because the trained model may be sharded.

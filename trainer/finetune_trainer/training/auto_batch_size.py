@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from finetune_api.batch import Batch, find_largest_fitting, find_split, list_splits
+from finetune_api.batch import Batch, find_batch_split, find_largest_fitting_batch, list_batch_splits
 from finetune_api.v1alpha1.job import TrainerSpec
 from finetune_trainer.atomic_files import translate_disk_errors, write_json
 from finetune_trainer.checkpoint.output_folder import OutputFolder
@@ -50,7 +50,7 @@ class SavedBatchSize:
         """Return the saved choice, or None if there is none for this cache key and effective batch."""
         with suppress(OSError, ValueError, KeyError, TypeError):
             saved_values = json.loads((self.output.checkpoints / _FILE).read_text(encoding="utf-8"))
-            batch = find_split(smallest_batch, saved_values["perDevice"])
+            batch = find_batch_split(smallest_batch, saved_values["perDevice"])
             if batch is not None and saved_values["circumstances"] == self.cache_key:
                 return BatchChoice(batch, "as in an earlier attempt")
         return None
@@ -97,7 +97,7 @@ def choose_by_forecast(smallest_batch: Batch, forecast_memory: ForecastMemory, *
         return breakdown.total <= available_bytes
 
     try:
-        batch = find_largest_fitting(list_splits(smallest_batch), fits)
+        batch = find_largest_fitting_batch(list_batch_splits(smallest_batch), fits)
     except _NoForecast as error:
         return BatchChoice(smallest_batch, f"the memory of larger sizes cannot be forecast: {error}")
     limit = f"{available_bytes / GIB:.2f} GiB per rank"
@@ -129,7 +129,7 @@ def choose_by_trial(trainer: GlobalMeanTrainer) -> BatchChoice:
     if not even one sample fits.
     """
     inputs, device = trainer.inputs, trainer.args.device
-    *larger_batches, smallest = list_splits(inputs.plan.batch)
+    *larger_batches, smallest = list_batch_splits(inputs.plan.batch)
     with trainer.discard_side_effects(), _prepare_model_temporarily(trainer) as model:
 
         def run_trial(batch: Batch) -> None:
@@ -151,7 +151,7 @@ def choose_by_trial(trainer: GlobalMeanTrainer) -> BatchChoice:
             raise CudaOutOfMemory(
                 f"ran out of GPU memory before the first step, with one sample at a time: {first_line(error)}"
             ) from error
-        chosen_batch = find_largest_fitting(larger_batches, fits) or smallest
+        chosen_batch = find_largest_fitting_batch(larger_batches, fits) or smallest
         del reserved_tensors
     _release_trial_memory(device)
     too_large_sizes = [batch.per_device for batch in larger_batches if batch.per_device > chosen_batch.per_device]

@@ -65,12 +65,12 @@ def build_frozen_module_pattern(
 
 def freeze_groups(model: torch.nn.Module, vision: VisionProcessor, frozen_groups: Collection[str]) -> str | None:
     """Freeze the groups and return a regex of modules that must not have adapters, or None."""
-    family, unused_pattern = vision.family, vision.family.get_unused_modules(vision.handles.config)
+    family, unused_pattern = vision.family, vision.family.get_unused_modules(vision.components.config)
     freeze_parameters(model, family, frozen_groups, unused_pattern=unused_pattern)
     return build_frozen_module_pattern(family, frozen_groups, unused_pattern=unused_pattern)
 
 
-def trains_vision(model: torch.nn.Module, family: VisionFamily) -> bool:
+def has_trained_vision_weights(model: torch.nn.Module, family: VisionFamily) -> bool:
     """Return whether vision tower or aligner have trainable parameters, including adapters."""
     return any(
         parameter.requires_grad and find_group(name, family) != "language"

@@ -38,26 +38,26 @@ class VisionProcessor:
     """Processes images and videos with a model's image processor and the functions of its family."""
 
     family: VisionFamily
-    handles: ModelComponents
+    components: ModelComponents
     video_processor: VideoProcessor | None = None  # None if the family does not support videos
 
     @property
     def placeholders(self) -> dict[Modality, str]:
         """Text that the chat template renders for an item of each supported modality."""
-        image = {Modality.IMAGE: self.family.render_placeholder(self.handles)}
+        image = {Modality.IMAGE: self.family.render_placeholder(self.components)}
         return {**image, Modality.VIDEO: self.video_processor.placeholder} if self.video_processor else image
 
     @property
     def visual_token_ids(self) -> tuple[int, ...]:
         """Ids of the placeholder tokens that are replaced by image and video embeddings."""
-        videos = (self.handles.config.video_token_id,) if self.video_processor else ()
-        return (self.handles.config.image_token_id, *videos)
+        videos = (self.components.config.video_token_id,) if self.video_processor else ()
+        return (self.components.config.image_token_id, *videos)
 
     @property
     def cache_description(self) -> str:
         """Settings that determine the numbers of image and video tokens; they are hashed into the cache key."""
         sampling = self.video_processor.sampling if self.video_processor else None
-        return f"{self.handles.processor.to_json_string()}{self.handles.config.to_json_string()}{sampling}"
+        return f"{self.components.processor.to_json_string()}{self.components.config.to_json_string()}{sampling}"
 
     def render(self, origin: str, item: MediaItem) -> str:
         """Return the placeholder tokens of an image or video as text.
@@ -73,11 +73,11 @@ class VisionProcessor:
 
     def render_image(self, size: Size) -> str:
         """Return the placeholder tokens of an image with this height and width as text."""
-        return self.family.render_image(self.handles, size)
+        return self.family.render_image(self.components, size)
 
     def count_image_tokens(self, size: Size) -> int:
         """Return the number of tokens of an image with this height and width, including delimiters."""
-        return len(self.handles.tokenizer(self.render_image(size), add_special_tokens=False)["input_ids"])
+        return len(self.components.tokenizer(self.render_image(size), add_special_tokens=False)["input_ids"])
 
     def load_pixels(self, origin: str, media: tuple[MediaItem, ...]) -> Features:
         """Return the concatenated pixel inputs of the images and of the videos.
@@ -101,16 +101,16 @@ class VisionProcessor:
         else:
             image = Image.new("RGB", (_DUMMY_EDGE, _DUMMY_EDGE), (128, 128, 128))
             text, pixels = self.render_image((_DUMMY_EDGE, _DUMMY_EDGE)), self.process_images([image])
-        tokens = self.handles.tokenizer(text, add_special_tokens=False)["input_ids"]
+        tokens = self.components.tokenizer(text, add_special_tokens=False)["input_ids"]
         return {"input_ids": torch.tensor(tokens), **pixels}
 
     def token_type_ids(self, input_ids: torch.Tensor) -> Features:
         """Return the model input that marks image tokens (1) and video tokens (2); empty if the model has none."""
         if self.family.type_ids_input is None:
             return {}
-        types = (input_ids == self.handles.config.image_token_id).long()
+        types = (input_ids == self.components.config.image_token_id).long()
         if self.video_processor:
-            types += 2 * (input_ids == self.handles.config.video_token_id)
+            types += 2 * (input_ids == self.components.config.video_token_id)
         return {self.family.type_ids_input: types}
 
     def compute_mrope_position_ids(self, row: Features) -> torch.Tensor:
@@ -119,10 +119,10 @@ class VisionProcessor:
         grids = {name: row[name] for name in row if name in VISION_INPUTS and not name.startswith("pixel_values")}
         if not grids:
             return torch.arange(len(ids)).unsqueeze(1).expand(-1, 3)
-        model_class = MODEL_MAPPING[type(self.handles.config)]
+        model_class = MODEL_MAPPING[type(self.components.config)]
         model = model_class.__new__(model_class)  # skip __init__: get_rope_index needs no weights
         torch.nn.Module.__init__(model)
-        model.config = self.handles.config
+        model.config = self.components.config
         positions, _ = model.get_rope_index(ids.unsqueeze(0), **{**grids, **self.token_type_ids(ids.unsqueeze(0))})
         position_ids: torch.Tensor = positions[:, 0].T
         return position_ids
@@ -134,7 +134,7 @@ class VisionProcessor:
 
     def process_images(self, images: list[Image.Image]) -> Features:
         """Return the pixel inputs of the images."""
-        outputs = self.handles.processor(images, return_tensors="pt", **(self.family.processor_options or {}))
+        outputs = self.components.processor(images, return_tensors="pt", **(self.family.processor_options or {}))
         return {name: cast(torch.Tensor, outputs[name]) for name in _IMAGE_INPUTS if name in outputs}
 
 
@@ -157,8 +157,8 @@ def build_vision_processor(
         return None
     processor = AutoImageProcessor.from_pretrained(source.name)
     _set_pixel_limits(source, family, processor)
-    handles = ModelComponents(config, processor, tokenizer)
-    return VisionProcessor(family, handles, build_video_processor(source, family, handles))
+    components = ModelComponents(config, processor, tokenizer)
+    return VisionProcessor(family, components, build_video_processor(source, family, components))
 
 
 @contextmanager

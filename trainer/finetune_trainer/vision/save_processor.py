@@ -14,7 +14,7 @@ _TEMPLATE_FILE = "chat_template.json"
 
 def save_processor(vision: VisionProcessor, model_name: str, folder: Path) -> None:
     """Save the processors with the settings used in training; copy other processor files from the model."""
-    vision.handles.processor.save_pretrained(folder)
+    vision.components.processor.save_pretrained(folder)
     video_settings = export_video_settings(vision.video_processor, model_name) if vision.video_processor else None
     if video_settings:
         _write_json(folder / VIDEO_SETTINGS_FILE, video_settings)
@@ -23,7 +23,7 @@ def save_processor(vision: VisionProcessor, model_name: str, folder: Path) -> No
     if processor := _find_file(model_name, _PROCESSOR_FILE):
         settings = json.loads(processor.read_text(encoding="utf-8"))
         if "image_processor" in settings:
-            settings["image_processor"] = json.loads(vision.handles.processor.to_json_string())
+            settings["image_processor"] = json.loads(vision.components.processor.to_json_string())
         if "video_processor" in settings and video_settings:
             settings["video_processor"] = video_settings
         _write_json(folder / _PROCESSOR_FILE, settings)

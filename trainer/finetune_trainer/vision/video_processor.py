@@ -28,13 +28,13 @@ class VideoProcessor:
     """Processes videos with a model's image processor and the functions of its family."""
 
     video_support: VideoSupport
-    handles: ModelComponents
+    components: ModelComponents
     sampling: Sampling
 
     @property
     def placeholder(self) -> str:
         """Text that the chat template renders for a video."""
-        return self.video_support.render_placeholder(self.handles)
+        return self.video_support.render_placeholder(self.components)
 
     def render(self, video: MediaItem) -> str:
         """Return the placeholder tokens of the video as text."""
@@ -52,12 +52,12 @@ class VideoProcessor:
         return self._render(sampled_video), self._compute_pixels(sampled_video, frames)
 
     def _compute_scaled_size(self, video: SampledVideo) -> Size:
-        return self.video_support.resize(self.handles, self.sampling, video)
+        return self.video_support.resize(self.components, self.sampling, video)
 
     def _render(self, video: SampledVideo) -> str:
         height, width = self._compute_scaled_size(video)
-        edge = self.handles.processor.patch_size * self.handles.processor.merge_size
-        return self.video_support.render_video(self.handles, video, (height // edge) * (width // edge))
+        edge = self.components.processor.patch_size * self.components.processor.merge_size
+        return self.video_support.render_video(self.components, video, (height // edge) * (width // edge))
 
     def _compute_pixels(self, video: SampledVideo, frames: list[Image.Image]) -> Features:
         """Return the pixel inputs; pixel_values_videos is (patches, values per patch) (decisions/603).
@@ -66,7 +66,7 @@ class VideoProcessor:
         frame, so this method replaces the copies with the pixels of the following frames.
         """
         height, width = self._compute_scaled_size(video)
-        processor, joined = self.handles.processor, int(self.handles.processor.temporal_patch_size)
+        processor, joined = self.components.processor, int(self.components.processor.temporal_patch_size)
         frames = [*frames, *frames[-1:] * (-len(frames) % joined)]
         scaled = [frame.resize((width, height), Image.Resampling.BICUBIC) for frame in frames]
         still = processor(scaled, do_resize=False, return_tensors="pt")["pixel_values"]
@@ -80,7 +80,9 @@ class VideoProcessor:
         return inputs
 
 
-def build_video_processor(source: ModelSource, family: VisionFamily, handles: ModelComponents) -> VideoProcessor | None:
+def build_video_processor(
+    source: ModelSource, family: VisionFamily, components: ModelComponents
+) -> VideoProcessor | None:
     """Build the video processor of a model; return None if its family does not support videos.
 
     Settings of the spec override settings of the model, which override the defaults.
@@ -108,7 +110,7 @@ def build_video_processor(source: ModelSource, family: VisionFamily, handles: Mo
             f"spec.model.videoMaxPixels: {sampling.max_pixels} is less than the {sampling.min_pixels} to which the"
             f' processor of model "{source.name}" scales smaller videos up; raise it'
         )
-    return VideoProcessor(family.video_support, handles, sampling)
+    return VideoProcessor(family.video_support, components, sampling)
 
 
 def read_video_settings(model_name: str) -> dict[str, Any]:
@@ -125,7 +127,7 @@ def _read_json(model_name: str, name: str) -> dict[str, Any]:
 
 def export_video_settings(processor: VideoProcessor, model_name: str) -> dict[str, object]:
     """Return the video settings used in training, in the format of transformers, for serving."""
-    image_processor, sampling = processor.handles.processor, processor.sampling
+    image_processor, sampling = processor.components.processor, processor.sampling
     names = ("patch_size", "temporal_patch_size", "merge_size", "image_mean", "image_std", "rescale_factor")
     return {
         "video_processor_type": processor.video_support.processor_class,

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from finetune_operator.controller.controller import Controller
-from finetune_operator.controller.job_cache import job_key
+from finetune_operator.controller.job_cache import get_job_key
 from finetune_operator.controller.reconcile import PassDependencies
 from finetune_operator.kube.cluster import KubernetesCluster
 from finetune_operator.metrics import Metrics
@@ -103,7 +103,7 @@ async def test_own_write_is_recognized_if_the_watch_delivers_it_before_the_respo
         controller.on_job_event(job)
         await wait_until(lambda: len(list_pod_names(api)) == 2)
 
-        assert controller._cached_state(job_key(job)).time_since_status_write is not None
+        assert controller._cached_state(get_job_key(job)).time_since_status_write is not None
 
 
 async def test_standby_caches_jobs_but_does_not_reconcile_until_it_leads() -> None:
@@ -123,7 +123,7 @@ async def test_worker_starts_no_pass_after_losing_the_lease() -> None:
         leading = True
         controller.start_leading(lambda: leading)
         leading = False
-        controller.queue.add(job_key(put_job(api, "a")))
+        controller.queue.add(get_job_key(put_job(api, "a")))
         controller.on_job_event(put_job(api, "a"))
         await asyncio.sleep(0.2)
     assert list_pod_names(api) == []
@@ -197,7 +197,7 @@ async def test_job_deleted_during_its_pass_stays_deleted() -> None:
     def delete_while_reading_the_clock() -> datetime:
         if not deleted.is_set():
             deleted.set()
-            controller.on_job_deleted(job_key(job))
+            controller.on_job_deleted(get_job_key(job))
         return datetime.now(UTC)
 
     async with running_controller(api, now=delete_while_reading_the_clock) as (controller, _):
@@ -215,7 +215,7 @@ async def test_resync_detects_jobs_and_deletions_that_the_watch_missed() -> None
         api.remove("finetunejobs", "deleted", silently=True)
         put_job(api, "new")
         await controller.resync_jobs()
-        assert job_key(deleted) not in controller.jobs
+        assert get_job_key(deleted) not in controller.jobs
         await wait_until(lambda: "new-0-0" in list_pod_names(api))
 
 
@@ -225,7 +225,7 @@ async def test_pods_of_an_unknown_job_are_cached_but_not_enqueued() -> None:
         job = put_job(api, "a")
         labels = {"app.kubernetes.io/managed-by": "finetune-operator", "finetune.dev/job-uid": job["metadata"]["uid"]}
         api.put("pods", {"metadata": {"name": "a-7-0", "labels": labels}})
-        await wait_until(lambda: len(controller.children.pods(job_key(job))) == 1)
+        await wait_until(lambda: len(controller.children.pods(get_job_key(job))) == 1)
         assert len(controller.queue) == 0
 
 

@@ -1,16 +1,18 @@
 """Tests of the Kubernetes events of a job."""
 
 from finetune_operator.controller.events import build_event
-from finetune_operator.core.actions import Emit
+from finetune_operator.core.actions import EmitEvent
 from testing.builders.jobs import NOW, UID, job
 from testing.builders.passes import LATER
 
 
 def test_events_with_equal_keys_have_equal_names() -> None:
-    emit = Emit("Warning", "RankKilled", "rank 3 was ended by SIGKILL", "failed-0")
+    emit = EmitEvent("Warning", "RankKilled", "rank 3 was ended by SIGKILL", "failed-0")
     event = build_event(job().metadata, emit, NOW)
-    repeated = build_event(job().metadata, Emit("Warning", "RankKilled", "another message", "failed-0"), LATER)
-    other = build_event(job().metadata, Emit("Warning", "RankKilled", "rank 3 was ended by SIGKILL", "failed-1"), NOW)
+    repeated = build_event(job().metadata, EmitEvent("Warning", "RankKilled", "another message", "failed-0"), LATER)
+    other = build_event(
+        job().metadata, EmitEvent("Warning", "RankKilled", "rank 3 was ended by SIGKILL", "failed-1"), NOW
+    )
 
     assert event["metadata"]["name"] == repeated["metadata"]["name"] != other["metadata"]["name"]
     assert (event["involvedObject"]["kind"], event["involvedObject"]["uid"]) == ("FineTuneJob", UID)
@@ -22,5 +24,5 @@ def test_events_with_equal_keys_have_equal_names() -> None:
 
 
 def test_event_message_is_truncated_to_the_limit_of_the_api_server() -> None:
-    event = build_event(job().metadata, Emit("Normal", "Running", "x" * 5000, "running-0"), NOW)
+    event = build_event(job().metadata, EmitEvent("Normal", "Running", "x" * 5000, "running-0"), NOW)
     assert len(event["message"]) == 1024

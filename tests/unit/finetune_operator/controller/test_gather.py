@@ -22,13 +22,13 @@ from testing.builders.passes import (
     CLAIMS,
     CREATES,
     LIST,
-    cached_state,
+    build_cached_state,
+    build_raw_job,
+    compute_status_after,
     list_create_requests,
-    raw_job,
     read_written_status,
     run_pass,
     running_pods,
-    status_after,
 )
 from testing.fakes.recording_cluster import RecordingCluster
 
@@ -37,13 +37,17 @@ async def test_only_pods_missing_from_the_list_are_read_by_name() -> None:
     unlabelled_pod = running_pod(job(), 1)
     unlabelled_pod["metadata"]["labels"] = {}
     cluster = RecordingCluster(pods=(running_pod(job(), 0),), unlisted_pods={"bert-0-1": unlabelled_pod})
-    result = await run_pass(cluster, raw_job(status_after(running_pods())), cached_state(running_pod(job(), 0)))
+    result = await run_pass(
+        cluster, build_raw_job(compute_status_after(running_pods())), build_cached_state(running_pod(job(), 0))
+    )
 
     assert cluster.requests == [LIST, "get Pod default/bert-0-1", "write status"]
     assert read_written_status(result).attempts[-1].evidence[1].deleted
 
     cluster.pods = ()
-    result = await run_pass(cluster, result.job, cached_state(deleted_pods=(terminating_pod(ended_pod(job(), 0)),)))
+    result = await run_pass(
+        cluster, result.job, build_cached_state(deleted_pods=(terminating_pod(ended_pod(job(), 0)),))
+    )
     requests = ["write status", "delete Pod bert-0-1 pod-0-1 within 120 s"]
     assert cluster.requests[3:] == [LIST, "get Pod default/bert-0-1", *requests]
 
@@ -53,7 +57,9 @@ async def test_pod_with_labels_of_the_job_but_another_owner_is_ignored() -> None
     foreign_pod["metadata"]["ownerReferences"][0]["uid"] = "another"
     cluster = RecordingCluster(pods=(running_pod(job(), 0), foreign_pod))
     result = await run_pass(
-        cluster, raw_job(status_after(running_pods())), cached_state(running_pod(job(), 0), foreign_pod)
+        cluster,
+        build_raw_job(compute_status_after(running_pods())),
+        build_cached_state(running_pod(job(), 0), foreign_pod),
     )
 
     assert read_written_status(result).attempts[-1].state is AttemptState.STOPPING
@@ -61,7 +67,7 @@ async def test_pod_with_labels_of_the_job_but_another_owner_is_ignored() -> None
 
 async def test_children_are_created_only_after_uncached_reads() -> None:
     cluster = RecordingCluster()
-    await run_pass(cluster, raw_job(status_after()))
+    await run_pass(cluster, build_raw_job(compute_status_after()))
 
     assert sorted(cluster.requests[:3]) == sorted([*CLAIMS, LIST])
     assert cluster.requests[3:] == CREATES
@@ -69,14 +75,16 @@ async def test_children_are_created_only_after_uncached_reads() -> None:
 
 async def test_listed_pod_missing_from_the_cache_is_not_created_again() -> None:
     cluster = RecordingCluster(pods=(pod(job(), 0),))
-    await run_pass(cluster, raw_job(status_after()))
+    await run_pass(cluster, build_raw_job(compute_status_after()))
 
     assert list_create_requests(cluster) == [line for line in CREATES if line != "create Pod bert-0-0"]
 
 
 async def test_listed_pod_missing_from_the_cache_counts_as_running() -> None:
     cluster = RecordingCluster(pods=running_pods())
-    result = await run_pass(cluster, raw_job(status_after(running_pods())), cached_state(running_pod(job(), 0)))
+    result = await run_pass(
+        cluster, build_raw_job(compute_status_after(running_pods())), build_cached_state(running_pod(job(), 0))
+    )
 
     assert cluster.requests == [LIST]  # claims are read only before the attempt starts
     assert result.requeue_after is None
@@ -84,7 +92,7 @@ async def test_listed_pod_missing_from_the_cache_counts_as_running() -> None:
 
 async def test_cached_pod_missing_from_the_list_counts_as_deleted_and_is_not_created_again() -> None:
     cluster = RecordingCluster(pods=())
-    result = await run_pass(cluster, raw_job(status_after()), cached_state(pod(job(), 0)))
+    result = await run_pass(cluster, build_raw_job(compute_status_after()), build_cached_state(pod(job(), 0)))
 
     assert list_create_requests(cluster) == []
     assert read_written_status(result).attempts[-1].evidence[0].deleted
@@ -92,7 +100,7 @@ async def test_cached_pod_missing_from_the_list_counts_as_deleted_and_is_not_cre
 
 async def test_claims_are_checked_before_pods_are_created() -> None:
     cluster = RecordingCluster(access_modes={"models": ["ReadWriteOnce"]})
-    result = await run_pass(cluster, raw_job(status_after()))
+    result = await run_pass(cluster, build_raw_job(compute_status_after()))
 
     assert read_written_status(result).attempts[-1].reason == "InvalidSpec"
     assert list_create_requests(cluster) == []
@@ -101,7 +109,11 @@ async def test_claims_are_checked_before_pods_are_created() -> None:
 async def test_progress_of_an_earlier_attempt_is_ignored() -> None:
     cluster = RecordingCluster()
     stale = Progress(step=5, update_time=NOW - timedelta(seconds=1))
-    await run_pass(cluster, raw_job(status_after(running_pods())), cached_state(*running_pods(), progress=stale))
+    await run_pass(
+        cluster,
+        build_raw_job(compute_status_after(running_pods())),
+        build_cached_state(*running_pods(), progress=stale),
+    )
 
     assert cluster.requests == []
 
@@ -109,7 +121,9 @@ async def test_progress_of_an_earlier_attempt_is_ignored() -> None:
 async def test_foreign_service_is_not_used_as_the_service_of_the_job() -> None:
     foreign = {"metadata": {"name": "bert", "ownerReferences": [{"uid": "another", "controller": True}]}}
     cluster = RecordingCluster(pods=running_pods())
-    await run_pass(cluster, raw_job(status_after()), CachedState(pods=running_pods(), services=(foreign,)))
+    await run_pass(
+        cluster, build_raw_job(compute_status_after()), CachedState(pods=running_pods(), services=(foreign,))
+    )
 
     assert "create Service bert" in cluster.requests
 
@@ -127,7 +141,7 @@ async def test_edited_service_is_deleted_but_an_intact_service_is_kept(edit: Raw
     metadata = {**service["metadata"], "uid": "uid-9"}
     intact = {"metadata": metadata, "spec": {**service["spec"], "type": "ClusterIP", "sessionAffinity": "None"}}
     edited = {"metadata": metadata, "spec": {**service["spec"], **edit}}
-    job_body = raw_job(status_after(running_pods()))
+    job_body = build_raw_job(compute_status_after(running_pods()))
     for existing, requests in ((intact, []), (edited, ["delete Service bert uid-9"])):
         cluster = RecordingCluster(pods=running_pods())
         await run_pass(cluster, job_body, CachedState(pods=running_pods(), services=(existing,)))

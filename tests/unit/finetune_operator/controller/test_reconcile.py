@@ -18,19 +18,19 @@ from finetune_operator.observation.pods import RejectedCreate
 from testing.builders.passes import (
     CREATES,
     LATER,
-    cached_state,
-    raw_job,
+    build_cached_state,
+    build_raw_job,
+    compute_status_after,
     read_written_status,
     run_pass,
     running_pods,
-    status_after,
 )
 from testing.fakes.recording_cluster import RecordingCluster
 
 
 async def test_the_status_is_written_before_any_action() -> None:
     cluster = RecordingCluster()
-    result = await run_pass(cluster, raw_job(status_after()), cached_state(*running_pods()))
+    result = await run_pass(cluster, build_raw_job(compute_status_after()), build_cached_state(*running_pods()))
 
     assert cluster.requests == ["write status", "event Running"]
     assert read_written_status(result).attempts[-1].state is AttemptState.RUNNING
@@ -40,25 +40,27 @@ async def test_the_status_is_written_before_any_action() -> None:
 async def test_a_conflict_ends_the_pass_before_any_action() -> None:
     cluster = RecordingCluster(errors={"write status": Conflict("changed")})
     with pytest.raises(Conflict):
-        await run_pass(cluster, raw_job(status_after()), cached_state(*running_pods()))
+        await run_pass(cluster, build_raw_job(compute_status_after()), build_cached_state(*running_pods()))
 
     assert cluster.requests == ["write status"]
 
 
 async def test_an_unchanged_status_is_not_written() -> None:
     cluster = RecordingCluster()
-    status = status_after(running_pods())
-    result = await run_pass(cluster, raw_job(status), cached_state(*running_pods()))
+    status = compute_status_after(running_pods())
+    result = await run_pass(cluster, build_raw_job(status), build_cached_state(*running_pods()))
 
     assert cluster.requests == []
-    assert result == PassResult(raw_job(status))
+    assert result == PassResult(build_raw_job(status))
 
 
 async def test_repeatedly_rejected_create_is_retried_after_a_delay() -> None:
     rejected_before = (RejectedCreate("Pod", "bert-0-1", 403, "exceeded quota"),)
     error = CreateRejected("exceeded quota", status=403, kind="Pod", name="bert-0-1")
     cluster = RecordingCluster(errors={CREATES[3]: error})
-    first = await run_pass(cluster, raw_job(status_after()), CachedState(rejected_creates=rejected_before))
+    first = await run_pass(
+        cluster, build_raw_job(compute_status_after()), CachedState(rejected_creates=rejected_before)
+    )
     second = await run_pass(cluster, first.job, CachedState(rejected_creates=rejected_before))
 
     assert first.requeue_after == timedelta()  # requeued at once, because the pending reason was written
@@ -69,9 +71,9 @@ async def test_repeatedly_rejected_create_is_retried_after_a_delay() -> None:
     ("deadline", "requeue_after"), [(120, timedelta(seconds=60)), (360, MAX_REQUEUE_AFTER), (86_400, MAX_REQUEUE_AFTER)]
 )
 async def test_requeue_delay_is_limited_to_five_minutes(deadline: int, requeue_after: timedelta) -> None:
-    status = status_after(running_pods(), running_pods(), activeDeadlineSeconds=deadline)
-    job_body = raw_job(status, activeDeadlineSeconds=deadline)
-    result = await run_pass(RecordingCluster(), job_body, cached_state(*running_pods()))
+    status = compute_status_after(running_pods(), running_pods(), activeDeadlineSeconds=deadline)
+    job_body = build_raw_job(status, activeDeadlineSeconds=deadline)
+    result = await run_pass(RecordingCluster(), job_body, build_cached_state(*running_pods()))
 
     assert result.requeue_after == requeue_after
 
@@ -85,10 +87,12 @@ async def test_requeue_delay_is_limited_to_five_minutes(deadline: int, requeue_a
     ],
 )
 async def test_a_cosmetic_status_write_is_postponed(time_since_write: timedelta | None, is_written: bool) -> None:
-    cluster, job_body = RecordingCluster(), raw_job(status_after(running_pods()))
+    cluster, job_body = RecordingCluster(), build_raw_job(compute_status_after(running_pods()))
     polled = Progress(step=5, update_time=LATER)
     result = await run_pass(
-        cluster, job_body, cached_state(*running_pods(), progress=polled, time_since_status_write=time_since_write)
+        cluster,
+        job_body,
+        build_cached_state(*running_pods(), progress=polled, time_since_status_write=time_since_write),
     )
 
     assert (cluster.requests == ["write status"]) is is_written
@@ -98,14 +102,18 @@ async def test_a_cosmetic_status_write_is_postponed(time_since_write: timedelta 
 
 async def test_a_status_write_that_changes_the_state_is_never_postponed() -> None:
     cluster = RecordingCluster()
-    await run_pass(cluster, raw_job(status_after()), cached_state(*running_pods(), time_since_status_write=timedelta()))
+    await run_pass(
+        cluster,
+        build_raw_job(compute_status_after()),
+        build_cached_state(*running_pods(), time_since_status_write=timedelta()),
+    )
 
     assert cluster.requests[0] == "write status"
 
 
 async def test_an_invalid_spec_fails_the_job_once_with_a_message() -> None:
     cluster = RecordingCluster()
-    first = await run_pass(cluster, raw_job(numNodes=0))
+    first = await run_pass(cluster, build_raw_job(numNodes=0))
     second = await run_pass(cluster, first.job)
 
     [status] = cluster.statuses
@@ -119,22 +127,24 @@ async def test_an_invalid_spec_fails_the_job_once_with_a_message() -> None:
 
 async def test_running_pods_are_stopped_if_the_spec_becomes_invalid() -> None:
     cluster = RecordingCluster()
-    broken = raw_job(status_after(running_pods()), numNodes=0)
-    first = await run_pass(cluster, broken, cached_state(*running_pods()))
+    broken = build_raw_job(compute_status_after(running_pods()), numNodes=0)
+    first = await run_pass(cluster, broken, build_cached_state(*running_pods()))
     deletions = ["delete Pod bert-0-0 pod-0-0 within 10 s", "delete Pod bert-0-1 pod-0-1 within 10 s"]
 
     assert cluster.requests == ["write status", *deletions, "event InvalidSpec"]
     assert first.job["status"]["attempts"][-1]["state"] == "Failed"
 
     second_cluster = RecordingCluster()  # a new cluster object simulates a crash before the deletions were sent
-    await run_pass(second_cluster, first.job, cached_state(*running_pods()))
+    await run_pass(second_cluster, first.job, build_cached_state(*running_pods()))
     assert second_cluster.requests == deletions
 
 
 async def test_job_with_unparsable_status_is_not_changed() -> None:
     cluster = RecordingCluster()
     with pytest.raises(ClusterError, match=r"status cannot be read, the job is left alone: status.phase: "):
-        await run_pass(cluster, {**raw_job(), "status": {"phase": "Evaluating"}}, cached_state(*running_pods()))
+        await run_pass(
+            cluster, {**build_raw_job(), "status": {"phase": "Evaluating"}}, build_cached_state(*running_pods())
+        )
 
     assert cluster.requests == []
 
@@ -144,5 +154,5 @@ def test_empty_status_fields_are_omitted_except_restarts() -> None:
 
 
 def test_rendered_status_can_be_parsed_without_loss() -> None:
-    status = status_after(running_pods())
-    assert FineTuneJob.parse(raw_job(status)).status == status
+    status = compute_status_after(running_pods())
+    assert FineTuneJob.parse(build_raw_job(status)).status == status

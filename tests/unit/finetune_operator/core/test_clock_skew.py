@@ -7,7 +7,7 @@ from finetune_operator.core.actions import Create
 from finetune_operator.core.attempt_record import record_downtime
 from finetune_operator.core.pending_reasons import IMAGE_PULL_TIMEOUT
 from finetune_operator.observation.pods import Observation, RejectedCreate
-from testing.builders.jobs import NOW, decide_once, ended_pod, job, observation_of, pod, running_pod
+from testing.builders.jobs import NOW, build_observation, decide_once, ended_pod, job, pod, running_pod
 
 NOTHING = Observation(fresh=True)
 AHEAD = NOW + timedelta(hours=5)
@@ -18,7 +18,7 @@ MINUTE = timedelta(minutes=1)
 def test_restart_delay_recorded_by_a_fast_clock_is_ignored() -> None:
     ftjob, _ = decide_once(job(restartPolicy={"backoffSeconds": 30}), NOTHING)
     for attempt in range(2):  # two failures, because only the second restart is delayed
-        failed = observation_of(
+        failed = build_observation(
             ftjob, ended_pod(ftjob, 0, attempt=attempt, exit_code=137), running_pod(ftjob, 1, attempt=attempt)
         )
         for observation in (failed, NOTHING):
@@ -50,15 +50,15 @@ def test_start_of_a_pending_reason_from_a_slow_clock_does_not_shorten_the_timeou
         pod(ftjob, rank, conditions=[scheduled], containerStatuses=[{"name": "trainer", "state": state}])
         for rank in (0, 1)
     ]
-    ftjob, slow = decide_once(ftjob, observation_of(ftjob, *pending_pods), now=BEHIND)
+    ftjob, slow = decide_once(ftjob, build_observation(ftjob, *pending_pods), now=BEHIND)
     assert slow.requeue_after == IMAGE_PULL_TIMEOUT
 
-    ftjob, corrected = decide_once(ftjob, observation_of(ftjob, *pending_pods), now=NOW + MINUTE)
+    ftjob, corrected = decide_once(ftjob, build_observation(ftjob, *pending_pods), now=NOW + MINUTE)
     assert (ftjob.status.attempts[0].state, corrected.requeue_after) == (
         AttemptState.STARTING,
         IMAGE_PULL_TIMEOUT - MINUTE,
     )
-    ftjob, _ = decide_once(ftjob, observation_of(ftjob, *pending_pods), now=NOW + IMAGE_PULL_TIMEOUT)
+    ftjob, _ = decide_once(ftjob, build_observation(ftjob, *pending_pods), now=NOW + IMAGE_PULL_TIMEOUT)
     assert ftjob.status.attempts[0].state is AttemptState.STOPPING
 
 

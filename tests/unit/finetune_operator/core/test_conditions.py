@@ -14,14 +14,21 @@ from finetune_api.v1alpha1.status import (
 )
 from finetune_operator.core.conditions import keep_transition_times
 from finetune_operator.core.derive_status import StatusContext, derive_status
-from testing.builders.jobs import NOW, command, job, observation_of, pod, running_pod
-from testing.builders.statuses import LATER, PULL, UNSCHEDULABLE, derived_status, finished_status, status_with_attempts
+from testing.builders.jobs import NOW, build_observation, command, job, pod, running_pod
+from testing.builders.statuses import (
+    LATER,
+    PULL,
+    UNSCHEDULABLE,
+    build_finished_status,
+    build_status_with_attempts,
+    derive_later_status,
+)
 
 JOB = job()
 
 
 def restarting_status(**last_record_fields: Any) -> JobStatus:
-    failed = status_with_attempts(
+    failed = build_status_with_attempts(
         AttemptState.FAILED, AttemptState.STARTING, reason="", message="", **last_record_fields
     )
     return failed.model_copy(update={"restarts": 1})
@@ -33,70 +40,80 @@ def select_true_conditions(status: JobStatus) -> dict[str, str]:
 
 
 STAGES = [
-    pytest.param(derived_status(JobStatus()), Phase.QUEUED, {"Reconciling": "Queued"}, id="new"),
+    pytest.param(derive_later_status(JobStatus()), Phase.QUEUED, {"Reconciling": "Queued"}, id="new"),
     pytest.param(
-        derived_status(JobStatus(), suspend=True), Phase.SUSPENDED, {"Suspended": "Suspended"}, id="created suspended"
+        derive_later_status(JobStatus(), suspend=True),
+        Phase.SUSPENDED,
+        {"Suspended": "Suspended"},
+        id="created suspended",
     ),
     pytest.param(
-        derived_status(status_with_attempts(AttemptState.STARTING)),
+        derive_later_status(build_status_with_attempts(AttemptState.STARTING)),
         Phase.QUEUED,
         {"Reconciling": "Starting"},
         id="starting without pods",
     ),
     pytest.param(
-        derived_status(status_with_attempts(AttemptState.STARTING), pod(JOB, 0)),
+        derive_later_status(build_status_with_attempts(AttemptState.STARTING), pod(JOB, 0)),
         Phase.STARTING,
         {"Reconciling": "Starting"},
         id="starting with a scheduled pod",
     ),
     pytest.param(
-        derived_status(status_with_attempts(AttemptState.STARTING), pending_reason=UNSCHEDULABLE),
+        derive_later_status(build_status_with_attempts(AttemptState.STARTING), pending_reason=UNSCHEDULABLE),
         Phase.QUEUED,
         {"Reconciling": "Unschedulable"},
         id="unschedulable",
     ),
     pytest.param(
-        derived_status(status_with_attempts(AttemptState.RUNNING)), Phase.RUNNING, {"Running": "Running"}, id="running"
+        derive_later_status(build_status_with_attempts(AttemptState.RUNNING)),
+        Phase.RUNNING,
+        {"Running": "Running"},
+        id="running",
     ),
     pytest.param(
-        derived_status(status_with_attempts(AttemptState.STOPPING)),
+        derive_later_status(build_status_with_attempts(AttemptState.STOPPING)),
         Phase.RESTARTING,
         {"Reconciling": "Stopping"},
         id="stopping after a failure",
     ),
     pytest.param(
-        derived_status(status_with_attempts(AttemptState.STOPPING), suspend=True),
+        derive_later_status(build_status_with_attempts(AttemptState.STOPPING), suspend=True),
         Phase.SUSPENDED,
         {"Reconciling": "Stopping"},
         id="stopping to suspend",
     ),
     pytest.param(
-        derived_status(status_with_attempts(AttemptState.STOPPED), suspend=True),
+        derive_later_status(build_status_with_attempts(AttemptState.STOPPED), suspend=True),
         Phase.SUSPENDED,
         {"Suspended": "Suspended"},
         id="suspended",
     ),
-    pytest.param(derived_status(restarting_status()), Phase.RESTARTING, {"Reconciling": "Restarting"}, id="restarting"),
     pytest.param(
-        derived_status(status_with_attempts(AttemptState.STOPPED, AttemptState.STARTING), pod(JOB, 0, attempt=1)),
+        derive_later_status(restarting_status()), Phase.RESTARTING, {"Reconciling": "Restarting"}, id="restarting"
+    ),
+    pytest.param(
+        derive_later_status(
+            build_status_with_attempts(AttemptState.STOPPED, AttemptState.STARTING), pod(JOB, 0, attempt=1)
+        ),
         Phase.STARTING,
         {"Reconciling": "Starting"},
         id="resumed, which is not a restart",
     ),
     pytest.param(
-        derived_status(finished_status(AttemptState.SUCCEEDED)),
+        derive_later_status(build_finished_status(AttemptState.SUCCEEDED)),
         Phase.COMPLETE,
         {"Complete": "RankKilled", "Finished": "RankKilled"},
         id="complete, with the reason of its last attempt",
     ),
     pytest.param(
-        derived_status(finished_status(AttemptState.FAILED)),
+        derive_later_status(build_finished_status(AttemptState.FAILED)),
         Phase.FAILED,
         {"Failed": "RankKilled", "Finished": "RankKilled", "Stalled": "RankKilled"},
         id="failed, with the reason of its last attempt",
     ),
     pytest.param(
-        derived_status(finished_status(AttemptState.SUCCEEDED), suspend=True),
+        derive_later_status(build_finished_status(AttemptState.SUCCEEDED), suspend=True),
         Phase.COMPLETE,
         {"Complete": "RankKilled", "Finished": "RankKilled"},
         id="complete, with spec.suspend set later",
@@ -126,17 +143,17 @@ def test_only_running_and_suspended_are_present_while_false(
 @pytest.mark.parametrize(
     ("status", "suspend", "reason"),
     [
-        pytest.param(status_with_attempts(AttemptState.RUNNING), False, "Active", id="suspend not set"),
+        pytest.param(build_status_with_attempts(AttemptState.RUNNING), False, "Active", id="suspend not set"),
         pytest.param(
-            status_with_attempts(AttemptState.STOPPING), True, "Suspending", id="suspend set and pods running"
+            build_status_with_attempts(AttemptState.STOPPING), True, "Suspending", id="suspend set and pods running"
         ),
-        pytest.param(finished_status(AttemptState.FAILED), True, "Active", id="suspend set after the end"),
+        pytest.param(build_finished_status(AttemptState.FAILED), True, "Active", id="suspend set after the end"),
     ],
 )
 def test_suspended_condition_is_false_with_a_reason_while_pods_exist(
     status: JobStatus, suspend: bool, reason: str
 ) -> None:
-    [condition] = [c for c in derived_status(status, suspend=suspend).conditions if c.type == "Suspended"]
+    [condition] = [c for c in derive_later_status(status, suspend=suspend).conditions if c.type == "Suspended"]
     assert (condition.status, condition.reason, condition.message) == ("False", reason, "")
 
 
@@ -144,42 +161,46 @@ def test_suspended_condition_is_false_with_a_reason_while_pods_exist(
     ("status", "message"),
     [
         pytest.param(
-            derived_status(JobStatus(), suspend=True),
+            derive_later_status(JobStatus(), suspend=True),
             "not started; set spec.suspend to false to start",
             id="created suspended",
         ),
         pytest.param(
-            derived_status(status_with_attempts(AttemptState.STARTING)), "attempt 0 is starting", id="starting"
+            derive_later_status(build_status_with_attempts(AttemptState.STARTING)),
+            "attempt 0 is starting",
+            id="starting",
         ),
         pytest.param(
-            derived_status(status_with_attempts(AttemptState.STARTING), pending_reason=PULL),
+            derive_later_status(build_status_with_attempts(AttemptState.STARTING), pending_reason=PULL),
             "no such tag",
             id="pending",
         ),
         pytest.param(
-            derived_status(status_with_attempts(AttemptState.RUNNING)), "attempt 0 runs on 2 nodes", id="running"
+            derive_later_status(build_status_with_attempts(AttemptState.RUNNING)),
+            "attempt 0 runs on 2 nodes",
+            id="running",
         ),
         pytest.param(
-            derived_status(status_with_attempts(AttemptState.STOPPING)),
+            derive_later_status(build_status_with_attempts(AttemptState.STOPPING)),
             "attempt 0 is stopping: RankKilled",
             id="stopping",
         ),
         pytest.param(
-            derived_status(restarting_status()), "attempt 1 starts; rank 3 was ended by SIGKILL", id="restarting"
+            derive_later_status(restarting_status()), "attempt 1 starts; rank 3 was ended by SIGKILL", id="restarting"
         ),
         pytest.param(
-            derived_status(restarting_status(not_before=LATER)),
+            derive_later_status(restarting_status(not_before=LATER)),
             "attempt 1 starts after 12:05:00; rank 3 was ended by SIGKILL",
             id="restarting later",
         ),
         pytest.param(
-            derived_status(status_with_attempts(AttemptState.STOPPED), suspend=True),
+            derive_later_status(build_status_with_attempts(AttemptState.STOPPED), suspend=True),
             "every pod is released; no checkpoint was written yet",
             id="suspended without a checkpoint",
         ),
         pytest.param(
-            derived_status(
-                status_with_attempts(AttemptState.STOPPED).model_copy(
+            derive_later_status(
+                build_status_with_attempts(AttemptState.STOPPED).model_copy(
                     update={"progress": Progress(last_checkpoint="step-8")}
                 ),
                 suspend=True,
@@ -187,7 +208,9 @@ def test_suspended_condition_is_false_with_a_reason_while_pods_exist(
             "every pod is released; it resumes from step-8",
             id="suspended",
         ),
-        pytest.param(derived_status(finished_status(AttemptState.FAILED)), "rank 3 was ended by SIGKILL", id="failed"),
+        pytest.param(
+            derive_later_status(build_finished_status(AttemptState.FAILED)), "rank 3 was ended by SIGKILL", id="failed"
+        ),
     ],
 )
 def test_condition_message_describes_the_state_of_the_job(status: JobStatus, message: str) -> None:
@@ -207,20 +230,22 @@ def test_a_condition_keeps_its_transition_time_until_its_status_changes() -> Non
 
 
 def test_message_of_a_suspended_command_does_not_mention_a_checkpoint() -> None:
-    ftjob = job(status=status_with_attempts(AttemptState.STOPPED), suspend=True, **command({"script": "train.py"}))
-    status = derive_status(ftjob, StatusContext(observation_of(ftjob), None, LATER))
+    ftjob = job(
+        status=build_status_with_attempts(AttemptState.STOPPED), suspend=True, **command({"script": "train.py"})
+    )
+    status = derive_status(ftjob, StatusContext(build_observation(ftjob), None, LATER))
 
     (message,) = (c.message for c in status.conditions if c.type == "Suspended")
     assert message == "every pod is released"
 
 
 def test_running_condition_reports_an_unreachable_progress_endpoint() -> None:
-    ftjob = job(status=status_with_attempts(AttemptState.RUNNING))
+    ftjob = job(status=build_status_with_attempts(AttemptState.RUNNING))
     reachable, unreachable = (
         derive_status(
             ftjob,
             StatusContext(
-                observation_of(ftjob, running_pod(ftjob, 0), running_pod(ftjob, 1), unreachable_endpoint=address),
+                build_observation(ftjob, running_pod(ftjob, 0), running_pod(ftjob, 1), unreachable_endpoint=address),
                 None,
                 LATER,
             ),

@@ -8,11 +8,11 @@ import pytest
 
 from finetune_api.v1alpha1.job import FineTuneJob
 from finetune_api.v1alpha1.status import AttemptState, JobStatus
-from finetune_operator.core.actions import Create, DeleteJob, DeletePod, Emit
+from finetune_operator.core.actions import Create, DeleteJob, DeletePod, EmitEvent
 from finetune_operator.core.pending_reasons import CREATE_CONTAINER_TIMEOUT, IMAGE_PULL_TIMEOUT
 from finetune_operator.observation.pods import Claim, Observation, RejectedCreate
-from testing.builders.jobs import NOW, decide_once, ended_pod, job, observation_of, pod, running_pod, terminating_pod
-from testing.builders.stopping import running_job
+from testing.builders.jobs import NOW, build_observation, decide_once, ended_pod, job, pod, running_pod, terminating_pod
+from testing.builders.stopping import build_running_job
 
 NOTHING = Observation(fresh=True)
 
@@ -46,56 +46,56 @@ def test_children_are_created_only_after_a_fresh_list() -> None:
 
 def test_existing_children_are_not_created_again() -> None:
     ftjob = started_job()
-    _, decision = decide_once(ftjob, observation_of(ftjob, pod(ftjob, 0)))
+    _, decision = decide_once(ftjob, build_observation(ftjob, pod(ftjob, 0)))
     assert [a.name for a in decision.actions if isinstance(a, Create)] == ["ConfigMap bert-0-11111111", "Pod bert-0-1"]
 
 
 def test_job_is_running_when_all_nodes_run() -> None:
     ftjob = started_job()
-    one_running, _ = decide_once(ftjob, observation_of(ftjob, running_pod(ftjob, 0), pod(ftjob, 1)))
+    one_running, _ = decide_once(ftjob, build_observation(ftjob, running_pod(ftjob, 0), pod(ftjob, 1)))
     assert find_condition(one_running.status, "Running") == "False"
     all_running, decision = decide_once(
-        one_running, observation_of(ftjob, running_pod(ftjob, 0), running_pod(ftjob, 1))
+        one_running, build_observation(ftjob, running_pod(ftjob, 0), running_pod(ftjob, 1))
     )
     assert find_condition(all_running.status, "Running") == "True"
     assert find_condition(all_running.status, "Reconciling") == "absent"
-    assert [a.reason for a in decision.actions if isinstance(a, Emit)] == ["Running"]
+    assert [a.reason for a in decision.actions if isinstance(a, EmitEvent)] == ["Running"]
 
 
 def test_other_pods_are_deleted_before_the_verdict_on_a_failed_node() -> None:
-    ftjob = running_job()
+    ftjob = build_running_job()
     failed = ended_pod(ftjob, 1, message=termination_message("failed", errorType="RankKilled", signal=9, rank=3))
-    stopping, decision = decide_once(ftjob, observation_of(ftjob, running_pod(ftjob, 0), failed))
+    stopping, decision = decide_once(ftjob, build_observation(ftjob, running_pod(ftjob, 0), failed))
     assert (stopping.status.attempts[-1].state, decision.actions) == (AttemptState.STOPPING, ())
 
-    deleting, decision = decide_once(stopping, observation_of(ftjob, running_pod(ftjob, 0), failed))
+    deleting, decision = decide_once(stopping, build_observation(ftjob, running_pod(ftjob, 0), failed))
     assert decision.actions == (DeletePod("bert-0-0", "pod-0-0", 10),)
 
     judged, decision = decide_once(
-        deleting, observation_of(ftjob, failed, tombstones=(terminating_pod(running_pod(ftjob, 0)),))
+        deleting, build_observation(ftjob, failed, tombstones=(terminating_pod(running_pod(ftjob, 0)),))
     )
     old, new = judged.status.attempts
     assert (old.reason, old.rank, old.node_rank, new.attempt, new.not_before) == ("RankKilled", 3, 1, 1, None)
-    assert [a.reason for a in decision.actions if isinstance(a, Emit)] == ["RankKilled"]
+    assert [a.reason for a in decision.actions if isinstance(a, EmitEvent)] == ["RankKilled"]
 
 
 def test_no_pod_is_created_while_older_pods_may_run() -> None:
-    ftjob = running_job()
+    ftjob = build_running_job()
     record = ftjob.status.attempts[-1].model_copy(
         update={"attempt": 1, "state": AttemptState.STARTING, "created": False}
     )
     ftjob = ftjob.model_copy(update={"status": ftjob.status.model_copy(update={"attempt": 1, "attempts": (record,)})})
-    _, waiting = decide_once(ftjob, observation_of(ftjob, terminating_pod(running_pod(ftjob, 0))))
+    _, waiting = decide_once(ftjob, build_observation(ftjob, terminating_pod(running_pod(ftjob, 0))))
     assert not any(isinstance(action, Create) for action in waiting.actions)
-    _, continued = decide_once(ftjob, observation_of(ftjob, ended_pod(ftjob, 0)))
+    _, continued = decide_once(ftjob, build_observation(ftjob, ended_pod(ftjob, 0)))
     assert any(isinstance(action, Create) for action in continued.actions)
 
 
 def test_a_job_is_complete_when_every_node_reports_success() -> None:
-    ftjob = running_job()
+    ftjob = build_running_job()
     success, no_message = termination_message("succeeded"), ""
     completed, _ = decide_once(
-        ftjob, observation_of(ftjob, *(ended_pod(ftjob, rank, exit_code=0, message=success) for rank in (0, 1)))
+        ftjob, build_observation(ftjob, *(ended_pod(ftjob, rank, exit_code=0, message=success) for rank in (0, 1)))
     )
     assert (find_condition(completed.status, "Complete"), find_condition(completed.status, "Finished")) == (
         "True",
@@ -103,7 +103,7 @@ def test_a_job_is_complete_when_every_node_reports_success() -> None:
     )
     incomplete, _ = decide_once(
         ftjob,
-        observation_of(
+        build_observation(
             ftjob,
             ended_pod(ftjob, 0, exit_code=0, message=success),
             ended_pod(ftjob, 1, exit_code=0, message=no_message),
@@ -113,70 +113,73 @@ def test_a_job_is_complete_when_every_node_reports_success() -> None:
 
 
 def test_a_missing_pod_counts_as_deleted_only_after_a_fresh_list() -> None:
-    ftjob = running_job()
-    assert decide_once(ftjob, observation_of(ftjob, running_pod(ftjob, 0), fresh=False))[1].needs_confirmation
-    after_loss, decision = decide_once(ftjob, observation_of(ftjob, running_pod(ftjob, 0)))
+    ftjob = build_running_job()
+    assert decide_once(ftjob, build_observation(ftjob, running_pod(ftjob, 0), fresh=False))[1].needs_confirmation
+    after_loss, decision = decide_once(ftjob, build_observation(ftjob, running_pod(ftjob, 0)))
     assert not decision.needs_confirmation
     assert after_loss.status.attempts[-1].evidence[1].deleted
 
 
 def test_other_pods_can_save_a_checkpoint_after_a_user_deletes_a_pod() -> None:
-    ftjob = running_job()
+    ftjob = build_running_job()
     stopping, _ = decide_once(
-        ftjob, observation_of(ftjob, terminating_pod(running_pod(ftjob, 0)), running_pod(ftjob, 1))
+        ftjob, build_observation(ftjob, terminating_pod(running_pod(ftjob, 0)), running_pod(ftjob, 1))
     )
     _, decision = decide_once(
-        stopping, observation_of(ftjob, terminating_pod(running_pod(ftjob, 0)), running_pod(ftjob, 1))
+        stopping, build_observation(ftjob, terminating_pod(running_pod(ftjob, 0)), running_pod(ftjob, 1))
     )
     assert decision.actions == (DeletePod("bert-0-1", "pod-0-1", 120),)
 
 
 def test_suspended_is_true_only_after_all_pods_are_deleted() -> None:
-    ftjob = running_job()
+    ftjob = build_running_job()
     suspended_job = ftjob.model_copy(update={"spec": ftjob.spec.model_copy(update={"suspend": True})})
-    stopping, _ = decide_once(suspended_job, observation_of(ftjob, running_pod(ftjob, 0), running_pod(ftjob, 1)))
+    stopping, _ = decide_once(suspended_job, build_observation(ftjob, running_pod(ftjob, 0), running_pod(ftjob, 1)))
     before_release, decision = decide_once(
-        stopping, observation_of(ftjob, running_pod(ftjob, 0), running_pod(ftjob, 1))
+        stopping, build_observation(ftjob, running_pod(ftjob, 0), running_pod(ftjob, 1))
     )
     assert [a.grace_seconds for a in decision.actions if isinstance(a, DeletePod)] == [120, 120]
     assert find_condition(before_release.status, "Suspended") == "False"
-    released, _ = decide_once(before_release, observation_of(ftjob))
+    released, _ = decide_once(before_release, build_observation(ftjob))
     assert find_condition(released.status, "Suspended") == "True"
     assert released.status.restarts == 0
 
 
 def test_resumed_job_starts_the_next_attempt_and_its_deadline_excludes_the_pause() -> None:
-    ftjob = running_job()
+    ftjob = build_running_job()
     suspended_job = ftjob.model_copy(update={"spec": ftjob.spec.model_copy(update={"suspend": True})})
-    for observation in (observation_of(ftjob, running_pod(ftjob, 0), running_pod(ftjob, 1)), observation_of(ftjob)):
+    for observation in (
+        build_observation(ftjob, running_pod(ftjob, 0), running_pod(ftjob, 1)),
+        build_observation(ftjob),
+    ):
         suspended_job, _ = decide_once(suspended_job, observation)
     unsuspended_job = suspended_job.model_copy(update={"spec": ftjob.spec})
-    resumed, _ = decide_once(unsuspended_job, observation_of(ftjob), now=NOW + timedelta(seconds=90))
+    resumed, _ = decide_once(unsuspended_job, build_observation(ftjob), now=NOW + timedelta(seconds=90))
     assert (resumed.status.attempt, resumed.status.suspended_seconds, resumed.status.restarts) == (1, 90, 0)
 
 
 def test_job_is_requeued_at_the_active_deadline_and_then_fails() -> None:
-    ftjob = running_job(activeDeadlineSeconds=60)
+    ftjob = build_running_job(activeDeadlineSeconds=60)
     pods = (running_pod(ftjob, 0), running_pod(ftjob, 1))
-    assert decide_once(ftjob, observation_of(ftjob, *pods))[1].requeue_after == timedelta(seconds=60)
-    stopping, _ = decide_once(ftjob, observation_of(ftjob, *pods), now=NOW + timedelta(seconds=60))
-    failed, _ = decide_once(stopping, observation_of(ftjob), now=NOW + timedelta(seconds=61))
+    assert decide_once(ftjob, build_observation(ftjob, *pods))[1].requeue_after == timedelta(seconds=60)
+    stopping, _ = decide_once(ftjob, build_observation(ftjob, *pods), now=NOW + timedelta(seconds=60))
+    failed, _ = decide_once(stopping, build_observation(ftjob), now=NOW + timedelta(seconds=61))
     assert (failed.status.attempts[-1].reason, failed.status.attempts[-1].fault) == ("DeadlineExceeded", "user")
     assert find_condition(failed.status, "Stalled") == "True"
 
 
 def test_finished_job_is_deleted_only_after_its_ttl() -> None:
-    ftjob = running_job(ttlSecondsAfterFinished=30)
+    ftjob = build_running_job(ttlSecondsAfterFinished=30)
     success = [ended_pod(ftjob, rank, exit_code=0, message=termination_message("succeeded")) for rank in (0, 1)]
-    completed, _ = decide_once(ftjob, observation_of(ftjob, *success))
-    assert decide_once(completed, observation_of(ftjob, *success), now=NOW + timedelta(seconds=29))[1].actions == ()
-    assert decide_once(completed, observation_of(ftjob, *success), now=NOW + timedelta(seconds=30))[1].actions == (
+    completed, _ = decide_once(ftjob, build_observation(ftjob, *success))
+    assert decide_once(completed, build_observation(ftjob, *success), now=NOW + timedelta(seconds=29))[1].actions == ()
+    assert decide_once(completed, build_observation(ftjob, *success), now=NOW + timedelta(seconds=30))[1].actions == (
         DeleteJob(ftjob.metadata.uid),
     )
 
 
 def test_job_stopped_early_is_complete_and_reports_which_weights_were_kept() -> None:
-    ftjob = running_job()
+    ftjob = build_running_job()
     message = (
         "stopped early at step 40 of 300: 3 evaluations without a better eval_loss; the weights are those of step 25"
     )
@@ -184,26 +187,27 @@ def test_job_stopped_early_is_complete_and_reports_which_weights_were_kept() -> 
     messages = (termination_message("succeeded", progress=progress), termination_message("succeeded"))
 
     completed, decision = decide_once(
-        ftjob, observation_of(ftjob, *(ended_pod(ftjob, rank, exit_code=0, message=messages[rank]) for rank in (0, 1)))
+        ftjob,
+        build_observation(ftjob, *(ended_pod(ftjob, rank, exit_code=0, message=messages[rank]) for rank in (0, 1))),
     )
 
     complete = next(c for c in completed.status.conditions if c.type == "Complete")
     assert (complete.status, complete.message) == ("True", f"the result is in models:default/bert/result; {message}")
-    assert [action.message for action in decision.actions if isinstance(action, Emit)] == [complete.message]
+    assert [action.message for action in decision.actions if isinstance(action, EmitEvent)] == [complete.message]
     assert completed.status.display is not None
     assert completed.status.display.progress == "stopped early 40/300"
 
 
 def test_finished_job_keeps_its_status_and_its_late_pods_are_deleted() -> None:
-    ftjob = running_job()
+    ftjob = build_running_job()
     completed, _ = decide_once(
         ftjob,
-        observation_of(
+        build_observation(
             ftjob, *(ended_pod(ftjob, rank, exit_code=0, message=termination_message("succeeded")) for rank in (0, 1))
         ),
     )
     later_job, decision = decide_once(
-        completed, observation_of(ftjob, running_pod(ftjob, 0)), now=NOW + timedelta(days=1)
+        completed, build_observation(ftjob, running_pod(ftjob, 0)), now=NOW + timedelta(days=1)
     )
     assert later_job.status == completed.status
     assert decision.actions == (DeletePod("bert-0-0", "pod-0-0", 10),)
@@ -240,12 +244,12 @@ def test_an_image_that_cannot_be_pulled_fails_the_job_after_ten_minutes() -> Non
     ftjob = started_job()
     state = {"waiting": {"reason": "ErrImagePull", "message": "not found"}}
     pending_pods = [pod(ftjob, rank, containerStatuses=[{"name": "trainer", "state": state}]) for rank in (0, 1)]
-    waiting, decision = decide_once(ftjob, observation_of(ftjob, *pending_pods))
+    waiting, decision = decide_once(ftjob, build_observation(ftjob, *pending_pods))
     assert waiting.status.waiting is not None
     assert waiting.status.waiting.reason == "ImagePullFailed"
     assert decision.requeue_after == IMAGE_PULL_TIMEOUT
-    stopping, _ = decide_once(waiting, observation_of(ftjob, *pending_pods), now=NOW + IMAGE_PULL_TIMEOUT)
-    failed, _ = decide_once(stopping, observation_of(ftjob), now=NOW + IMAGE_PULL_TIMEOUT)
+    stopping, _ = decide_once(waiting, build_observation(ftjob, *pending_pods), now=NOW + IMAGE_PULL_TIMEOUT)
+    failed, _ = decide_once(stopping, build_observation(ftjob), now=NOW + IMAGE_PULL_TIMEOUT)
     assert failed.status.attempts[-1].reason == "ImagePullFailed"
     assert failed.status.restarts == 0
 
@@ -263,23 +267,23 @@ def test_a_container_that_cannot_be_created_ends_the_attempt_after_three_minutes
     ftjob = started_job()
     state = {"waiting": {"reason": "CreateContainerError", "message": message}}
     pods = (running_pod(ftjob, 0), pod(ftjob, 1, containerStatuses=[{"name": "trainer", "state": state}]))
-    waiting, decision = decide_once(ftjob, observation_of(ftjob, *pods))
+    waiting, decision = decide_once(ftjob, build_observation(ftjob, *pods))
     assert waiting.status.waiting is not None
     assert waiting.status.waiting.reason == "CreateContainerError"
     assert waiting.status.waiting.message.startswith(f"bert-0-1 on gpu-1: {message}; its kubelet retries")
     assert decision.requeue_after == CREATE_CONTAINER_TIMEOUT
 
-    timed_out, _ = decide_once(waiting, observation_of(ftjob, *pods), now=NOW + CREATE_CONTAINER_TIMEOUT)
+    timed_out, _ = decide_once(waiting, build_observation(ftjob, *pods), now=NOW + CREATE_CONTAINER_TIMEOUT)
     ended_attempt = timed_out.status.attempts[0]
     assert (ended_attempt.reason, ended_attempt.node_rank, ended_attempt.k8s_node) == (reason, 1, "gpu-1")
     assert (timed_out.status.completion_time is None) is is_restarted
-    _, following = decide_once(timed_out, observation_of(timed_out, *pods), now=NOW + CREATE_CONTAINER_TIMEOUT)
+    _, following = decide_once(timed_out, build_observation(timed_out, *pods), now=NOW + CREATE_CONTAINER_TIMEOUT)
     assert [action.name for action in following.actions if isinstance(action, DeletePod)] == ["bert-0-0", "bert-0-1"]
 
 
 def test_decide_is_idempotent() -> None:
-    ftjob = running_job()
-    observation = observation_of(ftjob, running_pod(ftjob, 0), running_pod(ftjob, 1))
+    ftjob = build_running_job()
+    observation = build_observation(ftjob, running_pod(ftjob, 0), running_pod(ftjob, 1))
     first_job, first = decide_once(ftjob, observation)
     second_job, second = decide_once(first_job, observation)
     assert first_job.status == second_job.status
@@ -287,8 +291,10 @@ def test_decide_is_idempotent() -> None:
 
 
 def test_nan_loss_does_not_invalidate_the_status() -> None:
-    ftjob = running_job()
+    ftjob = build_running_job()
     message = '{"final": true, "outcome": "failed", "errorType": "NonFiniteLoss", "progress": {"step": 3, "loss": NaN}}'
-    failed, _ = decide_once(ftjob, observation_of(ftjob, ended_pod(ftjob, 0, message=message), running_pod(ftjob, 1)))
+    failed, _ = decide_once(
+        ftjob, build_observation(ftjob, ended_pod(ftjob, 0, message=message), running_pod(ftjob, 1))
+    )
     assert failed.status.progress is not None
     assert (failed.status.progress.step, failed.status.progress.loss) == (3, None)

@@ -13,61 +13,71 @@ from finetune_api.v1alpha1.status import (
 )
 from finetune_operator.core.derive_status import StatusContext, derive_status, without_cosmetic_fields
 from finetune_operator.observation.pods import Observation
-from testing.builders.jobs import NOW, job, observation_of, pod, running_pod, terminating_pod
-from testing.builders.statuses import LATER, PULL, UNSCHEDULABLE, derived_status, finished_status, status_with_attempts
+from testing.builders.jobs import NOW, build_observation, job, pod, running_pod, terminating_pod
+from testing.builders.statuses import (
+    LATER,
+    PULL,
+    UNSCHEDULABLE,
+    build_finished_status,
+    build_status_with_attempts,
+    derive_later_status,
+)
 
 JOB = job()
 
 
 def test_derive_status_is_idempotent() -> None:
-    first = derived_status(status_with_attempts(AttemptState.STARTING), pod(JOB, 0), pending_reason=UNSCHEDULABLE)
+    first = derive_later_status(
+        build_status_with_attempts(AttemptState.STARTING), pod(JOB, 0), pending_reason=UNSCHEDULABLE
+    )
     second = derive_status(
-        job(status=first), StatusContext(observation_of(JOB, pod(JOB, 0)), UNSCHEDULABLE, LATER + timedelta(hours=1))
+        job(status=first), StatusContext(build_observation(JOB, pod(JOB, 0)), UNSCHEDULABLE, LATER + timedelta(hours=1))
     )
     assert second == first
 
 
 def test_pending_reason_keeps_its_start_and_gets_the_newest_message() -> None:
-    before = status_with_attempts(AttemptState.STARTING).model_copy(
+    before = build_status_with_attempts(AttemptState.STARTING).model_copy(
         update={"waiting": WaitStatus(reason="Unschedulable", message="2 of 2 pods", since=NOW)}
     )
-    assert derived_status(before, pending_reason=UNSCHEDULABLE).waiting == WaitStatus(
+    assert derive_later_status(before, pending_reason=UNSCHEDULABLE).waiting == WaitStatus(
         reason="Unschedulable", message=UNSCHEDULABLE.message, since=NOW
     )
-    assert derived_status(before, pending_reason=PULL).waiting == WaitStatus(
+    assert derive_later_status(before, pending_reason=PULL).waiting == WaitStatus(
         reason="ImagePullFailed", message="no such tag", since=LATER
     )
-    assert derived_status(before).waiting is None
+    assert derive_later_status(before).waiting is None
 
 
 @pytest.mark.parametrize(
-    "status", [status_with_attempts(AttemptState.RUNNING), finished_status(AttemptState.FAILED), JobStatus()]
+    "status",
+    [build_status_with_attempts(AttemptState.RUNNING), build_finished_status(AttemptState.FAILED), JobStatus()],
 )
 def test_only_a_starting_attempt_has_a_pending_reason(status: JobStatus) -> None:
-    assert derived_status(status, pending_reason=UNSCHEDULABLE).waiting is None
+    assert derive_later_status(status, pending_reason=UNSCHEDULABLE).waiting is None
 
 
 def test_the_status_lists_nodes_by_rank_without_deleted_pods() -> None:
     pending_pod = pod(JOB, 0, containerStatuses=[{"name": "trainer", "state": {"waiting": {"reason": "ErrImagePull"}}}])
-    observation = observation_of(JOB, pending_pod, terminating_pod(running_pod(JOB, 1)))
+    observation = build_observation(JOB, pending_pod, terminating_pod(running_pod(JOB, 1)))
     nodes = derive_status(
-        job(status=status_with_attempts(AttemptState.RUNNING)), StatusContext(observation, None, NOW)
+        job(status=build_status_with_attempts(AttemptState.RUNNING)), StatusContext(observation, None, NOW)
     ).nodes
     assert [(n.node_rank, n.pod_name, n.k8s_node, n.phase) for n in nodes] == [
         (0, "bert-0-0", "gpu-0", "ErrImagePull"),
         (1, "bert-0-1", "gpu-1", "Terminating"),
     ]
     with_tombstone = Observation(
-        nodes=observation_of(JOB, running_pod(JOB, 0), tombstones=(running_pod(JOB, 1),)).nodes
+        nodes=build_observation(JOB, running_pod(JOB, 0), tombstones=(running_pod(JOB, 1),)).nodes
     )
     nodes = derive_status(
-        job(status=status_with_attempts(AttemptState.RUNNING)), StatusContext(with_tombstone, None, NOW)
+        job(status=build_status_with_attempts(AttemptState.RUNNING)), StatusContext(with_tombstone, None, NOW)
     ).nodes
     assert [(n.node_rank, n.phase) for n in nodes] == [(0, "Running")]
 
 
 def test_progress_columns_nodes_and_steps_are_cosmetic_fields() -> None:
-    before = derived_status(status_with_attempts(AttemptState.RUNNING), running_pod(JOB, 0))
+    before = derive_later_status(build_status_with_attempts(AttemptState.RUNNING), running_pod(JOB, 0))
     [record] = before.attempts
     steps = record.model_copy(
         update={"first_step": 0, "first_step_time": NOW, "last_step": 9, "evidence": (Evidence(node_rank=0),)}
@@ -84,7 +94,7 @@ def test_progress_columns_nodes_and_steps_are_cosmetic_fields() -> None:
     ],
 )
 def test_evidence_of_a_failure_is_not_a_cosmetic_field(outcome: str, is_written: bool) -> None:
-    before = status_with_attempts(AttemptState.STOPPING)
+    before = build_status_with_attempts(AttemptState.STOPPING)
     end = Evidence(node_rank=0, ended=True, outcome=outcome)
-    after = status_with_attempts(AttemptState.STOPPING, evidence=(end,))
+    after = build_status_with_attempts(AttemptState.STOPPING, evidence=(end,))
     assert (without_cosmetic_fields(after) != without_cosmetic_fields(before)) is is_written

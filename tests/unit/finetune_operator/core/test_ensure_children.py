@@ -6,9 +6,9 @@ from datetime import timedelta
 import pytest
 
 from finetune_api.v1alpha1.job import FineTuneJob
-from finetune_operator.core.actions import Action, Create, DeleteService, Emit
+from finetune_operator.core.actions import Action, Create, DeleteService, EmitEvent
 from finetune_operator.observation.pods import Observation
-from testing.builders.jobs import NOW, RawBody, decide_once, ended_pod, job, observation_of, pod, running_pod
+from testing.builders.jobs import NOW, RawBody, build_observation, decide_once, ended_pod, job, pod, running_pod
 
 NOTHING = Observation(fresh=True)
 MINUTE = timedelta(minutes=1)
@@ -18,7 +18,7 @@ SCHEDULED = [{"type": "PodScheduled", "status": "True", "lastTransitionTime": NO
 def created_job() -> FineTuneJob:
     """Return a job whose attempt 0 has all its children."""
     ftjob, _ = decide_once(job(), NOTHING)
-    return decide_once(ftjob, observation_of(ftjob, pod(ftjob, 0), pod(ftjob, 1)))[0]
+    return decide_once(ftjob, build_observation(ftjob, pod(ftjob, 0), pod(ftjob, 1)))[0]
 
 
 def scheduled_pod(ftjob: FineTuneJob, node_rank: int) -> RawBody:
@@ -34,7 +34,7 @@ def list_created_kinds(actions: tuple[Action, ...]) -> list[str]:
 def test_a_deleted_service_is_created_again(state: object) -> None:
     ftjob = created_job()
     assert callable(state)
-    observation = observation_of(ftjob, state(ftjob, 0), state(ftjob, 1))
+    observation = build_observation(ftjob, state(ftjob, 0), state(ftjob, 1))
     ftjob, _ = decide_once(ftjob, observation)
 
     assert list_created_kinds(decide_once(ftjob, observation)[1].actions) == []
@@ -43,7 +43,7 @@ def test_a_deleted_service_is_created_again(state: object) -> None:
 
 def test_an_edited_service_is_deleted() -> None:
     ftjob = created_job()
-    observation = observation_of(ftjob, running_pod(ftjob, 0), running_pod(ftjob, 1))
+    observation = build_observation(ftjob, running_pod(ftjob, 0), running_pod(ftjob, 1))
     edited = replace(observation, service_exists=False, edited_service_uid="uid-9")
 
     assert decide_once(ftjob, edited)[1].actions[-1:] == (DeleteService("bert", "uid-9"),)
@@ -59,7 +59,7 @@ def test_edited_service_is_deleted_even_while_pods_are_created() -> None:
 def test_service_of_a_finished_job_is_not_created_again() -> None:
     ftjob = created_job()
     for observation in (
-        observation_of(
+        build_observation(
             ftjob,
             ended_pod(ftjob, 0, reason="StartError", exit_code=128, message="no command specified"),
             running_pod(ftjob, 1),
@@ -74,13 +74,13 @@ def test_service_of_a_finished_job_is_not_created_again() -> None:
 
 def test_config_map_is_created_again_for_a_pod_waiting_for_its_volumes() -> None:
     ftjob = created_job()
-    observation = observation_of(ftjob, scheduled_pod(ftjob, 0), running_pod(ftjob, 1))
+    observation = build_observation(ftjob, scheduled_pod(ftjob, 0), running_pod(ftjob, 1))
 
     early = decide_once(ftjob, observation, now=NOW + MINUTE / 2)[1]
     assert (list_created_kinds(early.actions), early.requeue_after) == ([], MINUTE / 2)
     late = decide_once(ftjob, observation, now=NOW + MINUTE)[1]
     assert (list_created_kinds(late.actions), late.requeue_after) == (["ConfigMap"], MINUTE)
-    assert [action.reason for action in late.actions if isinstance(action, Emit)] == ["ContainerCreating"]
+    assert [action.reason for action in late.actions if isinstance(action, EmitEvent)] == ["ContainerCreating"]
     created = next(action for action in late.actions if isinstance(action, Create))
     assert created.name == "ConfigMap bert-0-11111111"
 
@@ -103,6 +103,6 @@ def test_config_map_is_not_created_if_the_pod_is_pending_for_another_reason(stat
     waiting_pod = scheduled_pod(ftjob, 0)
     waiting_pod["status"].update(status)
 
-    decision = decide_once(ftjob, observation_of(ftjob, waiting_pod, running_pod(ftjob, 1)), now=NOW + MINUTE)[1]
+    decision = decide_once(ftjob, build_observation(ftjob, waiting_pod, running_pod(ftjob, 1)), now=NOW + MINUTE)[1]
     assert list_created_kinds(decision.actions) == []
     assert decision.requeue_after != MINUTE

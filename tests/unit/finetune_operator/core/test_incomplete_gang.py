@@ -10,7 +10,7 @@ from finetune_api.v1alpha1.job import FineTuneJob
 from finetune_api.v1alpha1.status import AttemptState
 from finetune_operator.core.actions import Create, DeletePod
 from finetune_operator.observation.pods import Observation, RejectedCreate
-from testing.builders.jobs import NOW, RawBody, decide_once, ended_pod, job, observation_of, pod, running_pod
+from testing.builders.jobs import NOW, RawBody, build_observation, decide_once, ended_pod, job, pod, running_pod
 
 NOTHING = Observation(fresh=True)
 
@@ -30,7 +30,7 @@ def unschedulable_pod(ftjob: FineTuneJob, node_rank: int, *, attempt: int = 0) -
 def job_with_one_running_node(**fields: Any) -> tuple[FineTuneJob, Observation]:
     """Return a job and its observation: node 0 runs since NOW, and node 1 is unschedulable."""
     ftjob = started_job(**fields)
-    one_running = observation_of(ftjob, running_pod(ftjob, 0), unschedulable_pod(ftjob, 1))
+    one_running = build_observation(ftjob, running_pod(ftjob, 0), unschedulable_pod(ftjob, 1))
     return decide_once(ftjob, one_running)[0], one_running
 
 
@@ -47,7 +47,7 @@ PREDECESSOR = RejectedCreate(
 @pytest.mark.parametrize("rejected_create", [QUOTA, PREDECESSOR], ids=["quota exceeded", "predecessor terminating"])
 def test_running_nodes_are_released_if_another_node_cannot_be_created(rejected_create: RejectedCreate) -> None:
     ftjob = started_job(startupDeadlineSeconds=60)
-    one_running = observation_of(ftjob, running_pod(ftjob, 0), rejected_creates=(rejected_create,))
+    one_running = build_observation(ftjob, running_pod(ftjob, 0), rejected_creates=(rejected_create,))
     ftjob, _ = decide_once(ftjob, one_running)
     assert decide_once(ftjob, one_running, now=NOW + timedelta(seconds=50))[1].requeue_after == timedelta(seconds=10)
     for _ in range(2):
@@ -63,9 +63,11 @@ def test_running_nodes_are_released_if_another_node_cannot_be_created(rejected_c
 def test_operator_restart_does_not_delay_the_release_of_running_nodes(rejected_create: RejectedCreate) -> None:
     """Rejected creates are lost when the operator restarts, but the status contains the start of the wait."""
     ftjob = started_job(startupDeadlineSeconds=60)
-    one_running = observation_of(ftjob, running_pod(ftjob, 0), rejected_creates=(rejected_create,))
+    one_running = build_observation(ftjob, running_pod(ftjob, 0), rejected_creates=(rejected_create,))
     ftjob, _ = decide_once(ftjob, one_running)
-    ftjob, retried = decide_once(ftjob, observation_of(ftjob, running_pod(ftjob, 0)), now=NOW + timedelta(seconds=59))
+    ftjob, retried = decide_once(
+        ftjob, build_observation(ftjob, running_pod(ftjob, 0)), now=NOW + timedelta(seconds=59)
+    )
     assert any(isinstance(action, Create) for action in retried.actions)
     ftjob, _ = decide_once(ftjob, one_running, now=NOW + timedelta(seconds=60))
 
@@ -74,8 +76,8 @@ def test_operator_restart_does_not_delay_the_release_of_running_nodes(rejected_c
 
 def test_the_pending_reason_is_removed_once_the_create_succeeds() -> None:
     ftjob = started_job()
-    ftjob, _ = decide_once(ftjob, observation_of(ftjob, running_pod(ftjob, 0), rejected_creates=(QUOTA,)))
-    ftjob, _ = decide_once(ftjob, observation_of(ftjob, running_pod(ftjob, 0), pod(ftjob, 1)))
+    ftjob, _ = decide_once(ftjob, build_observation(ftjob, running_pod(ftjob, 0), rejected_creates=(QUOTA,)))
+    ftjob, _ = decide_once(ftjob, build_observation(ftjob, running_pod(ftjob, 0), pod(ftjob, 1)))
 
     assert ftjob.status.waiting is None
 
@@ -84,7 +86,7 @@ def test_the_pending_reason_is_removed_once_the_create_succeeds() -> None:
 def test_rendezvous_timeout_caused_by_a_rejected_create_is_not_a_failure(rejected_create: RejectedCreate) -> None:
     ftjob = started_job(restartPolicy={"maxRestarts": 0})
     ftjob, _ = decide_once(
-        ftjob, observation_of(ftjob, pod_with_rendezvous_timeout(ftjob, 0), rejected_creates=(rejected_create,))
+        ftjob, build_observation(ftjob, pod_with_rendezvous_timeout(ftjob, 0), rejected_creates=(rejected_create,))
     )
     ftjob, _ = decide_once(ftjob, NOTHING)
 
@@ -104,7 +106,7 @@ def test_rejected_creates_are_retried_with_backoff(waited_seconds: int, retry_se
 def test_running_nodes_are_released_in_time_despite_fast_node_clocks() -> None:
     now = NOW - timedelta(hours=5)
     ftjob = decide_once(job(startupDeadlineSeconds=60), NOTHING, now=now)[0]
-    one_running = observation_of(ftjob, running_pod(ftjob, 0), unschedulable_pod(ftjob, 1))
+    one_running = build_observation(ftjob, running_pod(ftjob, 0), unschedulable_pod(ftjob, 1))
     ftjob, _ = decide_once(ftjob, one_running, now=now)
     ftjob, waiting = decide_once(ftjob, one_running, now=now)
     assert waiting.requeue_after == timedelta(seconds=60)
@@ -141,7 +143,7 @@ def test_rendezvous_timeout_caused_by_an_unschedulable_node_is_not_a_failure() -
     """The rendezvous timeout of a command may be shorter than startupDeadlineSeconds."""
     ftjob, _ = job_with_one_running_node(restartPolicy={"maxRestarts": 0})
     ftjob, _ = decide_once(
-        ftjob, observation_of(ftjob, pod_with_rendezvous_timeout(ftjob, 0), unschedulable_pod(ftjob, 1))
+        ftjob, build_observation(ftjob, pod_with_rendezvous_timeout(ftjob, 0), unschedulable_pod(ftjob, 1))
     )
     ftjob, _ = decide_once(ftjob, NOTHING)
 
@@ -154,7 +156,7 @@ def test_rendezvous_timeout_caused_by_an_unschedulable_node_is_not_a_failure() -
 def test_user_error_ends_the_attempt_even_if_another_node_is_unschedulable() -> None:
     ftjob, _ = job_with_one_running_node()
     failed = pod_with_rendezvous_timeout(ftjob, 0, errorType="DatasetError", message="row 3 has no messages")
-    ftjob, _ = decide_once(ftjob, observation_of(ftjob, failed, unschedulable_pod(ftjob, 1)))
+    ftjob, _ = decide_once(ftjob, build_observation(ftjob, failed, unschedulable_pod(ftjob, 1)))
     ftjob, _ = decide_once(ftjob, NOTHING)
 
     assert ftjob.status.attempts[-1].reason == "DatasetError"
@@ -162,7 +164,9 @@ def test_user_error_ends_the_attempt_even_if_another_node_is_unschedulable() -> 
 
 def test_rendezvous_timeout_is_a_failure_if_all_nodes_are_scheduled() -> None:
     ftjob, _ = job_with_one_running_node()
-    ftjob, _ = decide_once(ftjob, observation_of(ftjob, pod_with_rendezvous_timeout(ftjob, 0), running_pod(ftjob, 1)))
+    ftjob, _ = decide_once(
+        ftjob, build_observation(ftjob, pod_with_rendezvous_timeout(ftjob, 0), running_pod(ftjob, 1))
+    )
     ftjob, _ = decide_once(ftjob, NOTHING)
 
     assert ftjob.status.attempts[0].reason == "RendezvousTimeout"
@@ -170,10 +174,10 @@ def test_rendezvous_timeout_is_a_failure_if_all_nodes_are_scheduled() -> None:
 
 def test_startup_deadline_starts_with_the_first_running_node() -> None:
     ftjob = started_job(startupDeadlineSeconds=60)
-    ftjob, _ = decide_once(ftjob, observation_of(ftjob, unschedulable_pod(ftjob, 0), unschedulable_pod(ftjob, 1)))
+    ftjob, _ = decide_once(ftjob, build_observation(ftjob, unschedulable_pod(ftjob, 0), unschedulable_pod(ftjob, 1)))
     first = running_pod(ftjob, 0)
     first["status"]["containerStatuses"][0]["state"]["running"]["startedAt"] = (NOW + timedelta(hours=1)).isoformat()
-    one_running = observation_of(ftjob, first, unschedulable_pod(ftjob, 1))
+    one_running = build_observation(ftjob, first, unschedulable_pod(ftjob, 1))
 
     ftjob, waiting = decide_once(ftjob, one_running, now=NOW + timedelta(hours=1, seconds=1))
 
@@ -183,7 +187,7 @@ def test_startup_deadline_starts_with_the_first_running_node() -> None:
 
 def test_nodes_are_released_only_if_one_runs_and_a_startup_deadline_is_set() -> None:
     ftjob = started_job(startupDeadlineSeconds=60)
-    observation = observation_of(ftjob, unschedulable_pod(ftjob, 0), unschedulable_pod(ftjob, 1))
+    observation = build_observation(ftjob, unschedulable_pod(ftjob, 0), unschedulable_pod(ftjob, 1))
     ftjob, _ = decide_once(ftjob, observation)
     ftjob, _ = decide_once(ftjob, observation, now=NOW + timedelta(hours=5))
     assert ftjob.status.attempts[0].state is AttemptState.STARTING
@@ -201,7 +205,7 @@ def test_released_attempts_do_not_count_against_the_restart_budget() -> None:
     for attempt in range(30):
         first = running_pod(ftjob, 0, attempt=attempt)
         first["status"]["containerStatuses"][0]["state"] = {"running": {"startedAt": now.isoformat()}}
-        one_running = observation_of(ftjob, first, unschedulable_pod(ftjob, 1, attempt=attempt))
+        one_running = build_observation(ftjob, first, unschedulable_pod(ftjob, 1, attempt=attempt))
         for _ in range(2):
             ftjob, _ = decide_once(ftjob, one_running, now=now)
             now += timedelta(seconds=60)
@@ -233,15 +237,15 @@ def test_pending_deadline_is_not_reset_by_releases_and_fails_the_job() -> None:
 
 def test_pending_deadline_restarts_after_a_running_attempt() -> None:
     ftjob = started_job(pendingDeadlineSeconds=400)
-    ftjob, _ = decide_once(ftjob, observation_of(ftjob, running_pod(ftjob, 0), running_pod(ftjob, 1)))
+    ftjob, _ = decide_once(ftjob, build_observation(ftjob, running_pod(ftjob, 0), running_pod(ftjob, 1)))
     ftjob, _ = decide_once(
-        ftjob, observation_of(ftjob, running_pod(ftjob, 0), running_pod(ftjob, 1)), now=NOW + timedelta(hours=1)
+        ftjob, build_observation(ftjob, running_pod(ftjob, 0), running_pod(ftjob, 1)), now=NOW + timedelta(hours=1)
     )
     assert ftjob.status.attempts[0].state is AttemptState.RUNNING
     for _ in range(2):
         ftjob, _ = decide_once(
             ftjob,
-            observation_of(ftjob, ended_pod(ftjob, 0, exit_code=137), ended_pod(ftjob, 1, exit_code=137)),
+            build_observation(ftjob, ended_pod(ftjob, 0, exit_code=137), ended_pod(ftjob, 1, exit_code=137)),
             now=NOW + timedelta(hours=1),
         )
 

@@ -8,7 +8,7 @@ from finetune_api.v1alpha1.status import JobStatus, WaitStatus
 from finetune_operator.core.pending_reasons import CREATE_CONTAINER_TIMEOUT, PendingReason, find_pending_reason
 from finetune_operator.failures.create_rejections import find_permanent_rejection
 from finetune_operator.observation.pods import Observation, RejectedCreate
-from testing.builders.jobs import NOW, RawBody, job, observation_of, pod, running_pod
+from testing.builders.jobs import NOW, RawBody, build_observation, job, pod, running_pod
 
 JOB = job()
 QUOTA = RejectedCreate("Pod", "bert-0-0", 403, "exceeded quota: gpus")
@@ -37,7 +37,7 @@ def scheduled_pod(node_rank: int, ready_status: str = "", state: RawBody | None 
 def find_pending_reason_of_pods(
     *pods: RawBody, rejected_creates: tuple[RejectedCreate, ...] = (), now: datetime = NOW
 ) -> PendingReason | None:
-    observation = observation_of(JOB, *pods, rejected_creates=rejected_creates)
+    observation = build_observation(JOB, *pods, rejected_creates=rejected_creates)
     return find_pending_reason(JOB, observation, observation.nodes_of_attempt(0), now)
 
 
@@ -58,7 +58,9 @@ def test_a_pod_without_waiting_state_has_no_pending_reason() -> None:
         pytest.param(
             "ErrImagePull",
             PendingReason(
-                "ImagePullFailed", "bert-0-0: no such tag; check spec.image and spec.imagePullSecrets", image_pull=True
+                "ImagePullFailed",
+                "bert-0-0: no such tag; check spec.image and spec.imagePullSecrets",
+                is_image_pull_error=True,
             ),
             id="image not found",
         ),
@@ -67,7 +69,7 @@ def test_a_pod_without_waiting_state_has_no_pending_reason() -> None:
             PendingReason(
                 "ImagePullFailed",
                 "bert-0-0: no such tag; check spec.image and spec.imagePullSecrets",
-                image_pull=True,
+                is_image_pull_error=True,
                 permanent=True,
             ),
             id="invalid image name",
@@ -102,7 +104,7 @@ def find_image_pull_reason(
         else JobStatus()
     )
     ftjob = job(status=status)
-    observation = observation_of(ftjob, waiting_pod(0, reason, message), running_pod(ftjob, 1))
+    observation = build_observation(ftjob, waiting_pod(0, reason, message), running_pod(ftjob, 1))
     pending = find_pending_reason(ftjob, observation, observation.nodes_of_attempt(0), NOW)
     assert pending is not None
     return pending
@@ -126,7 +128,7 @@ def find_image_pull_reason(
 def test_registry_outages_are_retried_without_a_timeout(message: str, is_transient: bool) -> None:
     for kubelet_message in (message, f"{BACK_OFF}: ErrImagePull: {message}"):
         pending = find_image_pull_reason(kubelet_message)
-        assert (pending.image_pull, pending.has_no_timeout) == (not is_transient, is_transient)
+        assert (pending.is_image_pull_error, pending.has_no_timeout) == (not is_transient, is_transient)
         assert message in pending.message
         assert ("check spec.image" in pending.message) is not is_transient
 
@@ -206,7 +208,7 @@ def test_a_rejected_create_is_reported_before_waiting_containers() -> None:
 
 def test_a_failing_webhook_is_retried_and_reported_with_its_message() -> None:
     webhook = RejectedCreate("Pod", "bert-0-0", 500, "failed calling webhook")
-    assert find_permanent_rejection(JOB, observation_of(JOB, rejected_creates=(webhook,))) is None
+    assert find_permanent_rejection(JOB, build_observation(JOB, rejected_creates=(webhook,))) is None
     assert find_pending_reason_of_pods(rejected_creates=(webhook,)) == PendingReason(
         "CreateRefused", "Pod bert-0-0: failed calling webhook"
     )
@@ -220,14 +222,14 @@ def test_job_waits_for_terminating_children_of_a_predecessor() -> None:
         "Pod bert-0-0 of a deleted job of the same name is still there",
         predecessor_terminating=True,
     )
-    assert find_permanent_rejection(JOB, observation_of(JOB, rejected_creates=(rejected,))) is None
+    assert find_permanent_rejection(JOB, build_observation(JOB, rejected_creates=(rejected,))) is None
     assert find_pending_reason_of_pods(rejected_creates=(rejected,)) == PendingReason(
         "PredecessorTerminating", f"{rejected.message}; waiting until it is deleted"
     )
 
 
 def test_deleted_pod_has_no_pending_reason() -> None:
-    observation = Observation(nodes=observation_of(JOB, tombstones=(waiting_pod(0, "ErrImagePull"),)).nodes)
+    observation = Observation(nodes=build_observation(JOB, tombstones=(waiting_pod(0, "ErrImagePull"),)).nodes)
     assert len(observation.nodes) == 1
     assert find_pending_reason(JOB, observation, observation.nodes, NOW + timedelta(hours=1)) is None
 

@@ -3,12 +3,12 @@
 from finetune_api.v1alpha1.status import AttemptState
 from finetune_operator.core.phase import is_suspended
 from testing.builders.jobs import job
-from testing.builders.statuses import finished_status, status_with_attempts
+from testing.builders.statuses import build_finished_status, build_status_with_attempts
 
 
 def test_job_is_suspended_only_if_requested_and_no_pod_is_left() -> None:
     suspended_job, active_job = job(suspend=True), job()
-    assert is_suspended(suspended_job, status_with_attempts(AttemptState.STOPPED))
-    assert not is_suspended(suspended_job, status_with_attempts(AttemptState.STOPPING))
-    assert not is_suspended(active_job, status_with_attempts(AttemptState.STOPPED))
-    assert not is_suspended(suspended_job, finished_status(AttemptState.SUCCEEDED))
+    assert is_suspended(suspended_job, build_status_with_attempts(AttemptState.STOPPED))
+    assert not is_suspended(suspended_job, build_status_with_attempts(AttemptState.STOPPING))
+    assert not is_suspended(active_job, build_status_with_attempts(AttemptState.STOPPED))
+    assert not is_suspended(suspended_job, build_finished_status(AttemptState.SUCCEEDED))

@@ -7,33 +7,33 @@ import pytest
 from finetune_api.v1alpha1.status import AttemptState, Display
 from finetune_operator.core.printer_columns import format_duration, format_number
 from testing.builders.jobs import RawBody, job, pod, running_pod, terminating_pod
-from testing.builders.statuses import progress_report, status_with_progress
+from testing.builders.statuses import build_progress_report, derive_status_with_progress
 
 JOB = job()
 
 
 def derive_printer_columns(*pods: RawBody, **fields: Any) -> Display:
-    display = status_with_progress(*pods, **fields).display
+    display = derive_status_with_progress(*pods, **fields).display
     assert display is not None
     return display
 
 
 def test_columns_of_a_running_job_contain_step_loss_throughput_and_eta() -> None:
-    progress = progress_report(40, total_steps=120, loss=1.23456, tokens_per_second=18432.0, eta_seconds=1320)
+    progress = build_progress_report(40, total_steps=120, loss=1.23456, tokens_per_second=18432.0, eta_seconds=1320)
     assert derive_printer_columns(running_pod(JOB, 0), running_pod(JOB, 1), polled_progress=progress) == Display(
         nodes="2/2", progress="33% 40/120", loss="1.235", tokens_per_second="18.4k", eta="22m"
     )
 
 
 def test_columns_of_a_stopping_job_have_no_throughput_and_eta() -> None:
-    progress = progress_report(40, total_steps=120, loss=1.0, tokens_per_second=18432.0, eta_seconds=1320)
+    progress = build_progress_report(40, total_steps=120, loss=1.0, tokens_per_second=18432.0, eta_seconds=1320)
     assert derive_printer_columns(previous_progress=progress, state=AttemptState.STOPPING) == Display(
         nodes="0/2", progress="33% 40/120", loss="1.000"
     )
 
 
 def test_the_progress_column_after_early_stopping_has_no_percentage() -> None:
-    progress = progress_report(40, total_steps=120, loss=1.0, stopped_early=True)
+    progress = build_progress_report(40, total_steps=120, loss=1.0, stopped_early=True)
     assert (
         derive_printer_columns(previous_progress=progress, state=AttemptState.SUCCEEDED).progress
         == "stopped early 40/120"
@@ -42,7 +42,9 @@ def test_the_progress_column_after_early_stopping_has_no_percentage() -> None:
 
 def test_unknown_columns_are_blank() -> None:
     assert (
-        derive_printer_columns(polled_progress=progress_report(0)) == derive_printer_columns() == Display(nodes="0/2")
+        derive_printer_columns(polled_progress=build_progress_report(0))
+        == derive_printer_columns()
+        == Display(nodes="0/2")
     )
 
 

@@ -15,8 +15,8 @@ from finetune_operator.core.derive_status import StatusContext, derive_status
 from finetune_operator.core.job_context import JobContext
 from finetune_operator.core.progress import summarise_steps
 from finetune_supervisor.messages import to_json_object
-from testing.builders.jobs import NOW, SETTINGS, RawBody, ended_pod, job, observation_of, running_pod
-from testing.builders.statuses import progress_report, status_with_progress, time_after_start
+from testing.builders.jobs import NOW, SETTINGS, RawBody, build_observation, ended_pod, job, running_pod
+from testing.builders.statuses import build_progress_report, derive_status_with_progress, get_time_after_start
 
 JOB = job()
 RECORD = AttemptRecord(attempt=0, state=AttemptState.RUNNING, created=True)
@@ -28,43 +28,46 @@ def ended_pod_with_progress(progress: Progress, *, node_rank: int = 0) -> RawBod
 
 
 def test_polled_progress_is_in_the_status() -> None:
-    assert status_with_progress(polled_progress=progress_report(5)).progress == progress_report(5)
+    assert derive_status_with_progress(polled_progress=build_progress_report(5)).progress == build_progress_report(5)
 
 
 def test_progress_is_kept_without_a_new_report() -> None:
-    assert status_with_progress(previous_progress=progress_report(5)).progress == progress_report(5)
-    assert status_with_progress().progress is None
+    assert derive_status_with_progress(previous_progress=build_progress_report(5)).progress == build_progress_report(5)
+    assert derive_status_with_progress().progress is None
 
 
 def test_an_older_report_does_not_replace_a_newer_one() -> None:
-    assert status_with_progress(
-        previous_progress=progress_report(9, seconds=60), polled_progress=progress_report(5)
-    ).progress == progress_report(9, seconds=60)
+    assert derive_status_with_progress(
+        previous_progress=build_progress_report(9, seconds=60), polled_progress=build_progress_report(5)
+    ).progress == build_progress_report(9, seconds=60)
 
 
 def test_attempt_resumed_from_a_checkpoint_may_report_an_earlier_step() -> None:
-    assert status_with_progress(
-        previous_progress=progress_report(9), polled_progress=progress_report(8, seconds=60)
-    ).progress == progress_report(8, seconds=60)
+    assert derive_status_with_progress(
+        previous_progress=build_progress_report(9), polled_progress=build_progress_report(8, seconds=60)
+    ).progress == build_progress_report(8, seconds=60)
 
 
 def test_the_termination_message_is_newer_than_polled_progress() -> None:
-    progress = status_with_progress(
-        ended_pod_with_progress(progress_report(12, seconds=2)), polled_progress=progress_report(11, seconds=1)
+    progress = derive_status_with_progress(
+        ended_pod_with_progress(build_progress_report(12, seconds=2)),
+        polled_progress=build_progress_report(11, seconds=1),
     ).progress
-    assert progress == progress_report(12, seconds=2)
+    assert progress == build_progress_report(12, seconds=2)
 
 
 def test_only_node_0_reports_progress() -> None:
-    assert status_with_progress(ended_pod_with_progress(progress_report(12), node_rank=1)).progress is None
+    assert derive_status_with_progress(ended_pod_with_progress(build_progress_report(12), node_rank=1)).progress is None
 
 
 def test_report_without_a_checkpoint_keeps_the_last_checkpoint() -> None:
-    before = progress_report(9, last_checkpoint="step-8")
-    progress = status_with_progress(previous_progress=before, polled_progress=progress_report(10, seconds=1)).progress
-    assert progress == progress_report(10, seconds=1, last_checkpoint="step-8")
-    newer = status_with_progress(
-        previous_progress=before, polled_progress=progress_report(17, seconds=1, last_checkpoint="step-16")
+    before = build_progress_report(9, last_checkpoint="step-8")
+    progress = derive_status_with_progress(
+        previous_progress=before, polled_progress=build_progress_report(10, seconds=1)
+    ).progress
+    assert progress == build_progress_report(10, seconds=1, last_checkpoint="step-8")
+    newer = derive_status_with_progress(
+        previous_progress=before, polled_progress=build_progress_report(17, seconds=1, last_checkpoint="step-16")
     ).progress
     assert newer is not None
     assert newer.last_checkpoint == "step-16"
@@ -76,24 +79,24 @@ def test_the_update_time_of_progress_never_decreases(polls: list[tuple[int, int]
     for step, seconds in polls:
         before, current = (
             current,
-            status_with_progress(
-                previous_progress=current, polled_progress=progress_report(step, seconds=seconds)
+            derive_status_with_progress(
+                previous_progress=current, polled_progress=build_progress_report(step, seconds=seconds)
             ).progress,
         )
         assert current is not None
         assert current.update_time is not None
-        assert current.update_time >= time_after_start(seconds)
+        assert current.update_time >= get_time_after_start(seconds)
         if before is not None and before.update_time is not None:
             assert current.update_time >= before.update_time
 
 
 def test_the_status_contains_batch_and_output() -> None:
-    status = status_with_progress()
+    status = derive_status_with_progress()
     assert status.batch is not None
     assert (status.batch.effective, status.batch.world_size) == (4, 4)
     assert status.output == "models:default/bert"
     claim = {"persistentVolumeClaim": {"claimName": "models"}, "subPath": "team/a"}
-    assert derive_status(job(output=claim), StatusContext(observation_of(JOB), None, NOW)).output == "models:team/a"
+    assert derive_status(job(output=claim), StatusContext(build_observation(JOB), None, NOW)).output == "models:team/a"
 
 
 AUTO = {"perDeviceTrainBatchSize": "auto", "globalBatchSize": 32}
@@ -103,7 +106,7 @@ def derive_status_and_batch(
     ftjob: FineTuneJob, *pods: RawBody, polled_progress: Progress | None = None
 ) -> tuple[JobStatus, str]:
     """Return the derived status, and its batch as the text `per device x accumulation x world size`."""
-    status = derive_status(ftjob, StatusContext(observation_of(ftjob, *pods, progress=polled_progress), None, NOW))
+    status = derive_status(ftjob, StatusContext(build_observation(ftjob, *pods, progress=polled_progress), None, NOW))
     batch = status.batch
     if batch is None:
         return status, "unknown"
@@ -114,8 +117,10 @@ def test_batch_chosen_by_the_trainer_is_kept_in_the_status() -> None:
     ftjob = job(
         status=JobStatus(attempt=0, attempts=(AttemptRecord(attempt=0, state=AttemptState.RUNNING),)), training=AUTO
     )
-    before, unknown = derive_status_and_batch(ftjob, polled_progress=progress_report(0))
-    chosen, current = derive_status_and_batch(ftjob, polled_progress=progress_report(0, per_device_train_batch_size=4))
+    before, unknown = derive_status_and_batch(ftjob, polled_progress=build_progress_report(0))
+    chosen, current = derive_status_and_batch(
+        ftjob, polled_progress=build_progress_report(0, per_device_train_batch_size=4)
+    )
     _, later = derive_status_and_batch(ftjob.model_copy(update={"status": chosen}))
 
     assert (before.batch, unknown) == (None, "unknown")
@@ -129,7 +134,7 @@ def test_invalid_micro_batch_size_is_ignored(size: int) -> None:
     )
 
     assert (
-        derive_status_and_batch(ftjob, polled_progress=progress_report(0, per_device_train_batch_size=size))[1]
+        derive_status_and_batch(ftjob, polled_progress=build_progress_report(0, per_device_train_batch_size=size))[1]
         == "unknown"
     )
 
@@ -138,7 +143,7 @@ def test_reported_micro_batch_size_does_not_override_the_spec() -> None:
     ftjob = job(training={"perDeviceTrainBatchSize": 2, "gradientAccumulationSteps": 4})
 
     assert (
-        derive_status_and_batch(ftjob, polled_progress=progress_report(0, per_device_train_batch_size=8))[1]
+        derive_status_and_batch(ftjob, polled_progress=build_progress_report(0, per_device_train_batch_size=8))[1]
         == "2 x 4 x 4"
     )
 
@@ -148,7 +153,7 @@ def test_repair_overrides_an_automatic_micro_batch_size() -> None:
     ftjob = job(status=JobStatus(repair=repair), training=AUTO)
 
     assert (
-        derive_status_and_batch(ftjob, polled_progress=progress_report(0, per_device_train_batch_size=4))[1]
+        derive_status_and_batch(ftjob, polled_progress=build_progress_report(0, per_device_train_batch_size=4))[1]
         == "1 x 8 x 4"
     )
 
@@ -162,7 +167,7 @@ def build_context(
 ) -> JobContext:
     """Return the context of a job whose current attempt has this record."""
     ftjob = job(status=JobStatus(attempt=0, attempts=(record,)))
-    return JobContext(ftjob, observation_of(ftjob, *pods, progress=polled_progress), NOW, SETTINGS)
+    return JobContext(ftjob, build_observation(ftjob, *pods, progress=polled_progress), NOW, SETTINGS)
 
 
 def derive_steps(

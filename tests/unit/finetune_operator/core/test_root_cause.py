@@ -15,13 +15,13 @@ from finetune_operator.core.stop_attempt import ROOT_CAUSE_GRACE
 from testing.builders.jobs import (
     NOW,
     RawBody,
+    build_observation,
     decide_once,
     ended_pod,
-    observation_of,
     running_pod,
     terminating_pod,
 )
-from testing.builders.stopping import KILLED, VICTIM, disrupted_pod, running_job, termination_message
+from testing.builders.stopping import KILLED, VICTIM, build_disrupted_pod, build_running_job, termination_message
 
 LATER = NOW + timedelta(seconds=2)
 
@@ -35,13 +35,13 @@ def pod_restarted_in_place(ftjob: FineTuneJob, node_rank: int, **terminated_fiel
 
 
 def test_root_cause_observed_after_its_victim_is_found() -> None:
-    ftjob = running_job()
+    ftjob = build_running_job()
     ftjob, _ = decide_once(
-        ftjob, observation_of(ftjob, ended_pod(ftjob, 0, **VICTIM), running_pod(ftjob, 1)), now=LATER
+        ftjob, build_observation(ftjob, ended_pod(ftjob, 0, **VICTIM), running_pod(ftjob, 1)), now=LATER
     )
     ftjob, _ = decide_once(
         ftjob,
-        observation_of(ftjob, ended_pod(ftjob, 0, **VICTIM), terminating_pod(ended_pod(ftjob, 1, **KILLED))),
+        build_observation(ftjob, ended_pod(ftjob, 0, **VICTIM), terminating_pod(ended_pod(ftjob, 1, **KILLED))),
         now=LATER,
     )
 
@@ -49,19 +49,19 @@ def test_root_cause_observed_after_its_victim_is_found() -> None:
 
 
 def test_pod_without_labels_is_also_deleted_before_the_verdict() -> None:
-    ftjob = running_job()
+    ftjob = build_running_job()
     unlabelled_pod = running_pod(ftjob, 1)
     del unlabelled_pod["metadata"]["labels"][names.JOB_UID]
-    unconfirmed = decide_once(ftjob, observation_of(ftjob, running_pod(ftjob, 0), fresh=False), now=LATER)[1]
-    ftjob, _ = decide_once(ftjob, observation_of(ftjob, running_pod(ftjob, 0), unlabelled_pod), now=LATER)
-    stopping = decide_once(ftjob, observation_of(ftjob, running_pod(ftjob, 0), unlabelled_pod), now=LATER)[1]
+    unconfirmed = decide_once(ftjob, build_observation(ftjob, running_pod(ftjob, 0), fresh=False), now=LATER)[1]
+    ftjob, _ = decide_once(ftjob, build_observation(ftjob, running_pod(ftjob, 0), unlabelled_pod), now=LATER)
+    stopping = decide_once(ftjob, build_observation(ftjob, running_pod(ftjob, 0), unlabelled_pod), now=LATER)[1]
     ftjob, waiting = decide_once(
         ftjob,
-        observation_of(ftjob, terminating_pod(unlabelled_pod), tombstones=(terminating_pod(running_pod(ftjob, 0)),)),
+        build_observation(ftjob, terminating_pod(unlabelled_pod), tombstones=(terminating_pod(running_pod(ftjob, 0)),)),
         now=LATER,
     )
     state_with_pod = ftjob.status.attempts[-1].state
-    ftjob, _ = decide_once(ftjob, observation_of(ftjob), now=LATER)
+    ftjob, _ = decide_once(ftjob, build_observation(ftjob), now=LATER)
 
     assert unconfirmed.needs_confirmation
     assert [action.name for action in stopping.actions if isinstance(action, DeletePod)] == ["bert-0-0", "bert-0-1"]
@@ -75,17 +75,19 @@ STOPPED: RawBody = {"message": termination_message(outcome=Outcome.STOPPED), "fi
 
 @pytest.mark.parametrize("is_observed_late", [False, True], ids=["observed first", "observed after its victim"])
 def test_pod_with_a_container_restarted_in_place_is_the_root_cause_and_is_deleted(is_observed_late: bool) -> None:
-    ftjob = running_job()
+    ftjob = build_running_job()
     restarted_pod = pod_restarted_in_place(ftjob, 1, exit_code=143, **STOPPED)
     other = ended_pod(ftjob, 0, **VICTIM)
     observations = [(other, running_pod(ftjob, 1))] if is_observed_late else [(running_pod(ftjob, 0), restarted_pod)]
     for pods in (*observations, (other, restarted_pod)):
-        ftjob, decision = decide_once(ftjob, observation_of(ftjob, *pods), now=LATER)
-    ftjob, decision = decide_once(ftjob, observation_of(ftjob, other, restarted_pod), now=NOW + timedelta(seconds=10))
+        ftjob, decision = decide_once(ftjob, build_observation(ftjob, *pods), now=LATER)
+    ftjob, decision = decide_once(
+        ftjob, build_observation(ftjob, other, restarted_pod), now=NOW + timedelta(seconds=10)
+    )
     assert [action.name for action in decision.actions if isinstance(action, DeletePod)] == ["bert-0-1"]
 
     broken = ended_pod(ftjob, 1, exit_code=128, reason="StartError", message='exec: "python3": not found')
-    ftjob, _ = decide_once(ftjob, observation_of(ftjob, other, broken), now=LATER)
+    ftjob, _ = decide_once(ftjob, build_observation(ftjob, other, broken), now=LATER)
     first = ftjob.status.attempts[0]
     assert (first.reason, first.node_rank, first.fault) == ("PodDeleted", 1, Fault.INFRASTRUCTURE)
     assert "pod bert-0-1 was restarted in place" in first.message
@@ -93,22 +95,24 @@ def test_pod_with_a_container_restarted_in_place_is_the_root_cause_and_is_delete
 
 def test_a_node_killed_after_its_grace_period_is_not_the_root_cause() -> None:
     late_failure: RawBody = {"exit_code": 137, "finishedAt": "2026-01-01T12:00:12Z"}
-    ftjob = running_job()
+    ftjob = build_running_job()
     ftjob, _ = decide_once(
-        ftjob, observation_of(ftjob, ended_pod(ftjob, 0, **VICTIM), running_pod(ftjob, 1)), now=LATER
+        ftjob, build_observation(ftjob, ended_pod(ftjob, 0, **VICTIM), running_pod(ftjob, 1)), now=LATER
     )
     stopped_pod = terminating_pod(ended_pod(ftjob, 1, **late_failure), deadline=NOW + timedelta(seconds=12))
-    ftjob, _ = decide_once(ftjob, observation_of(ftjob, ended_pod(ftjob, 0, **VICTIM), stopped_pod), now=LATER)
+    ftjob, _ = decide_once(ftjob, build_observation(ftjob, ended_pod(ftjob, 0, **VICTIM), stopped_pod), now=LATER)
 
     assert ftjob.status.attempts[0].reason == "PeerLost"
 
 
 def test_pod_deleted_by_a_user_is_the_root_cause_even_if_its_ranks_report_lost_peers() -> None:
-    ftjob = running_job()
-    ftjob, _ = decide_once(ftjob, observation_of(ftjob, terminating_pod(running_pod(ftjob, 0)), running_pod(ftjob, 1)))
+    ftjob = build_running_job()
+    ftjob, _ = decide_once(
+        ftjob, build_observation(ftjob, terminating_pod(running_pod(ftjob, 0)), running_pod(ftjob, 1))
+    )
     ftjob, _ = decide_once(
         ftjob,
-        observation_of(
+        build_observation(
             ftjob, terminating_pod(ended_pod(ftjob, 0, **VICTIM)), terminating_pod(ended_pod(ftjob, 1, **VICTIM))
         ),
         now=LATER,
@@ -118,58 +122,58 @@ def test_pod_deleted_by_a_user_is_the_root_cause_even_if_its_ranks_report_lost_p
 
 
 def test_a_lost_kubernetes_node_is_the_root_cause_without_a_termination_message() -> None:
-    ftjob = running_job()
+    ftjob = build_running_job()
     ftjob, _ = decide_once(
-        ftjob, observation_of(ftjob, ended_pod(ftjob, 0, **VICTIM), running_pod(ftjob, 1)), now=LATER
+        ftjob, build_observation(ftjob, ended_pod(ftjob, 0, **VICTIM), running_pod(ftjob, 1)), now=LATER
     )
-    lost_pod = disrupted_pod(terminating_pod(running_pod(ftjob, 1), deadline=LATER), "DeletionByTaintManager")
+    lost_pod = build_disrupted_pod(terminating_pod(running_pod(ftjob, 1), deadline=LATER), "DeletionByTaintManager")
     ftjob, _ = decide_once(
-        ftjob, observation_of(ftjob, ended_pod(ftjob, 0, **VICTIM), lost_pod), now=LATER + timedelta(seconds=60)
+        ftjob, build_observation(ftjob, ended_pod(ftjob, 0, **VICTIM), lost_pod), now=LATER + timedelta(seconds=60)
     )
 
     assert (ftjob.status.attempts[0].reason, ftjob.status.attempts[0].fault) == ("NodeLost", Fault.INFRASTRUCTURE)
 
 
 def test_eviction_after_a_deletion_by_the_operator_is_not_the_root_cause() -> None:
-    ftjob = running_job()
+    ftjob = build_running_job()
     ftjob, _ = decide_once(
-        ftjob, observation_of(ftjob, ended_pod(ftjob, 0, **VICTIM), running_pod(ftjob, 1)), now=LATER
+        ftjob, build_observation(ftjob, ended_pod(ftjob, 0, **VICTIM), running_pod(ftjob, 1)), now=LATER
     )
     late_failure: RawBody = {"exit_code": 143, "message": termination_message(outcome=Outcome.STOPPED)}
-    evicted_pod = disrupted_pod(terminating_pod(ended_pod(ftjob, 1, **late_failure)), "EvictionByEvictionAPI")
-    ftjob, _ = decide_once(ftjob, observation_of(ftjob, ended_pod(ftjob, 0, **VICTIM), evicted_pod), now=LATER)
+    evicted_pod = build_disrupted_pod(terminating_pod(ended_pod(ftjob, 1, **late_failure)), "EvictionByEvictionAPI")
+    ftjob, _ = decide_once(ftjob, build_observation(ftjob, ended_pod(ftjob, 0, **VICTIM), evicted_pod), now=LATER)
 
     assert ftjob.status.attempts[0].reason == "PeerLost"
 
 
 def test_evidence_is_kept_after_its_pod_is_removed() -> None:
-    ftjob = running_job()
+    ftjob = build_running_job()
     ftjob, _ = decide_once(
-        ftjob, observation_of(ftjob, ended_pod(ftjob, 0, **KILLED), running_pod(ftjob, 1)), now=LATER
+        ftjob, build_observation(ftjob, ended_pod(ftjob, 0, **KILLED), running_pod(ftjob, 1)), now=LATER
     )
-    ftjob, _ = decide_once(ftjob, observation_of(ftjob), now=LATER)
+    ftjob, _ = decide_once(ftjob, build_observation(ftjob), now=LATER)
 
     assert ftjob.status.attempts[0].reason == "ContainerKilled"
 
 
 def test_missing_pod_counts_as_deleted() -> None:
-    ftjob = running_job()
-    ftjob, _ = decide_once(ftjob, observation_of(ftjob, running_pod(ftjob, 0)))
-    ftjob, _ = decide_once(ftjob, observation_of(ftjob))
+    ftjob = build_running_job()
+    ftjob, _ = decide_once(ftjob, build_observation(ftjob, running_pod(ftjob, 0)))
+    ftjob, _ = decide_once(ftjob, build_observation(ftjob))
 
     assert (ftjob.status.attempts[0].reason, ftjob.status.attempts[0].node_rank) == ("PodDeleted", 1)
 
 
 def test_pods_are_deleted_only_after_the_grace_period_of_the_root_cause() -> None:
     """A root cause that receives SIGTERM reports that it was stopped, so its victim would be judged instead."""
-    ftjob = running_job()
+    ftjob = build_running_job()
     pods = (ended_pod(ftjob, 0, **VICTIM), running_pod(ftjob, 1))
-    ftjob, _ = decide_once(ftjob, observation_of(ftjob, *pods))
-    ftjob, during_grace = decide_once(ftjob, observation_of(ftjob, *pods), now=LATER)
-    _, after_grace = decide_once(ftjob, observation_of(ftjob, *pods), now=LATER + ROOT_CAUSE_GRACE)
+    ftjob, _ = decide_once(ftjob, build_observation(ftjob, *pods))
+    ftjob, during_grace = decide_once(ftjob, build_observation(ftjob, *pods), now=LATER)
+    _, after_grace = decide_once(ftjob, build_observation(ftjob, *pods), now=LATER + ROOT_CAUSE_GRACE)
     ftjob, _ = decide_once(
         ftjob,
-        observation_of(ftjob, pods[0], ended_pod(ftjob, 1, message=termination_message(error_type="ValueError"))),
+        build_observation(ftjob, pods[0], ended_pod(ftjob, 1, message=termination_message(error_type="ValueError"))),
         now=LATER,
     )
 

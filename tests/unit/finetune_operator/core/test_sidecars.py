@@ -7,7 +7,7 @@ import pytest
 from finetune_api.v1alpha1.job import FineTuneJob
 from finetune_operator.core.actions import DeletePod
 from finetune_operator.observation.pods import Observation
-from testing.builders.jobs import NOW, RawBody, decide_once, job, observation_of, pod, running_pod
+from testing.builders.jobs import NOW, RawBody, build_observation, decide_once, job, pod, running_pod
 
 NOTHING = Observation(fresh=True)
 HALF_A_MINUTE = timedelta(seconds=30)
@@ -32,7 +32,7 @@ def run_four_passes(ftjob: FineTuneJob, observation: Observation) -> FineTuneJob
 @pytest.mark.parametrize("fields", [{}, {"ttlSecondsAfterFinished": 3600}], ids=["no TTL", "with a TTL"])
 def test_pods_of_a_finished_job_are_deleted_if_a_sidecar_still_runs(fields: RawBody) -> None:
     ftjob, _ = decide_once(job(**fields), NOTHING)
-    observation = observation_of(ftjob, pod_kept_by_sidecar(ftjob, 0), pod_kept_by_sidecar(ftjob, 1))
+    observation = build_observation(ftjob, pod_kept_by_sidecar(ftjob, 0), pod_kept_by_sidecar(ftjob, 1))
     ftjob = run_four_passes(ftjob, observation)
     assert ftjob.status.completion_time is not None
 
@@ -44,9 +44,9 @@ def test_pods_of_a_finished_job_are_deleted_if_a_sidecar_still_runs(fields: RawB
 
 def test_pods_of_a_suspended_job_are_deleted_if_a_sidecar_still_runs() -> None:
     ftjob, _ = decide_once(job(), NOTHING)
-    ftjob, _ = decide_once(ftjob, observation_of(ftjob, running_pod(ftjob, 0), running_pod(ftjob, 1)))
+    ftjob, _ = decide_once(ftjob, build_observation(ftjob, running_pod(ftjob, 0), running_pod(ftjob, 1)))
     ftjob = ftjob.model_copy(update={"spec": ftjob.spec.model_copy(update={"suspend": True})})
-    observation = observation_of(
+    observation = build_observation(
         ftjob, *(pod_kept_by_sidecar(ftjob, rank, exit_code=143, outcome="stopped") for rank in range(2))
     )
     ftjob = run_four_passes(ftjob, observation)
@@ -62,7 +62,7 @@ def test_ended_pods_are_kept_for_their_logs() -> None:
     ended = [pod_kept_by_sidecar(ftjob, rank) for rank in range(2)]
     for body in ended:
         body["status"]["phase"] = "Succeeded"
-    ftjob = run_four_passes(ftjob, observation_of(ftjob, *ended))
+    ftjob = run_four_passes(ftjob, build_observation(ftjob, *ended))
 
-    late = decide_once(ftjob, observation_of(ftjob, *ended), now=NOW + timedelta(hours=1))[1]
+    late = decide_once(ftjob, build_observation(ftjob, *ended), now=NOW + timedelta(hours=1))[1]
     assert (late.actions, late.requeue_after) == ((), None)

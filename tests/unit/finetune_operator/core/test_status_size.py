@@ -7,7 +7,7 @@ from finetune_api.v1alpha1.status import AttemptState, JobStatus
 from finetune_operator.controller.reconcile import render_status
 from finetune_operator.failures.node_avoidance import MAX_KEPT_ATTEMPTS
 from finetune_operator.observation.pods import Observation
-from testing.builders.jobs import RawBody, decide_once, ended_pod, job, observation_of, running_pod
+from testing.builders.jobs import RawBody, build_observation, decide_once, ended_pod, job, running_pod
 
 MAX_OBJECT_BYTES = 1_500_000
 SPEC_AND_METADATA_BYTES = 200_000
@@ -34,8 +34,8 @@ def measure_status_bytes(status: JobStatus) -> int:
 
 def test_status_of_the_largest_job_with_the_most_attempts_fits_into_etcd() -> None:
     ftjob, _ = decide_once(job(numNodes=MAX_NODES, restartPolicy={"maxRestarts": 99}), Observation(fresh=True))
-    ftjob, _ = decide_once(ftjob, observation_of(ftjob, *(running_pod(ftjob, rank) for rank in range(MAX_NODES))))
-    all_failed = observation_of(ftjob, *(failed_pod(ftjob, rank, attempt=0) for rank in range(MAX_NODES)))
+    ftjob, _ = decide_once(ftjob, build_observation(ftjob, *(running_pod(ftjob, rank) for rank in range(MAX_NODES))))
+    all_failed = build_observation(ftjob, *(failed_pod(ftjob, rank, attempt=0) for rank in range(MAX_NODES)))
     ftjob, _ = decide_once(ftjob, all_failed)
     assert ftjob.status.attempts[-1].state is AttemptState.STOPPING
     stopping_bytes = measure_status_bytes(ftjob.status)

@@ -13,27 +13,29 @@ from finetune_operator.plan.run_plan import GRACE_SECONDS
 from testing.builders.jobs import (
     NOW,
     RawBody,
+    build_observation,
     command,
     decide_once,
     ended_pod,
     job,
-    observation_of,
     pod,
     running_pod,
     terminating_pod,
 )
-from testing.builders.stopping import KILLED, VICTIM, disrupted_pod, running_job, termination_message
+from testing.builders.stopping import KILLED, VICTIM, build_disrupted_pod, build_running_job, termination_message
 
 LATER = NOW + timedelta(seconds=2)
 
 
 def test_attempt_succeeds_if_all_nodes_succeed_despite_a_stop_reason() -> None:
     success: RawBody = {"exit_code": 0, "message": termination_message(outcome=Outcome.SUCCEEDED)}
-    ftjob = running_job()
-    ftjob, _ = decide_once(ftjob, observation_of(ftjob, running_pod(ftjob, 0), terminating_pod(running_pod(ftjob, 1))))
+    ftjob = build_running_job()
+    ftjob, _ = decide_once(
+        ftjob, build_observation(ftjob, running_pod(ftjob, 0), terminating_pod(running_pod(ftjob, 1)))
+    )
     ftjob, _ = decide_once(
         ftjob,
-        observation_of(ftjob, ended_pod(ftjob, 0, **success), terminating_pod(ended_pod(ftjob, 1, **success))),
+        build_observation(ftjob, ended_pod(ftjob, 0, **success), terminating_pod(ended_pod(ftjob, 1, **success))),
         now=LATER,
     )
 
@@ -49,35 +51,35 @@ def test_attempt_succeeds_if_all_nodes_succeed_despite_a_stop_reason() -> None:
     ],
 )
 def test_the_grace_period_of_other_pods_depends_on_the_stop_reason(first_pod: Any, grace_seconds: int) -> None:
-    ftjob = running_job()
+    ftjob = build_running_job()
     pods = (running_pod(ftjob, 0), first_pod(ftjob))
-    ftjob, _ = decide_once(ftjob, observation_of(ftjob, *pods))
-    _, decision = decide_once(ftjob, observation_of(ftjob, *pods))
+    ftjob, _ = decide_once(ftjob, build_observation(ftjob, *pods))
+    _, decision = decide_once(ftjob, build_observation(ftjob, *pods))
 
     assert [a.grace_seconds for a in decision.actions if isinstance(a, DeletePod)] == [grace_seconds]
 
 
 def test_node_failure_during_a_drain_shortens_the_grace_period_of_other_pods() -> None:
-    ftjob = running_job()
+    ftjob = build_running_job()
     pods = (
         terminating_pod(running_pod(ftjob, 0), deadline=NOW + timedelta(seconds=GRACE_SECONDS)),
         terminating_pod(running_pod(ftjob, 1)),
     )
-    ftjob, _ = decide_once(ftjob, observation_of(ftjob, *pods))
-    _, decision = decide_once(ftjob, observation_of(ftjob, pods[0], ended_pod(ftjob, 1, **VICTIM)))
+    ftjob, _ = decide_once(ftjob, build_observation(ftjob, *pods))
+    _, decision = decide_once(ftjob, build_observation(ftjob, pods[0], ended_pod(ftjob, 1, **VICTIM)))
 
     assert decision.actions == (DeletePod("bert-0-0", "pod-0-0", ABORT_GRACE_SECONDS),)
 
 
 def test_the_next_attempt_begins_once_a_lost_kubernetes_node_is_fenced() -> None:
-    ftjob = running_job()
-    lost_pod = disrupted_pod(terminating_pod(running_pod(ftjob, 1), deadline=NOW), "DeletionByTaintManager")
-    ftjob, _ = decide_once(ftjob, observation_of(ftjob, ended_pod(ftjob, 0, **KILLED), lost_pod))
+    ftjob = build_running_job()
+    lost_pod = build_disrupted_pod(terminating_pod(running_pod(ftjob, 1), deadline=NOW), "DeletionByTaintManager")
+    ftjob, _ = decide_once(ftjob, build_observation(ftjob, ended_pod(ftjob, 0, **KILLED), lost_pod))
     waiting, _ = decide_once(
-        ftjob, observation_of(ftjob, ended_pod(ftjob, 0, **KILLED), lost_pod), now=NOW + timedelta(seconds=29)
+        ftjob, build_observation(ftjob, ended_pod(ftjob, 0, **KILLED), lost_pod), now=NOW + timedelta(seconds=29)
     )
     after_fencing, _ = decide_once(
-        ftjob, observation_of(ftjob, ended_pod(ftjob, 0, **KILLED), lost_pod), now=NOW + timedelta(seconds=30)
+        ftjob, build_observation(ftjob, ended_pod(ftjob, 0, **KILLED), lost_pod), now=NOW + timedelta(seconds=30)
     )
 
     assert (waiting.status.attempt, after_fencing.status.attempt) == (0, 1)
@@ -85,25 +87,25 @@ def test_the_next_attempt_begins_once_a_lost_kubernetes_node_is_fenced() -> None
 
 def test_a_kubernetes_node_with_a_fast_clock_does_not_delay_the_stop() -> None:
     ahead = ended_pod(
-        ftjob := running_job(),
+        ftjob := build_running_job(),
         0,
         message=termination_message(error_type="DistBackendError", time=NOW.timestamp() + 3600),
     )
-    ftjob, _ = decide_once(ftjob, observation_of(ftjob, ahead, running_pod(ftjob, 1)))
-    _, decision = decide_once(ftjob, observation_of(ftjob, ahead, running_pod(ftjob, 1)))
+    ftjob, _ = decide_once(ftjob, build_observation(ftjob, ahead, running_pod(ftjob, 1)))
+    _, decision = decide_once(ftjob, build_observation(ftjob, ahead, running_pod(ftjob, 1)))
 
     assert decision.actions == (DeletePod("bert-0-1", "pod-0-1", ABORT_GRACE_SECONDS),)
 
 
 def test_only_pods_on_reachable_kubernetes_nodes_get_the_full_grace_period() -> None:
     """A lost Kubernetes node cannot stop its pod, so a long grace period would only delay fencing and the restart."""
-    ftjob = running_job()
-    lost_pod = disrupted_pod(
+    ftjob = build_running_job()
+    lost_pod = build_disrupted_pod(
         terminating_pod(running_pod(ftjob, 1), deadline=NOW + timedelta(seconds=GRACE_SECONDS)),
         "DeletionByTaintManager",
     )
-    ftjob, _ = decide_once(ftjob, observation_of(ftjob, running_pod(ftjob, 0), lost_pod))
-    _, decision = decide_once(ftjob, observation_of(ftjob, running_pod(ftjob, 0), lost_pod))
+    ftjob, _ = decide_once(ftjob, build_observation(ftjob, running_pod(ftjob, 0), lost_pod))
+    _, decision = decide_once(ftjob, build_observation(ftjob, running_pod(ftjob, 0), lost_pod))
 
     assert decision.actions == (
         DeletePod("bert-0-0", "pod-0-0", GRACE_SECONDS),
@@ -112,11 +114,13 @@ def test_only_pods_on_reachable_kubernetes_nodes_get_the_full_grace_period() -> 
 
 
 def test_verdict_and_next_attempt_are_written_in_one_status_write() -> None:
-    ftjob = running_job()
-    ftjob, _ = decide_once(ftjob, observation_of(ftjob, ended_pod(ftjob, 0, **KILLED), ended_pod(ftjob, 1, **VICTIM)))
+    ftjob = build_running_job()
+    ftjob, _ = decide_once(
+        ftjob, build_observation(ftjob, ended_pod(ftjob, 0, **KILLED), ended_pod(ftjob, 1, **VICTIM))
+    )
     before: JobStatus = ftjob.status
     ftjob, decision = decide_once(
-        ftjob, observation_of(ftjob, ended_pod(ftjob, 0, **KILLED), ended_pod(ftjob, 1, **VICTIM))
+        ftjob, build_observation(ftjob, ended_pod(ftjob, 0, **KILLED), ended_pod(ftjob, 1, **VICTIM))
     )
 
     assert (before.attempt, before.attempts[-1].state) == (0, AttemptState.STOPPING)
@@ -125,17 +129,17 @@ def test_verdict_and_next_attempt_are_written_in_one_status_write() -> None:
         (1, AttemptState.STARTING),
     ]
     assert (ftjob.status.attempt, ftjob.status.restarts) == (1, 1)
-    assert {type(action).__name__ for action in decision.actions} == {"Emit"}
+    assert {type(action).__name__ for action in decision.actions} == {"EmitEvent"}
 
 
 def test_expired_deadline_does_not_requeue_a_stopping_job_immediately() -> None:
-    ftjob = running_job(activeDeadlineSeconds=60)
+    ftjob = build_running_job(activeDeadlineSeconds=60)
     after_deadline = NOW + timedelta(seconds=61)
     ftjob, _ = decide_once(
-        ftjob, observation_of(ftjob, running_pod(ftjob, 0), running_pod(ftjob, 1)), now=after_deadline
+        ftjob, build_observation(ftjob, running_pod(ftjob, 0), running_pod(ftjob, 1)), now=after_deadline
     )
     _, decision = decide_once(
-        ftjob, observation_of(ftjob, running_pod(ftjob, 0), running_pod(ftjob, 1)), now=after_deadline
+        ftjob, build_observation(ftjob, running_pod(ftjob, 0), running_pod(ftjob, 1)), now=after_deadline
     )
 
     assert ftjob.status.attempts[-1].reason == "DeadlineExceeded"
@@ -145,8 +149,8 @@ def test_expired_deadline_does_not_requeue_a_stopping_job_immediately() -> None:
 
 def test_a_pod_deleted_before_all_pods_were_created_ends_the_attempt() -> None:
     ftjob = job()
-    ftjob, _ = decide_once(ftjob, observation_of(ftjob))
-    ftjob, _ = decide_once(ftjob, observation_of(ftjob, pod(ftjob, 0), tombstones=(pod(ftjob, 1),)))
+    ftjob, _ = decide_once(ftjob, build_observation(ftjob))
+    ftjob, _ = decide_once(ftjob, build_observation(ftjob, pod(ftjob, 0), tombstones=(pod(ftjob, 1),)))
 
     assert ftjob.status.attempts[-1].state is AttemptState.STOPPING
 
@@ -163,9 +167,11 @@ def test_a_pod_deleted_before_all_pods_were_created_ends_the_attempt() -> None:
     ],
 )
 def test_a_command_is_complete_when_every_node_succeeded(output: Any, message: str) -> None:
-    ftjob = running_job(**command({"script": "train.py"}, output=output))
+    ftjob = build_running_job(**command({"script": "train.py"}, output=output))
     success: RawBody = {"exit_code": 0, "message": termination_message(outcome=Outcome.SUCCEEDED)}
-    ftjob, _ = decide_once(ftjob, observation_of(ftjob, ended_pod(ftjob, 0, **success), ended_pod(ftjob, 1, **success)))
+    ftjob, _ = decide_once(
+        ftjob, build_observation(ftjob, ended_pod(ftjob, 0, **success), ended_pod(ftjob, 1, **success))
+    )
 
     assert (ftjob.status.phase, ftjob.status.attempts[-1].message) == (Phase.COMPLETE, message)
     assert ftjob.status.batch is None

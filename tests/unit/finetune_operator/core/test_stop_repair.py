@@ -8,24 +8,24 @@ import pytest
 from finetune_api.v1alpha1.status import Fault, Phase, Progress, Repair
 from finetune_operator.core.actions import Create
 from testing.builders.jobs import (
+    build_observation,
     command,
     decide_once,
     ended_pod,
-    observation_of,
 )
-from testing.builders.stopping import VICTIM, running_job, termination_message
+from testing.builders.stopping import VICTIM, build_running_job, termination_message
 
 
 def test_micro_batch_is_halved_after_a_gpu_out_of_memory_failure() -> None:
-    ftjob = running_job(training={"perDeviceTrainBatchSize": 4, "gradientAccumulationSteps": 2})
+    ftjob = build_running_job(training={"perDeviceTrainBatchSize": 4, "gradientAccumulationSteps": 2})
     message = termination_message(
         error_type="CudaOutOfMemory", message="ran out of GPU memory at step 37 with ...", rank=1
     )
     ftjob, _ = decide_once(
-        ftjob, observation_of(ftjob, ended_pod(ftjob, 0, message=message), ended_pod(ftjob, 1, **VICTIM))
+        ftjob, build_observation(ftjob, ended_pod(ftjob, 0, message=message), ended_pod(ftjob, 1, **VICTIM))
     )
     ftjob, _ = decide_once(
-        ftjob, observation_of(ftjob, ended_pod(ftjob, 0, message=message), ended_pod(ftjob, 1, **VICTIM))
+        ftjob, build_observation(ftjob, ended_pod(ftjob, 0, message=message), ended_pod(ftjob, 1, **VICTIM))
     )
 
     old, new = ftjob.status.attempts
@@ -40,7 +40,7 @@ def test_micro_batch_is_halved_after_a_gpu_out_of_memory_failure() -> None:
     assert (ftjob.status.batch.per_device_train_batch_size, ftjob.status.batch.effective) == (2, 32)
     (config,) = (
         a.manifest
-        for a in decide_once(ftjob, observation_of(ftjob))[1].actions
+        for a in decide_once(ftjob, build_observation(ftjob))[1].actions
         if isinstance(a, Create) and "data" in a.manifest
     )
     training = json.loads(config["data"]["job.json"])["training"]
@@ -49,27 +49,27 @@ def test_micro_batch_is_halved_after_a_gpu_out_of_memory_failure() -> None:
 
 def test_memory_limit_is_raised_after_a_host_out_of_memory_failure() -> None:
     limits = {"limits": {"cpu": 4, "memory": "2Gi"}}
-    ftjob = running_job(
+    ftjob = build_running_job(
         numNodes=1, resources=limits, restartPolicy={"maxMemory": "3Gi"}, **command({"script": "train.py"})
     )
     oom_killed = ended_pod(ftjob, 0, reason="OOMKilled", exit_code=137)
-    ftjob, _ = decide_once(ftjob, observation_of(ftjob, oom_killed))
-    ftjob, _ = decide_once(ftjob, observation_of(ftjob, oom_killed))
+    ftjob, _ = decide_once(ftjob, build_observation(ftjob, oom_killed))
+    ftjob, _ = decide_once(ftjob, build_observation(ftjob, oom_killed))
 
     old = ftjob.status.attempts[0]
     assert (old.reason, old.action) == ("HostOutOfMemory", "Repair")
     assert old.message.endswith("host memory at step 0; retried with resources.limits.memory 2Gi -> 3Gi")
     (pod,) = (
         a.manifest
-        for a in decide_once(ftjob, observation_of(ftjob))[1].actions
+        for a in decide_once(ftjob, build_observation(ftjob))[1].actions
         if isinstance(a, Create) and a.manifest["kind"] == "Pod"
     )
     assert pod["spec"]["containers"][0]["resources"] == {"limits": {"cpu": 4, "memory": "3Gi"}}
     assert {"medium": "Memory", "sizeLimit": str(3 * 2**29)} in [v.get("emptyDir") for v in pod["spec"]["volumes"]]
 
     oom_killed = ended_pod(ftjob, 0, attempt=1, reason="OOMKilled", exit_code=137)
-    ftjob, _ = decide_once(ftjob, observation_of(ftjob, oom_killed))
-    ftjob, _ = decide_once(ftjob, observation_of(ftjob, oom_killed))
+    ftjob, _ = decide_once(ftjob, build_observation(ftjob, oom_killed))
+    ftjob, _ = decide_once(ftjob, build_observation(ftjob, oom_killed))
     assert ftjob.status.phase is Phase.FAILED
     assert "the limit was 3Gi: raise resources.limits.memory, or start fewer" in ftjob.status.attempts[-1].message
 
@@ -91,15 +91,15 @@ def test_memory_limit_is_raised_after_a_host_out_of_memory_failure() -> None:
 def test_repair_of_an_automatic_batch_starts_from_the_reported_size(
     reported_progress: Progress | None, description: str, repair: Repair
 ) -> None:
-    ftjob = running_job(training={"perDeviceTrainBatchSize": "auto", "globalBatchSize": 32})
+    ftjob = build_running_job(training={"perDeviceTrainBatchSize": "auto", "globalBatchSize": 32})
     assert ftjob.status.batch is None
     last_message = termination_message(
         error_type="CudaOutOfMemory", message="ran out of GPU memory", rank=2, node_rank=1, progress=reported_progress
     )
     ftjob, _ = decide_once(
-        ftjob, observation_of(ftjob, ended_pod(ftjob, 0, **VICTIM), ended_pod(ftjob, 1, message=last_message))
+        ftjob, build_observation(ftjob, ended_pod(ftjob, 0, **VICTIM), ended_pod(ftjob, 1, message=last_message))
     )
-    ftjob, _ = decide_once(ftjob, observation_of(ftjob))  # all pods are deleted now
+    ftjob, _ = decide_once(ftjob, build_observation(ftjob))  # all pods are deleted now
 
     assert ftjob.status.attempts[0].message.endswith(f"retried with {description}")
     assert ftjob.status.repair == repair
@@ -131,10 +131,10 @@ def test_repair_of_an_automatic_batch_starts_from_the_reported_size(
     ],
 )
 def test_out_of_memory_failure_without_a_repair_fails_the_job_with_advice(fields: dict[str, Any], advice: str) -> None:
-    ftjob = running_job(**fields)
+    ftjob = build_running_job(**fields)
     message = termination_message(error_type="OutOfMemoryError", message="CUDA out of memory. Tried ...", rank=0)
-    ftjob, _ = decide_once(ftjob, observation_of(ftjob, ended_pod(ftjob, 0, message=message)))
-    ftjob, _ = decide_once(ftjob, observation_of(ftjob, ended_pod(ftjob, 0, message=message)))
+    ftjob, _ = decide_once(ftjob, build_observation(ftjob, ended_pod(ftjob, 0, message=message)))
+    ftjob, _ = decide_once(ftjob, build_observation(ftjob, ended_pod(ftjob, 0, message=message)))
 
     assert ftjob.status.phase is Phase.FAILED
     assert ftjob.status.attempts[-1].message.endswith(advice)

@@ -7,7 +7,7 @@ from finetune_api.v1alpha1.status import AttemptRecord, Fault, JobStatus
 from finetune_operator.core.pending_reasons import PendingReason, find_pending_reason
 from finetune_operator.failures.create_rejections import collect_claim_names, find_permanent_rejection
 from finetune_operator.observation.pods import Claim, Observation, RejectedCreate
-from testing.builders.jobs import NOW, command, job, observation_of
+from testing.builders.jobs import NOW, build_observation, command, job
 
 JOB = job()
 QUOTA = RejectedCreate("Pod", "bert-0-0", 403, "exceeded quota: gpus")
@@ -138,5 +138,5 @@ def test_command_without_output_mounts_only_the_claims_of_its_volumes() -> None:
     fields = command({"script": "train.py"}, output=None)
 
     assert collect_claim_names(job(**fields)) == ("datasets",)
-    observation = observation_of(job(**fields), claims=(Claim("datasets", ("ReadOnlyMany",)),))
+    observation = build_observation(job(**fields), claims=(Claim("datasets", ("ReadOnlyMany",)),))
     assert find_permanent_rejection(job(**fields), observation) is None

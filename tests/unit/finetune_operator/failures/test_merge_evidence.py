@@ -12,7 +12,7 @@ from finetune_operator.failures.merge_evidence import collect_initial_evidence, 
 from finetune_operator.failures.rules import judge
 from finetune_operator.observation.pods import NodeObservation, observe_pods
 from testing.builders.jobs import NOW, RawBody, ended_pod, job, running_pod, terminating_pod
-from testing.builders.stopping import disrupted_pod
+from testing.builders.stopping import build_disrupted_pod
 
 JOB = job()
 RECORD = AttemptRecord(attempt=0, state=AttemptState.RUNNING, created=True)
@@ -62,8 +62,8 @@ def test_missing_pod_counts_as_deleted_if_it_was_created() -> None:
 
 
 def test_replicas_with_different_observations_converge_to_the_same_evidence() -> None:
-    tainted = disrupted_pod(terminating_pod(running_pod(JOB, 0)), "DeletionByTaintManager")
-    collected = disrupted_pod(terminating_pod(running_pod(JOB, 0)), "DeletionByPodGC")
+    tainted = build_disrupted_pod(terminating_pod(running_pod(JOB, 0)), "DeletionByTaintManager")
+    collected = build_disrupted_pod(terminating_pod(running_pod(JOB, 0)), "DeletionByPodGC")
     recorded = collect_initial_evidence(RECORD, observe_nodes(tainted), 1)
 
     merged = merge_evidence(recorded, observe_nodes(tombstones=(collected,)))
@@ -73,7 +73,7 @@ def test_replicas_with_different_observations_converge_to_the_same_evidence() ->
 
 def test_a_pod_that_was_never_created_is_not_the_root_cause() -> None:
     half_created = RECORD.model_copy(update={"created": False})
-    evicted = disrupted_pod(terminating_pod(running_pod(JOB, 1)), "EvictionByEvictionAPI")
+    evicted = build_disrupted_pod(terminating_pod(running_pod(JOB, 1)), "EvictionByEvictionAPI")
 
     verdict = judge(collect_evidence(evicted, record=half_created))
 
@@ -191,25 +191,25 @@ def test_a_node_stopped_by_the_operator_has_outcome_stopped(second_pod: RawBody,
     [
         pytest.param(
             running_pod(JOB, 0),
-            disrupted_pod(terminating_pod(running_pod(JOB, 0)), "EvictionByEvictionAPI"),
+            build_disrupted_pod(terminating_pod(running_pod(JOB, 0)), "EvictionByEvictionAPI"),
             "",
             id="eviction after deletion by the operator",
         ),
         pytest.param(
             running_pod(JOB, 0),
-            disrupted_pod(terminating_pod(running_pod(JOB, 0)), "DeletionByTaintManager"),
+            build_disrupted_pod(terminating_pod(running_pod(JOB, 0)), "DeletionByTaintManager"),
             "DeletionByTaintManager",
             id="Kubernetes node lost after deletion by the operator",
         ),
         pytest.param(
-            disrupted_pod(terminating_pod(running_pod(JOB, 0)), "EvictionByEvictionAPI"),
+            build_disrupted_pod(terminating_pod(running_pod(JOB, 0)), "EvictionByEvictionAPI"),
             terminating_pod(running_pod(JOB, 0)),
             "EvictionByEvictionAPI",
             id="recorded disruption",
         ),
         pytest.param(
             terminating_pod(running_pod(JOB, 0)),
-            disrupted_pod(terminating_pod(running_pod(JOB, 0)), "PreemptionByScheduler"),
+            build_disrupted_pod(terminating_pod(running_pod(JOB, 0)), "PreemptionByScheduler"),
             "PreemptionByScheduler",
             id="late disruption of a deletion not by the operator",
         ),

@@ -7,13 +7,13 @@ import pytest
 
 from finetune_api.termination import Outcome, Termination
 from finetune_api.v1alpha1.status import AttemptRecord, AttemptState, JobStatus
-from finetune_operator.core.actions import Emit
-from finetune_operator.failures.node_avoidance import MAX_KEPT_ATTEMPTS, nodes_to_avoid, prune_attempts
+from finetune_operator.core.actions import EmitEvent
+from finetune_operator.failures.node_avoidance import MAX_KEPT_ATTEMPTS, find_nodes_to_avoid, prune_attempts
 from finetune_operator.plan.manifests import build_children
 from finetune_operator.plan.run_plan import plan_run
 from finetune_operator.settings import Settings
 from finetune_supervisor.failures.termination_message import encode_termination
-from testing.builders.jobs import NOW, SETTINGS, decide_once, ended_pod, job, observation_of, running_pod
+from testing.builders.jobs import NOW, SETTINGS, build_observation, decide_once, ended_pod, job, running_pod
 
 REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 
@@ -42,7 +42,7 @@ def failed_attempt(reason: str, node: str = "gpu-7", *, hours_ago: float = 0) ->
 def test_avoided_nodes_depend_on_reason_and_number_of_failures(
     attempts: tuple[AttemptRecord, ...], avoided_nodes: tuple[str, ...]
 ) -> None:
-    assert nodes_to_avoid(attempts, NOW) == avoided_nodes
+    assert find_nodes_to_avoid(attempts, NOW) == avoided_nodes
 
 
 def append_and_prune_attempts(
@@ -70,7 +70,7 @@ def test_attempts_that_cause_node_avoidance_are_kept_longer_than_newer_attempts(
         added_count=50,
     )
 
-    assert nodes_to_avoid(remaining, NOW) == ("gpu-1", "gpu-7")
+    assert find_nodes_to_avoid(remaining, NOW) == ("gpu-1", "gpu-7")
     assert [record.attempt for record in remaining] == [1, 2, 3, *range(54 - MAX_KEPT_ATTEMPTS + 3, 54)]
 
 
@@ -108,14 +108,14 @@ def run_job_with_broken_gpu(**fields: Any) -> tuple[JobStatus, str, dict[str, An
     )
     settings = fields.pop("settings", SETTINGS)
     ftjob = job(**fields)
-    ftjob, _ = decide_once(ftjob, observation_of(ftjob))
-    ftjob, _ = decide_once(ftjob, observation_of(ftjob, running_pod(ftjob, 0), running_pod(ftjob, 1)))
+    ftjob, _ = decide_once(ftjob, build_observation(ftjob))
+    ftjob, _ = decide_once(ftjob, build_observation(ftjob, running_pod(ftjob, 0), running_pod(ftjob, 1)))
     failed_pod = ended_pod(ftjob, 1, exit_code=1, message=encode_termination(message).decode())
-    ftjob, _ = decide_once(ftjob, observation_of(ftjob, running_pod(ftjob, 0), failed_pod))
+    ftjob, _ = decide_once(ftjob, build_observation(ftjob, running_pod(ftjob, 0), failed_pod))
     ftjob, decision = decide_once(
-        ftjob, observation_of(ftjob, ended_pod(ftjob, 0, exit_code=143), failed_pod), settings=settings
+        ftjob, build_observation(ftjob, ended_pod(ftjob, 0, exit_code=143), failed_pod), settings=settings
     )
-    (event,) = (action.message for action in decision.actions if isinstance(action, Emit))
+    (event,) = (action.message for action in decision.actions if isinstance(action, EmitEvent))
     *_, pod = build_children(plan_run(ftjob, attempt=1, settings=settings))
     return ftjob.status, event, pod
 

@@ -8,7 +8,7 @@ import pytest
 from finetune_api.v1alpha1.job import RestartPolicy
 from finetune_api.v1alpha1.reasons import Reason
 from finetune_api.v1alpha1.status import AttemptRecord, AttemptState, Evidence, Fault, RestartCounts
-from finetune_operator.failures.restart_budget import RestartPlan, plan_restart, restart_delay
+from finetune_operator.failures.restart_budget import RestartPlan, compute_restart_delay, plan_restart
 from finetune_operator.failures.verdict import Verdict
 
 Records = tuple[AttemptRecord, ...]
@@ -37,7 +37,7 @@ def plan_next_restart(
 
 def test_first_restart_is_immediate_and_later_delays_double_up_to_a_limit() -> None:
     policy = RestartPolicy(backoff_seconds=10, max_backoff_seconds=300)
-    delays = [restart_delay(n, policy, seed="s").total_seconds() for n in range(10)]
+    delays = [compute_restart_delay(n, policy, seed="s").total_seconds() for n in range(10)]
     assert delays[0] == 0
     for delay, base in zip(delays[1:], (10, 20, 40, 80, 160, 300, 300, 300, 300), strict=True):
         assert base <= delay <= base * 1.2
@@ -46,7 +46,9 @@ def test_first_restart_is_immediate_and_later_delays_double_up_to_a_limit() -> N
 def test_the_seed_determines_the_jitter() -> None:
     policy = RestartPolicy()
     assert (
-        restart_delay(2, policy, seed="a") == restart_delay(2, policy, seed="a") != restart_delay(2, policy, seed="b")
+        compute_restart_delay(2, policy, seed="a")
+        == compute_restart_delay(2, policy, seed="a")
+        != compute_restart_delay(2, policy, seed="b")
     )
 
 
@@ -61,13 +63,13 @@ def test_the_seed_determines_the_jitter() -> None:
 )
 def test_each_fault_has_its_own_budget(fault: Fault, counts: dict[str, int], is_allowed: bool) -> None:
     restart = plan_next_restart(verdict_with_fault(fault), RestartCounts(**counts))
-    assert restart.allowed is is_allowed
+    assert restart.is_allowed is is_allowed
     assert is_allowed or "restartPolicy.max" in restart.message
 
 
 def test_progress_resets_the_budget() -> None:
     restart = plan_next_restart(verdict_with_fault(), RestartCounts(counted=3, best_step=40), last_step=50)
-    assert (restart.allowed, restart.delay, restart.counts) == (
+    assert (restart.is_allowed, restart.delay, restart.counts) == (
         True,
         timedelta(),
         RestartCounts(counted=1, best_step=50),
@@ -75,18 +77,18 @@ def test_progress_resets_the_budget() -> None:
 
 
 def test_attempt_that_reaches_the_same_step_again_makes_no_progress() -> None:
-    assert not plan_next_restart(verdict_with_fault(), RestartCounts(counted=3, best_step=40), last_step=40).allowed
+    assert not plan_next_restart(verdict_with_fault(), RestartCounts(counted=3, best_step=40), last_step=40).is_allowed
 
 
 def test_user_errors_and_failures_without_a_repair_are_not_retried() -> None:
-    assert not plan_next_restart(verdict_with_fault(Fault.USER)).allowed
-    assert not plan_next_restart(Verdict(Reason.CUDA_OUT_OF_MEMORY, "m", no_repair_left=True)).allowed
-    assert plan_next_restart(Verdict(Reason.CUDA_OUT_OF_MEMORY, "m")).allowed
+    assert not plan_next_restart(verdict_with_fault(Fault.USER)).is_allowed
+    assert not plan_next_restart(Verdict(Reason.CUDA_OUT_OF_MEMORY, "m", no_repair_left=True)).is_allowed
+    assert plan_next_restart(Verdict(Reason.CUDA_OUT_OF_MEMORY, "m")).is_allowed
 
 
 def test_repeated_unexplained_failure_at_the_same_step_fails_the_job() -> None:
     before = attempt_record(7, reason=Reason.UNEXPLAINED, rank=1)
     counts = RestartCounts(best_step=7, counted=1)
     restart = plan_next_restart(verdict_with_fault(Fault.UNKNOWN), counts, last_step=7, earlier_records=(before,))
-    assert not restart.allowed
+    assert not restart.is_allowed
     assert "the same happened before at step 7" in restart.message

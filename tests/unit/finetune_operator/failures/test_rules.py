@@ -77,7 +77,7 @@ EXAMPLES: dict[rules.Rule, tuple[Evidence, str, Fault, FailureAction]] = {
         Fault.TRANSIENT,
         FailureAction.RESTART,
     ),
-    rules.hang: (
+    rules.rank_hung: (
         node_evidence(
             outcome="failed", error_type="Hang", rank=5, message="rank 5 is stopped by a signal (SIGSTOP): no sign"
         ),

@@ -99,7 +99,7 @@ async def test_next_request_uses_the_rotated_token(tmp_path: Path) -> None:
         serve_api(api) as url,
         open_session(ClusterCredentials(server=url, token_file=token), connections=1) as session,
     ):
-        client = ApiClient(url, calls=session, streams=session)
+        client = ApiClient(url, request_session=session, watch_session=session)
         await client.call("GET", "/api/v1/pods")
         api.allowed_token = TWO
         with pytest.raises(ApiError, match="Unauthorized"):

@@ -104,7 +104,7 @@ async def test_a_long_list_is_read_in_pages() -> None:
 async def test_changes_are_reported_in_order() -> None:
     api = HttpApi()
     async with running_informer(api) as (_, recorder):
-        await wait_until(lambda: api.watches == 1)
+        await wait_until(lambda: api.open_watch_count == 1)
         put_pod(api, "a")
         put_pod(api, "a", status={"phase": "Running"})
         api.remove("pods", "a")
@@ -121,7 +121,7 @@ async def test_a_deletion_is_reported_with_the_last_state() -> None:
             server, "/api/v1/pods", selector="managed=test", on_change=lambda before, _: reported.append(before)
         )
         task = asyncio.create_task(informer.run())
-        await wait_until(lambda: api.watches == 1)
+        await wait_until(lambda: api.open_watch_count == 1)
         api.remove("pods", "a")
         await wait_until(lambda: len(reported) == 2)
         task.cancel()
@@ -134,7 +134,7 @@ async def test_a_new_watch_continues_at_the_version_of_the_previous_one() -> Non
     api = HttpApi()
     put_pod(api, "a")
     async with running_informer(api) as (_, recorder):
-        await wait_until(lambda: api.watches == 1)
+        await wait_until(lambda: api.open_watch_count == 1)
         api.end_watches()
         put_pod(api, "b")  # this change falls between two watches
         await wait_until(lambda: len(recorder.changes) == 2)
@@ -145,7 +145,7 @@ async def test_a_new_watch_continues_at_the_version_of_the_previous_one() -> Non
 async def test_a_bookmark_advances_the_version_of_the_next_watch() -> None:
     api = HttpApi()
     async with running_informer(api) as (_, recorder):
-        await wait_until(lambda: api.watches == 1)
+        await wait_until(lambda: api.open_watch_count == 1)
         api.compact()
         api.send({"type": "BOOKMARK", "object": {"kind": "Pod", "metadata": {"resourceVersion": api.version}}})
         await asyncio.sleep(0.05)
@@ -161,7 +161,7 @@ async def test_a_deletion_between_two_watches_is_reported_after_the_relist() -> 
     put_pod(api, "a")
     put_pod(api, "b")
     async with running_informer(api) as (_, recorder):
-        await wait_until(lambda: api.watches == 1)
+        await wait_until(lambda: api.open_watch_count == 1)
         api.remove("pods", "a", silently=True)
         put_pod(api, "c")
         api.compact()
@@ -175,7 +175,7 @@ async def test_object_replaced_between_two_watches_is_reported_as_deletion_and_a
     api = HttpApi()
     put_pod(api, "a")
     async with running_informer(api) as (_, recorder):
-        await wait_until(lambda: api.watches == 1)
+        await wait_until(lambda: api.open_watch_count == 1)
         api.remove("pods", "a", silently=True)
         api.compact()
         api.objects["pods", "default", "a"] = {
@@ -193,7 +193,7 @@ async def test_silently_dropped_connection_is_detected_and_replaced(monkeypatch:
     monkeypatch.setattr(credentials, "TCP_OPTIONS", short_timeouts)
     api = HttpApi()
     async with running_informer(api) as (_, recorder):
-        await wait_until(lambda: api.watches == 1)
+        await wait_until(lambda: api.open_watch_count == 1)
         assert drop_incoming_packets_of_process(os.getpid())
         put_pod(api, "meanwhile")
         await wait_until(lambda: recorder.changes == ["added meanwhile"])
@@ -202,7 +202,7 @@ async def test_silently_dropped_connection_is_detected_and_replaced(monkeypatch:
 async def test_informer_recovers_from_error_events_other_than_410() -> None:
     api = HttpApi()
     async with running_informer(api) as (_, recorder):
-        await wait_until(lambda: api.watches == 1)
+        await wait_until(lambda: api.open_watch_count == 1)
         api.send({"type": "ERROR", "object": {"kind": "Status", "code": 500, "message": "etcd is unavailable"}})
         put_pod(api, "a")
         await wait_until(lambda: recorder.changes == ["added a"])
@@ -215,7 +215,7 @@ async def test_failed_lists_and_watches_are_retried(status: int) -> None:
     api.faults.append(ScriptedFault("GET", "pods", status, times=5))
     async with running_informer(api) as (informer, recorder):
         assert recorder.changes == ["added a"]
-        await wait_until(lambda: api.watches == 1)
+        await wait_until(lambda: api.open_watch_count == 1)
         api.faults.append(ScriptedFault("GET", "pods", status, times=5))
         api.end_watches()
         put_pod(api, "b")
@@ -238,7 +238,7 @@ async def test_object_that_loses_its_label_is_reported_as_deleted() -> None:
     api = HttpApi()
     before = put_pod(api, "a")
     async with running_informer(api) as (_, recorder):
-        await wait_until(lambda: api.watches == 1)
+        await wait_until(lambda: api.open_watch_count == 1)
         api.send({"type": "DELETED", "object": before})
         await wait_until(lambda: recorder.changes == ["added a", "deleted a"])
 
@@ -248,7 +248,7 @@ async def test_changes_in_other_namespaces_are_not_reported() -> None:
     put_pod(api, "a", namespace="one")
     put_pod(api, "b", namespace="two")
     async with running_informer(api, "/api/v1/namespaces/one/pods") as (_, recorder):
-        await wait_until(lambda: api.watches == 1)
+        await wait_until(lambda: api.open_watch_count == 1)
         put_pod(api, "c", namespace="two")
         put_pod(api, "d", namespace="one")
         await wait_until(lambda: len(recorder.changes) == 2)
@@ -266,6 +266,6 @@ async def test_managed_fields_are_not_stored() -> None:
 async def test_watch_delivers_objects_of_one_megabyte() -> None:
     api = HttpApi()
     async with running_informer(api) as (_, recorder):
-        await wait_until(lambda: api.watches == 1)
+        await wait_until(lambda: api.open_watch_count == 1)
         put_pod(api, "a", spec={"args": ["x" * 1_500_000]})
         await wait_until(lambda: recorder.changes == ["added a"])

@@ -214,7 +214,7 @@ async def test_all_connections_use_the_rotated_token(tmp_path: Path) -> None:
     api.allowed_token = "one"  # noqa: S105
     token.write_text("one")
     async with serve_api(api) as url, running_operator(url, tmp_path, user={"tokenFile": "token"}) as operator:
-        await wait_until(lambda: operator.has_logged("leading") and api.watches == 3)
+        await wait_until(lambda: operator.has_logged("leading") and api.open_watch_count == 3)
         api.allowed_token = "another"  # noqa: S105
         api.end_watches()
         await wait_until(lambda: bool([r for r in api.requests[-3:] if "one" in r.headers["Authorization"]]))
@@ -230,7 +230,7 @@ async def test_permanent_error_of_the_job_watch_ends_the_process(tmp_path: Path)
     """kopf does not retry after such an error, so the process must exit and let another replica take over."""
     api = HttpApi()
     async with serve_api(api) as url, running_operator(url, tmp_path) as operator:
-        await wait_until(lambda: operator.has_logged("leading") and api.watches == 3)
+        await wait_until(lambda: operator.has_logged("leading") and api.open_watch_count == 3)
         api.send({"type": "ERROR", "object": {"kind": "Status", "code": 500, "message": "internal error"}})
         assert await asyncio.wait_for(operator.process.wait(), 30) == 1
     assert api.objects["leases", "default", "finetune-operator"]["spec"]["holderIdentity"] == ""

@@ -16,7 +16,7 @@ from testing.builders.manifests import (
     build_run_plan,
     build_trainer_container,
 )
-from testing.builders.pod_security import restricted_violations
+from testing.builders.pod_security import find_restricted_violations
 
 REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 NOT_GPU_7 = {"key": "metadata.name", "operator": "NotIn", "values": ["gpu-7"]}
@@ -89,11 +89,11 @@ def test_unset_fields_are_not_in_the_manifest() -> None:
 def test_pods_conform_to_the_restricted_pod_security_standard() -> None:
     for fields in ({}, command({"script": "train.py"})):
         for pod in build_pod_manifests(build_run_plan(**fields)):
-            assert restricted_violations(pod) == ()
+            assert find_restricted_violations(pod) == ()
 
 
 def test_only_fields_set_by_the_user_violate_the_restricted_standard() -> None:
-    assert restricted_violations(build_first_pod_manifest(**ALL_FIELDS)) == (
+    assert find_restricted_violations(build_first_pod_manifest(**ALL_FIELDS)) == (
         "volume models: nfs",
         "volume disk: hostPath",
         "allowPrivilegeEscalation is not false",

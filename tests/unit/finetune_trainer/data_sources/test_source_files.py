@@ -11,7 +11,7 @@ from finetune_api.v1alpha1.dataset import DatasetSource
 from finetune_trainer.data_sources import source_files
 from finetune_trainer.data_sources.source_files import EVAL_FIELD, TRAIN_FIELD, find_files, select_files
 from finetune_trainer.errors import DatasetError, DiskFull, HubUnavailable
-from testing.fakes.downloads import NO_DOWNLOADS, download_settings
+from testing.fakes.downloads import NO_DOWNLOADS, build_download_settings
 from testing.fakes.hub import SHA, FakeHub, serve_hub
 
 FIELD = f"{TRAIN_FIELD}[0].name"
@@ -104,7 +104,9 @@ def test_the_error_for_a_missing_split_lists_the_existing_files() -> None:
 def test_only_the_default_split_of_a_hub_dataset_is_downloaded(
     hub: FakeHub, tmp_path: Path, spec_field: str, names: list[str]
 ) -> None:
-    files = find_files(DatasetSource(name="acme/rows"), download_settings(tmp_path), spec_field=f"{spec_field}[0].name")
+    files = find_files(
+        DatasetSource(name="acme/rows"), build_download_settings(tmp_path), spec_field=f"{spec_field}[0].name"
+    )
 
     folder = tmp_path / f"acme--rows@{SHA}"
     assert [str(file.relative_to(folder)) for file in files] == names
@@ -114,26 +116,26 @@ def test_only_the_default_split_of_a_hub_dataset_is_downloaded(
 
 def test_all_ranks_and_attempts_of_a_job_reuse_the_first_download(hub: FakeHub, tmp_path: Path) -> None:
     source = DatasetSource(name="acme/rows", split="test")
-    first = find_files(source, download_settings(tmp_path), spec_field=FIELD)
+    first = find_files(source, build_download_settings(tmp_path), spec_field=FIELD)
     request_count = len(hub.requested_paths)
 
     hub.datasets["acme/rows"]["data/test-00001-of-00001.jsonl"] = ROWS
-    assert find_files(source, download_settings(tmp_path), spec_field=FIELD) == first
-    assert find_files(source, download_settings(tmp_path, writes=False), spec_field=FIELD) == first
+    assert find_files(source, build_download_settings(tmp_path), spec_field=FIELD) == first
+    assert find_files(source, build_download_settings(tmp_path, writes=False), spec_field=FIELD) == first
     assert len(hub.requested_paths) == request_count
-    assert len(find_files(source, download_settings(tmp_path, job="another"), spec_field=FIELD)) == 2
+    assert len(find_files(source, build_download_settings(tmp_path, job="another"), spec_field=FIELD)) == 2
 
 
 def test_waiting_for_another_ranks_download_times_out(tmp_path: Path) -> None:
     with pytest.raises(HubUnavailable, match=r'did not download "acme/rows" .* spec\.training\.ddpTimeout'):
-        find_files(DatasetSource(name="acme/rows"), download_settings(tmp_path, writes=False), spec_field=FIELD)
+        find_files(DatasetSource(name="acme/rows"), build_download_settings(tmp_path, writes=False), spec_field=FIELD)
 
 
 def test_a_missing_hub_dataset_is_a_dataset_error(hub: FakeHub, tmp_path: Path) -> None:
     with pytest.raises(
         DatasetError, match=r'train\[0\]\.name: "acme/none" is neither an existing path nor a dataset on the Hub'
     ):
-        find_files(DatasetSource(name="acme/none"), download_settings(tmp_path), spec_field=FIELD)
+        find_files(DatasetSource(name="acme/none"), build_download_settings(tmp_path), spec_field=FIELD)
 
 
 def test_a_full_disk_is_not_reported_as_a_hub_failure(
@@ -145,11 +147,11 @@ def test_a_full_disk_is_not_reported_as_a_hub_failure(
     monkeypatch.setattr(source_files, "snapshot_download", fail_with_full_disk)
 
     with pytest.raises(DiskFull, match="is full"):
-        find_files(DatasetSource(name="acme/rows"), download_settings(tmp_path), spec_field=FIELD)
+        find_files(DatasetSource(name="acme/rows"), build_download_settings(tmp_path), spec_field=FIELD)
 
 
 def test_a_hub_server_error_is_retryable(hub: FakeHub, tmp_path: Path) -> None:
     hub.error_status = 501  # status code that the Hub client does not retry
 
     with pytest.raises(HubUnavailable, match=r'dataset "acme/rows" could not be downloaded from the Hub'):
-        find_files(DatasetSource(name="acme/rows"), download_settings(tmp_path), spec_field=FIELD)
+        find_files(DatasetSource(name="acme/rows"), build_download_settings(tmp_path), spec_field=FIELD)

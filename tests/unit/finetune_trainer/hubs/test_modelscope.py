@@ -39,7 +39,9 @@ def test_a_repository_is_created_once_with_the_specified_visibility(
     create_repository(TARGET)
 
     assert hub.repositories == {"acme/support": {"README.md": b"# Existing"}}
-    assert [(created["Visibility"], created["License"]) for created in hub.created] == [(visibility, "Other")]
+    assert [(created["Visibility"], created["License"]) for created in hub.created_repositories] == [
+        (visibility, "Other")
+    ]
 
 
 def test_all_files_of_a_result_are_uploaded(hub: FakeModelScope, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from finetune_trainer.errors import InvalidSpec
 from finetune_trainer.memory.fake_step import SimulatedStep, compute_unmasked_token_loss
 from finetune_trainer.memory.model_shape import Architecture, measure_shape, measure_step_peak
 from finetune_trainer.memory.vision_sample import VisionSample, build_blank_sample
-from finetune_trainer.model.load import Pretrained, describe_model
+from finetune_trainer.model.load import ModelDescription, describe_model
 from finetune_trainer.vision.freeze import freeze_groups
 from finetune_trainer.vision.processor import VisionProcessor
 from testing.models import tiny_vision
@@ -23,7 +23,7 @@ FROZEN = {"only language trained": ("vision", "aligner"), "everything trained": 
 
 
 @pytest.fixture(scope="module")
-def pretrained_models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Pretrained]:
+def pretrained_models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ModelDescription]:
     folder = tmp_path_factory.mktemp("vision_language")
     sources = {
         recipe: ModelSource(name=str(tiny_vision.build(folder / recipe, recipe))) for recipe in tiny_vision.RECIPES
@@ -31,7 +31,7 @@ def pretrained_models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Pre
     return {recipe: describe_model(source, torch.device("cpu")) for recipe, source in sources.items()}
 
 
-def get_vision(pretrained: Pretrained) -> VisionProcessor:
+def get_vision(pretrained: ModelDescription) -> VisionProcessor:
     assert pretrained.vision is not None
     return pretrained.vision
 
@@ -39,7 +39,7 @@ def get_vision(pretrained: Pretrained) -> VisionProcessor:
 @pytest.mark.parametrize("recipe", tiny_vision.RECIPES)
 @pytest.mark.parametrize("training_scope", FROZEN)
 def test_step_allocates_the_forecast_bytes(
-    pretrained_models: dict[str, Pretrained], recipe: str, training_scope: str
+    pretrained_models: dict[str, ModelDescription], recipe: str, training_scope: str
 ) -> None:
     """CPU attention in float32 saves as many bytes for the backward pass as the simulated fused kernel."""
     pretrained, vision = pretrained_models[recipe], get_vision(pretrained_models[recipe])
@@ -60,7 +60,7 @@ def test_step_allocates_the_forecast_bytes(
 
 @pytest.mark.parametrize("recipe", tiny_vision.RECIPES)
 def test_forecast_model_states_equal_the_real_model_states(
-    pretrained_models: dict[str, Pretrained], recipe: str
+    pretrained_models: dict[str, ModelDescription], recipe: str
 ) -> None:
     pretrained, vision = pretrained_models[recipe], get_vision(pretrained_models[recipe])
     model = AutoModelForImageTextToText.from_config(pretrained.config)
@@ -82,7 +82,7 @@ def test_forecast_model_states_equal_the_real_model_states(
 
 
 @pytest.mark.parametrize("recipe", tiny_vision.RECIPES)
-def test_vision_tower_is_not_quantized(pretrained_models: dict[str, Pretrained], recipe: str) -> None:
+def test_vision_tower_is_not_quantized(pretrained_models: dict[str, ModelDescription], recipe: str) -> None:
     pretrained, vision = pretrained_models[recipe], get_vision(pretrained_models[recipe])
     sample = VisionSample(vision, ("vision", "aligner"), build_blank_sample(vision, LENGTH))
     full_shape, quantized_shape = (
@@ -99,19 +99,19 @@ def test_vision_tower_is_not_quantized(pretrained_models: dict[str, Pretrained],
 
 @pytest.mark.parametrize("recipe", tiny_vision.RECIPES)
 def test_blank_sample_has_the_requested_length_and_an_image(
-    pretrained_models: dict[str, Pretrained], recipe: str
+    pretrained_models: dict[str, ModelDescription], recipe: str
 ) -> None:
     vision = get_vision(pretrained_models[recipe])
 
     sample = build_blank_sample(vision, LENGTH)
 
     assert sample["input_ids"].shape == (LENGTH,)
-    assert 0 < int((sample["input_ids"] == vision.handles.config.image_token_id).sum()) <= LENGTH
+    assert 0 < int((sample["input_ids"] == vision.components.config.image_token_id).sum()) <= LENGTH
     assert len(sample["pixel_values"])
 
 
 def test_image_size_is_limited_by_length_and_max_pixels(
-    pretrained_models: dict[str, Pretrained], tmp_path: Path
+    pretrained_models: dict[str, ModelDescription], tmp_path: Path
 ) -> None:
     folder = tiny_vision.build(tmp_path / "qwen2_vl", "qwen2_vl")
     limited = describe_model(ModelSource(name=str(folder), max_pixels=28 * 28 * 16), torch.device("cpu"))
@@ -125,6 +125,6 @@ def test_image_size_is_limited_by_length_and_max_pixels(
     assert 16 < length_limited_size <= LENGTH
 
 
-def test_length_too_short_for_any_image_is_rejected(pretrained_models: dict[str, Pretrained]) -> None:
+def test_length_too_short_for_any_image_is_rejected(pretrained_models: dict[str, ModelDescription]) -> None:
     with pytest.raises(InvalidSpec, match=r"spec.dataset.maxLength: 3 tokens are fewer than the smallest image needs"):
         build_blank_sample(get_vision(pretrained_models["llava"]), 3)

@@ -11,7 +11,7 @@ from bitsandbytes.nn.modules import Linear4bit
 from finetune_api.v1alpha1.model_source import ModelSource
 from finetune_trainer.errors import InvalidSpec
 from finetune_trainer.metrics.flops import estimate_flops
-from finetune_trainer.model.load import Pretrained, describe_model, load_weights
+from finetune_trainer.model.load import ModelDescription, describe_model, load_weights
 from finetune_trainer.model.parameter_size import get_full_shape
 from finetune_trainer.model.quantization import build_nf4_config
 from finetune_trainer.startup_log import describe_weights
@@ -19,7 +19,7 @@ from finetune_trainer.vision.freeze import find_group
 from testing.models import tiny_text, tiny_vision
 
 
-def describe_folder(folder: Path) -> Pretrained:
+def describe_folder(folder: Path) -> ModelDescription:
     return describe_model(ModelSource(name=str(folder)), torch.device("cpu"))
 
 

@@ -26,8 +26,8 @@ from finetune_trainer.vision.freeze import (
     build_frozen_module_pattern,
     find_group,
     freeze_parameters,
+    has_trained_vision_weights,
     resolve_frozen_groups,
-    trains_vision,
 )
 from testing.fakes.unreadable_file import UNREADABLE_FILE
 from testing.models import tiny_text, tiny_vision
@@ -163,7 +163,7 @@ def test_only_trained_groups_have_adapters(
         name.removeprefix("base_model.model.") for name, weight in adapted.named_parameters() if weight.requires_grad
     }
     assert {find_group(name, family) for name in names} == adapted_groups
-    assert trains_vision(adapted, family) == bool(adapted_groups - {"language"})
+    assert has_trained_vision_weights(adapted, family) == bool(adapted_groups - {"language"})
 
 
 def test_all_trainable_parameters_have_gradients(loaded_model: LoadedVisionModel, tmp_path: Path) -> None:
@@ -201,7 +201,7 @@ def test_llava_inputs_match_the_output_of_the_transformers_processor(tmp_path: P
     pretrained = describe_folder(folder)
     assert pretrained.vision is not None
     processor = LlavaProcessor(
-        image_processor=pretrained.vision.handles.processor,
+        image_processor=pretrained.vision.components.processor,
         tokenizer=pretrained.tokenizer,
         patch_size=14,
         vision_feature_select_strategy="default",

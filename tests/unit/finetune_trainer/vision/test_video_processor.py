@@ -182,11 +182,11 @@ def test_a_video_of_identical_frames_has_the_patches_of_the_image(
 ) -> None:
     processor, edge = (
         get_video_processor(loaded_model),
-        get_video_processor(loaded_model).handles.processor.patch_size * 2,
+        get_video_processor(loaded_model).components.processor.patch_size * 2,
     )
     path = str(tmp_path / tiny_vision.write_image(tmp_path, "a.png", (edge * 2, edge), seed=1))
     with Image.open(path) as image:
-        still = processor.handles.processor(image.convert("RGB"), return_tensors="pt")["pixel_values"]
+        still = processor.components.processor(image.convert("RGB"), return_tensors="pt")["pixel_values"]
 
     pixels = processor.load_pixels(MediaItem(modality=Modality.VIDEO, frames=(path,) * 4))
 
@@ -198,7 +198,7 @@ def test_each_frame_fills_a_separate_slice_of_a_patch(loaded_model: LoadedVision
     """A patch is (colors, frames, pixels); replacing the second frame changes only the second slice."""
     processor, edge = (
         get_video_processor(loaded_model),
-        get_video_processor(loaded_model).handles.processor.patch_size * 2,
+        get_video_processor(loaded_model).components.processor.patch_size * 2,
     )
     first, second = (
         str(tmp_path / tiny_vision.write_image(tmp_path, f"{seed}.png", (edge * 2, edge), seed=seed)) for seed in (1, 2)

@@ -76,4 +76,7 @@ def test_current_cluster_requires_shared_folder_and_load_command(tmp_path: Path)
 
     assert isinstance(choice.provider, CurrentContextProvider)
     assert choice.provider.kubeconfig == Path("/a/config")
-    assert choice.provider.shared_claim("jobs", "models")[1]["spec"]["hostPath"]["path"] == f"{tmp_path}/jobs/models"
+    assert (
+        choice.provider.build_shared_claim_objects("jobs", "models")[1]["spec"]["hostPath"]["path"]
+        == f"{tmp_path}/jobs/models"
+    )
