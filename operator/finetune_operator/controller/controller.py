@@ -22,6 +22,11 @@ from finetune_operator.observation.pods import RejectedCreate
 
 logger = logging.getLogger(__name__)
 
+
+class LeaseLost(Exception):
+    """Raised by a worker when this replica no longer leads, so that the process ends."""
+
+
 # Selects any value of the label, so that the watches include every pod that an uncached LIST can return.
 LABEL_SELECTOR = names.JOB_UID
 TOMBSTONE_PRUNE_INTERVAL_SECONDS = 60.0
@@ -106,12 +111,15 @@ class Controller:
             self.queue.add(key)
 
     async def run_worker(self) -> None:
-        """Reconcile queued jobs one at a time until the queue is closed or the lease is lost."""
+        """Reconcile queued jobs one at a time until the queue is closed.
+
+        Raises: LeaseLost if this replica no longer leads.
+        """
         try:
             while True:
                 async with self.queue.next() as key:
                     if not self._is_leading():
-                        return
+                        raise LeaseLost("the lease expired; this process starts no more passes")
                     await self._run_pass(key)
         except QueueClosed:
             return

@@ -36,6 +36,7 @@ class WorkQueue(Generic[Key]):
         self._failures: dict[Key, int] = {}
         self._bucket_full_at: dict[Key, float] = {}
         self._changed = asyncio.Event()
+        self._last_start = 0.0  # of any pass
         self.closed = False
 
     def __len__(self) -> int:
@@ -87,7 +88,7 @@ class WorkQueue(Generic[Key]):
         if self.closed:
             raise QueueClosed
         key, added_at = self._ready.popitem(last=False)
-        now = self._running[key] = _now()
+        now = self._last_start = self._running[key] = _now()
         self._bucket_full_at[key] = max(now, self._bucket_full_at.get(key, 0.0)) + SECONDS_PER_PASS
         if self._on_wait is not None:
             self._on_wait(now - added_at)
@@ -106,6 +107,11 @@ class WorkQueue(Generic[Key]):
     def oldest_wait_seconds(self) -> float:
         """Return how long the oldest queued key has waited."""
         return max((_now() - added_at for added_at in self._ready.values()), default=0.0)
+
+    def stalled_seconds(self) -> float:
+        """Return for how long no pass has started although a key is queued."""
+        oldest_add = min(self._ready.values(), default=None)
+        return 0.0 if oldest_add is None else _now() - max(oldest_add, self._last_start)
 
     def longest_pass_seconds(self) -> float:
         """Return how long the longest current pass has been running."""

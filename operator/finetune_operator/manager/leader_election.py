@@ -54,9 +54,15 @@ class LeaderElection:
             await asyncio.sleep(RETRY_PERIOD_SECONDS * random.uniform(1.0, 1.2))  # noqa: S311
 
     async def renew_until_lost(self) -> None:
-        """Renew the Lease until it is lost or the renew deadline has passed."""
+        """Renew the Lease until it is lost, at the latest when the renew deadline has passed.
+
+        A Lease that expired during a pause of the process counts as lost, even if no other replica has acquired it:
+        workers that read `is_leading` in between have stopped.
+        """
         while self.is_leading:
             await asyncio.sleep(min(RETRY_PERIOD_SECONDS, self._compute_remaining_seconds()))
+            if not self.is_leading:
+                break
             if not await self._try_acquire_or_renew() and self._get_holder() not in ("", self._lease.identity):
                 logger.error("the lease was taken by %s", self._get_holder())
                 return
@@ -74,7 +80,7 @@ class LeaderElection:
             logger.warning("the lease was not released; the next leader waits until it expires: %s", error.message)
 
     async def _try_acquire_or_renew(self) -> bool:
-        requested_at = self._clock()
+        requested_at, was_leading = self._clock(), self.is_leading
         try:
             async with asyncio.timeout(min(REQUEST_TIMEOUT_SECONDS, self._compute_remaining_seconds())):
                 if self._observed is None or not self.is_leading:
@@ -91,8 +97,9 @@ class LeaderElection:
             self._observed = None
             logger.warning("lease: no answer in time")
             return False
-        # the time before the request, because standbys measure the lease duration from the write
-        self._renewed_at = requested_at
+        if was_leading and not self.is_leading:  # the lease expired while the response was awaited
+            return False
+        self._renewed_at = requested_at  # the time of the request, because standbys measure from the write
         return True
 
     def _compute_remaining_seconds(self) -> float:

@@ -240,10 +240,11 @@ class Manager:
         for informer in self._controller.informers:
             check = build_duration_check(WATCH_SILENCE_LIMIT_SECONDS, informer.seconds_since_activity, "no activity")
             self.health.add_liveness_check(f"watch of {informer.path}", check)
-        longest_pass = self._controller.queue.longest_pass_seconds
-        self.health.add_liveness_check(
-            "passes", build_duration_check(PASS_DURATION_LIMIT_SECONDS, longest_pass, "one pass has been running")
-        )
+        limit, queue = PASS_DURATION_LIMIT_SECONDS, self._controller.queue
+        check = build_duration_check(limit, queue.longest_pass_seconds, "one pass has been running")
+        self.health.add_liveness_check("passes", check)
+        check = build_duration_check(limit, queue.stalled_seconds, "jobs were queued, but no pass started")
+        self.health.add_liveness_check("queue", check)
         self.health.add_liveness_check(
             "event loop", build_duration_check(LOOP_LAG_LIMIT_SECONDS, lambda: self._loop_lag.worst_seconds, "was late")
         )

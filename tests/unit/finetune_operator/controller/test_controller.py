@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from finetune_operator.controller.controller import Controller
+from finetune_operator.controller.controller import Controller, LeaseLost
 from finetune_operator.controller.job_cache import get_job_key
 from finetune_operator.controller.reconcile import PassDependencies
 from finetune_operator.kube.cluster import KubernetesCluster
@@ -117,15 +117,19 @@ async def test_standby_caches_jobs_but_does_not_reconcile_until_it_leads() -> No
         await wait_until(lambda: len(list_pod_names(api)) == 4)
 
 
-async def test_worker_starts_no_pass_after_losing_the_lease() -> None:
+async def test_workers_raise_instead_of_starting_a_pass_after_losing_the_lease() -> None:
     api = HttpApi()
     async with running_controller(api, is_leader=False) as (controller, _):
-        leading = True
-        controller.start_leading(lambda: leading)
-        leading = False
-        controller.queue.add(get_job_key(put_job(api, "a")))
-        controller.on_job_event(put_job(api, "a"))
+        is_leading = True
+        controller.start_leading(lambda: is_leading)
+        is_leading = False
+        for name in ("a", "b", "c", "d"):  # one more than the controller has workers
+            job = put_job(api, name)
+            controller.on_job_event(job)
+            controller.queue.add(get_job_key(job))
         await asyncio.sleep(0.2)
+        with pytest.raises(LeaseLost):
+            await asyncio.wait_for(controller.run_worker(), timeout=2)
     assert list_pod_names(api) == []
     assert api.find_requests("PUT", "finetunejobs") == []
 

@@ -232,6 +232,24 @@ def test_metrics_report_the_wait_of_keys_and_the_duration_of_passes() -> None:
     assert run_in_virtual_time(scenario()) == (1, 30.0, 30.0)
 
 
+def test_queue_is_stalled_if_no_worker_takes_a_queued_key() -> None:
+    async def scenario() -> list[float]:
+        queue = WorkQueue[str]()
+        stalled = [queue.stalled_seconds()]
+        queue.add("a")
+        queue.add("b")
+        await asyncio.sleep(40)
+        stalled.append(queue.stalled_seconds())
+        async with queue.next():
+            await asyncio.sleep(25)
+            stalled.append(queue.stalled_seconds())
+        async with queue.next():
+            stalled.append(queue.stalled_seconds())
+        return stalled
+
+    assert run_in_virtual_time(scenario()) == [0, 40, 25, 0]
+
+
 def test_waiting_time_starts_at_the_first_add() -> None:
     waits: list[float] = []
 

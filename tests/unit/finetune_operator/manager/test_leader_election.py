@@ -16,6 +16,7 @@ from finetune_operator.manager.leader_election import (
     LeaderElection,
     LeaseConfig,
 )
+from finetune_operator.observation.ownership import RawBody
 from testing.fakes.api_client import serve_and_connect
 from testing.fakes.http_api import HttpApi, ScriptedFault
 
@@ -140,6 +141,37 @@ async def test_leader_stops_at_the_renew_deadline_before_another_replica_leads()
         await asyncio.wait_for(renewal, timeout=2)
         assert not one.is_leading
         assert await is_waiting(two)
+
+
+async def test_leader_that_was_paused_past_the_deadline_does_not_renew() -> None:
+    """Workers stop once the lease has expired; a renewal after the pause would leave a leader without workers."""
+    api = HttpApi()
+    async with run_two_replicas(api) as (one, _, clock):
+        await one.acquire()
+        renewal = asyncio.create_task(one.renew_until_lost())
+        await asyncio.sleep(0)  # it sleeps until the next renewal
+        clock.now += RENEW_DEADLINE_SECONDS + 2
+        await asyncio.wait_for(renewal, timeout=2)
+
+        assert not one.is_leading
+
+
+async def test_a_response_that_arrives_after_the_deadline_does_not_renew_the_lease() -> None:
+    api = HttpApi()
+    async with run_two_replicas(api) as (one, _, clock):
+        await one.acquire()
+        clock.now += RENEW_DEADLINE_SECONDS - 1
+        write = one._write
+
+        async def pause_during_write(lease: RawBody) -> RawBody:
+            response = await write(lease)
+            clock.now += 2
+            return response
+
+        one._write = pause_during_write  # type: ignore[method-assign]
+        await asyncio.wait_for(one.renew_until_lost(), timeout=2)
+
+        assert not one.is_leading
 
 
 async def test_the_leader_stops_when_another_replica_holds_the_lease() -> None:
