@@ -8,6 +8,7 @@ import re
 
 from finetune_api.v1alpha1.reasons import Reason
 from finetune_api.v1alpha1.status import Evidence
+from finetune_operator.failures.pattern_set import PatternSet
 from finetune_operator.failures.verdict import Verdict, describe_node, extract_last_line
 
 START_ERRORS = frozenset({"StartError", "ContainerCannotRun"})
@@ -15,23 +16,22 @@ CREATE_ERROR, CONFIG_ERROR = "CreateContainerError", "CreateContainerConfigError
 _PREFIX = re.compile("stderr: |container process: |container init: ")
 # all other programs belong to the image
 _HOST_PROGRAMS = "containerd|runc|crun|apparmor_parser|nvidia-"
+_EXEC = r'exec: \\*"'
 _PATTERNS = (  # first match applies; without a match, the fault is unknown (decisions/203)
     (Reason.DRIVER_MISMATCH, r"nvidia-container-cli(\.real)?: requirement error"),
     (Reason.GPU_UNAVAILABLE, r"nvidia-container|nvml error|CDI devices?\b|/dev/nvidia|nvidiactl"),
     (Reason.INVALID_SPEC, r"runAsNonRoot|non-root policy|non-numeric user|unknown capability"),
-    (
-        Reason.START_ERROR,
-        rf'exec: \\*"(?!{_HOST_PROGRAMS})|exec format error|chdir to cwd|no command specified'
-        r"|to rootfs at .*: not a directory",
-    ),
+    (Reason.START_ERROR, _EXEC),
+    (Reason.START_ERROR, r"exec format error|chdir to cwd|no command specified|to rootfs at .*: not a directory"),
     (
         Reason.CONTAINER_RUNTIME_ERROR,
         r"cgroup|sd-bus|resource temporarily unavailable|cannot allocate memory|no space left|too many open files"
         r"|deadline exceeded|device or resource busy|ttrpc|transport is closing|error reading from server"
-        rf'|exec: \\*"({_HOST_PROGRAMS})|retrieve OCI runtime error|hook #\d|failed to extract layer|content store'
+        rf"|{_EXEC}({_HOST_PROGRAMS})|retrieve OCI runtime error|hook #\d|failed to extract layer|content store"
         r"|name [^:]*is reserved|input/output error|read-only file system|writing file|mount rootfs",
     ),
 )
+_PATTERN_SET = PatternSet(_PATTERNS, unless={_EXEC: rf"{_EXEC}({_HOST_PROGRAMS})"})
 _ADVICE = {
     Reason.INVALID_SPEC: "; the security context in spec.podTemplate requests something forbidden or unknown",
     Reason.START_ERROR: "; check spec.image",
@@ -65,7 +65,6 @@ def container_create_failed(evidence: Evidence) -> Verdict | None:
 
 def _classify_runtime_message(evidence: Evidence) -> tuple[Reason, str]:
     """Return the reason for a message of the container runtime, and the last line of the message with advice."""
-    matches = (reason for reason, pattern in _PATTERNS if re.search(pattern, evidence.message, re.IGNORECASE))
-    reason = next(matches, Reason.UNEXPLAINED)
+    reason = _PATTERN_SET.find_first(evidence.message) or Reason.UNEXPLAINED
     detail = _PREFIX.split(evidence.message.strip())[-1] or "the runtime reports no reason"
     return reason, f"{extract_last_line(detail)}{_ADVICE.get(reason, '')}"
