@@ -1,10 +1,12 @@
 """Parses termination messages: JSON that the supervisor writes and the kubelet copies to the pod status."""
 
+import re
 from enum import StrEnum
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter, field_validator
 from pydantic.dataclasses import dataclass
 
+from finetune_api.untrusted_json import LATEST_TIME, parse_untrusted
 from finetune_api.v1alpha1.base import MESSAGE_CONFIG
 from finetune_api.v1alpha1.reasons import Reason
 from finetune_api.v1alpha1.status import Progress
@@ -13,6 +15,9 @@ from finetune_supervisor.messages import TerminationMessage
 
 # Errors of the trainer that a restart cannot fix: the spec, the rows or the storage must change.
 USER_ERRORS = frozenset(Reason(name) for name in contract.USER_ERRORS)
+
+
+_CLASS_NAME = re.compile(r"[A-Za-z_][\w.]{0,99}", re.ASCII)  # of an exception
 
 
 class Outcome(StrEnum):
@@ -32,6 +37,16 @@ class Termination(TerminationMessage):
     outcome: Outcome = Outcome.STARTING
     progress: Progress | None = None
 
+    @field_validator("error_type")
+    @classmethod
+    def _drop_invalid_error_type(cls, value: str) -> str:
+        return value if _CLASS_NAME.fullmatch(value) else ""
+
+    @field_validator("time")
+    @classmethod
+    def _drop_time_out_of_range(cls, value: float | None) -> float | None:
+        return value if value is not None and 0 <= value < LATEST_TIME.timestamp() else None
+
 
 _PARSER = TypeAdapter(Termination)
 
@@ -40,7 +55,4 @@ def parse_termination(text: str | None) -> Termination | None:
     """Parse a termination message; return None for any other text, such as a log tail."""
     if not text or not text.lstrip().startswith("{"):
         return None
-    try:
-        return _PARSER.validate_json(text)
-    except ValidationError:
-        return None
+    return parse_untrusted(_PARSER, text)

@@ -1,6 +1,5 @@
 """Defines the status of a job; `phase` and `display` are for people, not for programs."""
 
-import math
 from datetime import datetime
 from enum import StrEnum
 from typing import Literal
@@ -8,6 +7,7 @@ from typing import Literal
 from pydantic import AwareDatetime, Field, field_validator
 from pydantic.dataclasses import dataclass
 
+from finetune_api.untrusted_json import bound_time
 from finetune_api.v1alpha1.base import MESSAGE_CONFIG, StatusModel, build_list_map_schema
 from finetune_supervisor.messages import TrainingProgress
 
@@ -135,18 +135,10 @@ class RestartCounts(StatusModel):
 class Progress(TrainingProgress):
     """Progress of training as last reported by rank 0."""
 
-    @field_validator("*", mode="before")
-    @classmethod
-    def _drop_non_finite(cls, value: object) -> object:
-        """Replace NaN and infinity by None: JSON lacks them, and the API server would reject the whole status."""
-        return None if isinstance(value, float) and not math.isfinite(value) else value
-
     @field_validator("first_step_time", "update_time")
     @classmethod
-    def _require_timezone(cls, value: datetime | None) -> datetime | None:
-        if value is not None and value.tzinfo is None:
-            raise ValueError("a time without timezone")
-        return value
+    def _drop_time_out_of_range(cls, value: datetime | None) -> datetime | None:
+        return bound_time(value)
 
 
 class BatchStatus(StatusModel):

@@ -1,7 +1,6 @@
 """Polls the training progress from node rank 0. A missing response is reported, but never fails a job."""
 
 import asyncio
-import json
 import logging
 import time
 from collections.abc import Callable
@@ -9,8 +8,9 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 import aiohttp
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
+from finetune_api.untrusted_json import parse_untrusted
 from finetune_api.v1alpha1.status import Progress
 from finetune_operator import names
 from finetune_operator.controller.child_cache import ChildCache, JobKey
@@ -151,11 +151,7 @@ async def fetch_status(session: aiohttp.ClientSession, url: str) -> StatusRespon
 
 def parse_progress(content: bytes, *, now: datetime) -> Progress | None:
     """Parse the progress from a /status response; without an update time, `now` is used instead."""
-    try:
-        body = json.loads(content)
-        progress = _PROGRESS.validate_python(body.get("progress")) if isinstance(body, dict) else None
-    except (ValueError, ValidationError, RecursionError):
-        return None
+    progress = parse_untrusted(_PROGRESS, content, key="progress")
     if progress is None:
         return None
     return replace(progress, update_time=progress.update_time or now)

@@ -1,0 +1,58 @@
+"""Parses JSON that the programs of a tenant wrote: termination messages and responses of /status."""
+
+import json
+import math
+from datetime import UTC, datetime
+from typing import Any, TypeVar
+
+from pydantic import TypeAdapter
+
+MAX_INTEGER = 2**53 - 1  # the API server refuses larger ones
+MAX_FLOAT = 1e30
+MAX_TEXT_CHARACTERS = 4096
+LATEST_TIME = datetime(2100, 1, 1, tzinfo=UTC)
+T = TypeVar("T")
+
+
+def parse_untrusted(adapter: TypeAdapter[T], content: str | bytes, *, key: str | None = None) -> T | None:
+    """Parse a JSON object, or the object below `key`, and validate it in strict mode.
+
+    NaN, infinity and numbers out of range count as absent; texts are truncated. Returns None if the content is invalid
+    JSON, is nested too deeply, or does not fit the adapter.
+    """
+    try:
+        value = json.loads(content, parse_int=_parse_int)
+        if key is not None:
+            value = value.get(key) if isinstance(value, dict) else None
+        if not isinstance(value, dict):
+            return None
+        return adapter.validate_json(json.dumps(_bound(value), allow_nan=False), strict=True)
+    except (ValueError, RecursionError):  # among them JSONDecodeError, UnicodeDecodeError and ValidationError
+        return None
+
+
+def bound_time(value: datetime | None) -> datetime | None:
+    """Return a time from 1970 to 2100; another one counts as absent, as does one without timezone."""
+    if value is None or value.tzinfo is None:
+        return None
+    return value if datetime.fromtimestamp(0, UTC) <= value < LATEST_TIME else None
+
+
+def _parse_int(digits: str) -> int | None:
+    return int(digits) if len(digits) <= len(str(MAX_INTEGER)) else None
+
+
+def _bound(value: Any) -> Any:
+    """Return the value without numbers out of range, and with truncated texts in valid Unicode."""
+    if isinstance(value, dict):
+        bounded = ((key, _bound(item)) for key, item in value.items())
+        return {key: item for key, item in bounded if item is not None}
+    if isinstance(value, list):
+        return [_bound(item) for item in value]
+    if isinstance(value, str):
+        return value[:MAX_TEXT_CHARACTERS].encode("utf-8", "replace").decode()
+    if isinstance(value, bool) or value is None:
+        return value
+    if isinstance(value, int):
+        return value if abs(value) <= MAX_INTEGER else None
+    return value if math.isfinite(value) and abs(value) <= MAX_FLOAT else None
