@@ -7,6 +7,7 @@ from finetune_api.v1alpha1.job import RestartPolicy
 from finetune_api.v1alpha1.reasons import Reason
 from finetune_api.v1alpha1.status import AttemptRecord, AttemptState, Fault, JobStatus, RestartCounts
 from finetune_operator import names
+from finetune_operator.core.conditions import acknowledge_generation
 from finetune_operator.observation.ownership import get_controller_uid
 from finetune_operator.observation.pods import NodeObservation, observe_pod
 from finetune_operator.plan.manifests import is_intact_headless_service
@@ -199,7 +200,7 @@ class InvariantMonitor:
         after = JobStatus.model_validate(updated_body["status"])
         self._last_job = updated_body, after
         if before.completion_time is not None:
-            if before != after:
+            if acknowledge_generation(before, after.observed_generation) != after:
                 yield "the status changed after the end"
             return
         yield from self._check_attempts(before, after)

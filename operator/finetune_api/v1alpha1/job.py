@@ -259,5 +259,8 @@ class FineTuneJob(StatusModel):
 
     @classmethod
     def parse(cls, body: dict[str, Any]) -> Self:
-        """Parse a job from an API object or a YAML document. Raises pydantic.ValidationError."""
-        return cls.model_validate(body)
+        """Parse a job that the API server has accepted, ignoring fields of a newer CRD.
+
+        Raises: pydantic.ValidationError if a known field is invalid.
+        """
+        return cls.model_validate(body, extra="ignore")

@@ -85,6 +85,12 @@ class Reason(StrEnum):
         "correct spec.image or spec.imagePullSecrets",
     )
 
+    RECONCILE_FAILED = (
+        "ReconcileFailed",
+        None,
+        "The operator cannot reconcile the job, for example because another release wrote its spec. Its pods keep"
+        " running; only suspend, `activeDeadlineSeconds`, `ttlSecondsAfterFinished` and deletion apply.",
+    )
     DEADLINE_EXCEEDED = (
         "DeadlineExceeded",
         Fault.USER,

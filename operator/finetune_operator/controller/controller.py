@@ -11,7 +11,7 @@ from finetune_operator.controller.child_cache import ChildCache, JobKey
 from finetune_operator.controller.gather import CachedState
 from finetune_operator.controller.job_cache import JobCache, get_job_key, get_namespaced_name
 from finetune_operator.controller.progress_poller import ProgressPoller
-from finetune_operator.controller.reconcile import PassDependencies, reconcile
+from finetune_operator.controller.reconcile import PassDependencies, reconcile, reconcile_degraded
 from finetune_operator.controller.workqueue import QueueClosed, WorkQueue
 from finetune_operator.kube.api_client import ApiClient
 from finetune_operator.kube.cluster import ClusterError, Conflict, NotFound, collection_path, read_job
@@ -31,7 +31,8 @@ class LeaseLost(Exception):
 LABEL_SELECTOR = names.JOB_UID
 TOMBSTONE_PRUNE_INTERVAL_SECONDS = 60.0
 DEBOUNCE_SECONDS = 0.02
-Namespaces = tuple[str, ...] | tuple[None]  # (None,) watches all namespaces
+DEGRADED_AFTER_ERRORS = 3  # consecutive unexpected errors
+Namespaces = tuple[str, ...] | tuple[None]  # (None,) means the whole cluster
 
 
 class Controller:
@@ -46,6 +47,7 @@ class Controller:
         self._namespaces = namespaces
         self._rejected_creates: dict[JobKey, tuple[RejectedCreate, ...]] = {}
         self._last_errors: dict[JobKey, str] = {}  # error of the last failed pass, removed after a success
+        self._unexpected_errors: dict[JobKey, int] = {}  # consecutive passes that raised one
         self._status_written_at: dict[JobKey, float] = {}  # time.monotonic() of the last status write
         self._is_leading: Callable[[], bool] = lambda: False
         self.jobs = JobCache()
@@ -82,6 +84,7 @@ class Controller:
         self.progress_poller.forget(key)
         self._rejected_creates.pop(key, None)
         self._last_errors.pop(key, None)
+        self._unexpected_errors.pop(key, None)
         self._status_written_at.pop(key, None)
 
     async def resync_jobs(self) -> None:
@@ -133,6 +136,7 @@ class Controller:
         result = "error"
         try:
             result = await self._reconcile(key, job)
+            self._unexpected_errors.pop(key, None)
         except ClusterError as error:
             result = type(error).__name__
             delay = self.queue.retry(key, min_delay_seconds=error.retry_after or 0.0)
@@ -144,10 +148,13 @@ class Controller:
                 error,
                 extra={"job": get_namespaced_name(job), "retry_seconds": round(delay, 3)},
             )
-        except Exception:  # a bug in the pass of one job must not stop the passes of other jobs
+        except Exception as error:  # the outermost loop: a bug in the pass of one job must not stop the others
             delay = self.queue.retry(key)
             fields = {"job": get_namespaced_name(job), "retry_seconds": round(delay, 3)}
             logger.exception("pass failed with an unexpected error, will be retried", extra=fields)
+            self._unexpected_errors[key] = self._unexpected_errors.get(key, 0) + 1
+            if self._unexpected_errors[key] >= DEGRADED_AFTER_ERRORS:
+                await self._reconcile_degraded(key, job, error)
         finally:
             self._metrics.reconcile.labels(result).observe(time.monotonic() - started_at)
 
@@ -173,6 +180,18 @@ class Controller:
         if result.requeue_after is not None:
             self.queue.add_after(key, result.requeue_after.total_seconds())
         return "changed" if result.job is not job else "unchanged"
+
+    async def _reconcile_degraded(self, key: JobKey, job: RawBody, error: Exception) -> None:
+        """Apply suspend, deadlines and TTL to a job whose passes fail repeatedly for an unforeseen reason."""
+        problem = f"{type(error).__name__}: {error}"
+        try:
+            job = await read_job(self._api, job)
+            result = await reconcile_degraded(self._dependencies, job, self._cached_state(key), problem=problem)
+            self.jobs.store_if_newer(result.job)
+        except NotFound:
+            self.on_job_deleted(key)
+        except Exception:  # as in _run_pass
+            logger.exception("degraded pass failed", extra={"job": get_namespaced_name(job)})
 
     def _cached_state(self, key: JobKey) -> CachedState:
         written_at = self._status_written_at.get(key)

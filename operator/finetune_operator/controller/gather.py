@@ -35,7 +35,7 @@ def observe_cached(job: FineTuneJob, cached: CachedState) -> Observation:
     if progress and record and record.start_time and progress.update_time and progress.update_time < record.start_time:
         progress = None  # the polled progress belongs to an earlier attempt
     uid = job.metadata.uid
-    services = _select_controlled_objects(uid, cached.services)
+    services = select_controlled_objects(uid, cached.services)
     edited_uids = (service["metadata"]["uid"] for service in services if not is_intact_headless_service(service, uid))
     return Observation(
         nodes=observe_cached_pods(uid, cached),
@@ -50,7 +50,7 @@ def observe_cached(job: FineTuneJob, cached: CachedState) -> Observation:
 def observe_cached_pods(job_uid: str, cached: CachedState) -> tuple[NodeObservation, ...]:
     """Parse the pods that the job controls, from the cache and its tombstones."""
     return observe_pods(
-        _select_controlled_objects(job_uid, cached.pods), _select_controlled_objects(job_uid, cached.deleted_pods)
+        select_controlled_objects(job_uid, cached.pods), select_controlled_objects(job_uid, cached.deleted_pods)
     )
 
 
@@ -64,16 +64,16 @@ async def observe_uncached(
     claims_request = _get_objects_by_name(cluster, "PersistentVolumeClaim", namespace, mounted_claims)
     listed_pods, claims = await asyncio.gather(cluster.list_pods(namespace, uid), claims_request)
     # A cached pod that the LIST does not contain was deleted; the cached object is its last known state.
-    deleted_pods = _select_controlled_objects(uid, (*cached.deleted_pods, *cached.pods))
+    deleted_pods = select_controlled_objects(uid, (*cached.deleted_pods, *cached.pods))
     listed_observation = replace(
-        observation, nodes=observe_pods(_select_controlled_objects(uid, listed_pods), deleted_pods)
+        observation, nodes=observe_pods(select_controlled_objects(uid, listed_pods), deleted_pods)
     )
     unlisted_pods = await _get_objects_by_name(
         cluster, "Pod", namespace, _find_unlisted_pod_names(job, listed_observation)
     )
     return replace(
         observation,
-        nodes=observe_pods(_select_controlled_objects(uid, (*listed_pods, *unlisted_pods)), deleted_pods),
+        nodes=observe_pods(select_controlled_objects(uid, (*listed_pods, *unlisted_pods)), deleted_pods),
         claims=tuple(
             Claim(claim["metadata"]["name"], tuple(claim.get("spec", {}).get("accessModes") or ())) for claim in claims
         ),
@@ -102,5 +102,6 @@ def _find_unlisted_pod_names(job: FineTuneJob, listed_observation: Observation) 
     return [names.pod_name(job.metadata.name, record.attempt, rank) for rank in ranks if rank not in observed_ranks]
 
 
-def _select_controlled_objects(job_uid: str, bodies: Iterable[RawBody]) -> list[RawBody]:
-    return [body for body in bodies if get_controller_uid(body) == job_uid]
+def select_controlled_objects(uid: str, bodies: Iterable[RawBody]) -> list[RawBody]:
+    """Return the objects whose controlling owner has this uid."""
+    return [body for body in bodies if get_controller_uid(body) == uid]

@@ -10,13 +10,15 @@ from finetune_api.schema.validation_errors import explain_validation_error
 from finetune_api.v1alpha1.job import FineTuneJob, ObjectMeta
 from finetune_api.v1alpha1.status import JobStatus
 from finetune_operator.controller.execute_actions import execute_actions
-from finetune_operator.controller.gather import CachedState, observe_cached, observe_cached_pods, observe_uncached
+from finetune_operator.controller.gather import CachedState, observe_cached, observe_uncached, select_controlled_objects
 from finetune_operator.core.decide import decide
+from finetune_operator.core.decision import Decision
+from finetune_operator.core.degraded import decide_degraded
 from finetune_operator.core.derive_status import without_cosmetic_fields
 from finetune_operator.core.invalid_spec import decide_invalid_spec
 from finetune_operator.kube.cluster import Cluster, ClusterError
 from finetune_operator.observation.ownership import RawBody
-from finetune_operator.observation.pods import Observation, RejectedCreate
+from finetune_operator.observation.pods import RejectedCreate
 from finetune_operator.settings import Settings
 
 STATUS_WRITE_INTERVAL = timedelta(seconds=5)
@@ -49,7 +51,7 @@ async def reconcile(dependencies: PassDependencies, job: RawBody, cached: Cached
         ClusterError: The API server rejected a request that has to be retried, or did not respond.
     """
     cluster, settings, now = dependencies.cluster, dependencies.settings, dependencies.now
-    # Parse the spec; an invalid spec fails the job.
+    # Parse the spec; an invalid one fails the job, unless it has begun.
     try:
         parsed = FineTuneJob.parse(job)
     except ValidationError as error:
@@ -95,19 +97,40 @@ def render_status(status: JobStatus) -> RawBody:
 async def _handle_invalid_spec(
     dependencies: PassDependencies, job: RawBody, error: ValidationError, cached: CachedState
 ) -> PassResult:
-    """Fail a job whose spec cannot be parsed, and delete its pods."""
-    cluster, now = dependencies.cluster, dependencies.now
-    try:
-        status = JobStatus.model_validate(job.get("status") or {})
-    except ValidationError as status_error:  # another release of the operator may have written the status
-        problems = explain_validation_error(status_error, parent_path="status")
-        raise ClusterError(f"status cannot be read, the job is left alone: {problems}") from status_error
+    """Fail a job whose spec cannot be parsed. One that has begun continues: another release accepted its spec."""
+    status = _parse_status(job)
+    if status.attempts:
+        return await reconcile_degraded(dependencies, job, cached, problem=explain_validation_error(error))
     metadata = ObjectMeta.model_validate(job["metadata"])
-    if metadata.deletion_timestamp is not None:
+    if metadata.deletion_timestamp is not None or status.completion_time is not None:
         return PassResult(job)
-    observation = Observation(nodes=observe_cached_pods(metadata.uid, cached))
-    decision = decide_invalid_spec(status, error, observation, now(), generation=metadata.generation)
+    decision = decide_invalid_spec(status, error, dependencies.now(), generation=metadata.generation)
+    return await _carry_out(dependencies, job, status, decision)
+
+
+async def reconcile_degraded(
+    dependencies: PassDependencies, job: RawBody, cached: CachedState, *, problem: str
+) -> PassResult:
+    """Apply suspend, active deadline and TTL to a job that cannot be reconciled, and state the problem."""
+    status = _parse_status(job)
+    if job["metadata"].get("deletionTimestamp") is not None:
+        return PassResult(job)
+    pods = select_controlled_objects(job["metadata"]["uid"], cached.pods)
+    decision = decide_degraded(job, status, pods, dependencies.now(), problem=problem)
+    return await _carry_out(dependencies, job, status, decision)
+
+
+async def _carry_out(dependencies: PassDependencies, job: RawBody, status: JobStatus, decision: Decision) -> PassResult:
     if decision.status != status:
-        job = await cluster.write_status(job, render_status(decision.status))
-    await execute_actions(cluster, metadata, decision.actions, now=now())
-    return PassResult(job)
+        job = await dependencies.cluster.write_status(job, render_status(decision.status))
+    metadata = ObjectMeta.model_validate(job["metadata"])
+    await execute_actions(dependencies.cluster, metadata, decision.actions, now=dependencies.now())
+    return PassResult(job, decision.requeue_after)
+
+
+def _parse_status(job: RawBody) -> JobStatus:
+    try:
+        return JobStatus.model_validate(job.get("status") or {})
+    except ValidationError as error:  # written by another release of the operator
+        problems = explain_validation_error(error, parent_path="status")
+        raise ClusterError(f"status cannot be read, the job is left alone: {problems}") from error

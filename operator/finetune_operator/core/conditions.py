@@ -95,6 +95,17 @@ def _describe_resume_point(job: FineTuneJob, status: JobStatus) -> str:
     return f"; it resumes from {checkpoint}" if checkpoint else "; no checkpoint was written yet"
 
 
+def acknowledge_generation(status: JobStatus, generation: int) -> JobStatus:
+    """Return the status of a finished job with the generation of its spec, which may still be edited.
+
+    kubectl wait, kstatus, Flux and Argo wait until status and conditions contain the generation of the object.
+    """
+    if status.observed_generation == generation:
+        return status
+    conditions = tuple(c.model_copy(update={"observed_generation": generation}) for c in status.conditions)
+    return status.model_copy(update={"observed_generation": generation, "conditions": conditions})
+
+
 def keep_transition_times(
     desired_conditions: Iterable[Condition], previous_conditions: Iterable[Condition]
 ) -> tuple[Condition, ...]:

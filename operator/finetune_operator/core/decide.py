@@ -13,6 +13,7 @@ from finetune_operator import names
 from finetune_operator.core import deadlines
 from finetune_operator.core.actions import Action, Create, DeleteConfigMap, DeleteJob, EmitEvent
 from finetune_operator.core.attempt_record import record_start, with_next_attempt, with_record
+from finetune_operator.core.conditions import acknowledge_generation
 from finetune_operator.core.decision import Decision, build_decision, require_confirmation
 from finetune_operator.core.ensure_children import compute_config_map_check_delay, ensure_service_and_config_map
 from finetune_operator.core.job_context import ABORT_GRACE_SECONDS, JobContext
@@ -261,13 +262,14 @@ def _find_pods_of_older_attempts(context: JobContext) -> list[NodeObservation]:
 
 
 def _clean_up_finished_job(context: JobContext) -> Decision:
-    """Delete the running pods of a finished job, and the job itself after its TTL; keep the status."""
+    """Delete the running pods of a finished job, and the job itself after its TTL; the result in the status stays."""
+    status = acknowledge_generation(context.status, context.job.metadata.generation)
     kept_by_sidecars, requeue_after = context.find_pods_kept_by_sidecars()
     actions = context.build_deletions([*context.running_pods(), *kept_by_sidecars], ABORT_GRACE_SECONDS)
     ttl, ended = context.job.spec.ttl_seconds_after_finished, context.status.completion_time
     if ttl is None or ended is None:
-        return Decision(context.status, actions, requeue_after=requeue_after)
+        return Decision(status, actions, requeue_after=requeue_after)
     remaining = ended + timedelta(seconds=ttl) - context.now
     if remaining > timedelta():
-        return Decision(context.status, actions, requeue_after=min(remaining, requeue_after or remaining))
-    return Decision(context.status, (*actions, DeleteJob(context.job.metadata.uid)))
+        return Decision(status, actions, requeue_after=min(remaining, requeue_after or remaining))
+    return Decision(status, (*actions, DeleteJob(context.job.metadata.uid)))

@@ -28,7 +28,7 @@ class PatternSet(Generic[Label]):
         for _, expression in entries:
             self._set.Add(expression)
         self._set.Compile()
-        self._labels = [label for label, _ in entries]
+        self._labels: list[Label] = [label for label, _ in entries]
         exceptions = unless or {}
         self._exceptions = {
             index: re2.compile(exceptions[expression], options)
@@ -39,7 +39,8 @@ class PatternSet(Generic[Label]):
     def find_first(self, text: str) -> Label | None:
         """Return the label of the first expression that matches anywhere in the text, or None."""
         content = text.encode("utf-8", "replace")[:MAX_TEXT_BYTES]
-        for index in sorted(self._set.Match(content) or ()):
+        matches: list[int] = self._set.Match(content) or []
+        for index in sorted(matches):
             exception = self._exceptions.get(index)
             if exception is None or exception.search(content) is None:
                 return self._labels[index]

@@ -80,5 +80,6 @@ field_names = st.sampled_from(("step", "loss", "time", "progress", "rank", "mess
 def test_arbitrary_json_never_raises(value: dict[str, Any]) -> None:
     content = json.dumps(value)
 
+    progress = parse_untrusted(PROGRESS, content)
     assert isinstance(parse_termination(content), Termination | None)
-    assert isinstance(parse_untrusted(PROGRESS, content), Progress | None)
+    assert isinstance(progress, Progress | None)

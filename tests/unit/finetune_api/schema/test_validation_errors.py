@@ -23,7 +23,7 @@ JSON_VALUES = st.recursive(SCALARS, lambda inner: st.lists(inner) | st.dictionar
 
 def parse_invalid_job(**fields: Any) -> ValidationError:
     with pytest.raises(ValidationError) as error_info:
-        FineTuneJob.parse({"metadata": {"name": "bert"}, "spec": spec(**fields)})
+        FineTuneJob.model_validate({"metadata": {"name": "bert"}, "spec": spec(**fields)})
     return error_info.value
 
 

@@ -241,3 +241,22 @@ async def test_restarts_are_counted_by_reason() -> None:
         controller._count_restarts(after, after)
         labels = {"reason": "RankKilled", "fault": "infrastructure"}
         assert metrics.registry.get_sample_value("finetune_job_restarts_total", labels) == 1
+
+
+async def test_suspend_applies_to_a_job_whose_passes_fail_unexpectedly(monkeypatch: pytest.MonkeyPatch) -> None:
+    api = HttpApi()
+    async with running_controller(api) as (controller, _):
+        controller.on_job_event(put_job(api, "a"))
+        await wait_until(lambda: len(list_pod_names(api)) == 2)
+
+        async def fail(*_: object) -> None:
+            raise OverflowError("date value out of range")
+
+        monkeypatch.setattr("finetune_operator.controller.controller.reconcile", fail)
+        status = api.objects["finetunejobs", "default", "a"]["status"]
+        controller.on_job_event(put_job(api, "a", spec=spec(suspend=True), status=status))
+        await wait_until(lambda: len(api.find_requests("DELETE", "pods")) == 2)
+
+        conditions = api.objects["finetunejobs", "default", "a"]["status"]["conditions"]
+        [stalled] = [condition for condition in conditions if condition["type"] == "Stalled"]
+        assert "OverflowError: date value out of range" in stalled["message"]

@@ -125,18 +125,42 @@ async def test_an_invalid_spec_fails_the_job_once_with_a_message() -> None:
     assert cluster.requests == ["write status", "event InvalidSpec"]
 
 
-async def test_running_pods_are_stopped_if_the_spec_becomes_invalid() -> None:
+async def test_a_job_that_has_begun_is_never_failed_by_an_invalid_spec() -> None:
+    """Another release of CRD and operator may have accepted the value."""
     cluster = RecordingCluster()
-    broken = build_raw_job(compute_status_after(running_pods()), numNodes=0)
-    first = await run_pass(cluster, broken, build_cached_state(*running_pods()))
-    deletions = ["delete Pod bert-0-0 pod-0-0 within 10 s", "delete Pod bert-0-1 pod-0-1 within 10 s"]
+    invalid_job = build_raw_job(compute_status_after(running_pods()), numNodes=0)
+    first = await run_pass(cluster, invalid_job, build_cached_state(*running_pods()))
+    second = await run_pass(cluster, first.job, build_cached_state(*running_pods()))
 
-    assert cluster.requests == ["write status", *deletions, "event InvalidSpec"]
-    assert first.job["status"]["attempts"][-1]["state"] == "Failed"
+    assert cluster.requests == ["write status"]
+    assert first.job["status"]["attempts"] == invalid_job["status"]["attempts"]
+    [stalled] = [condition for condition in first.job["status"]["conditions"] if condition["type"] == "Stalled"]
+    assert stalled["reason"] == "ReconcileFailed"
+    assert "spec.numNodes: must be greater than or equal to 1, found 0" in stalled["message"]
+    assert second.job == first.job
 
-    second_cluster = RecordingCluster()  # a new cluster object simulates a crash before the deletions were sent
-    await run_pass(second_cluster, first.job, build_cached_state(*running_pods()))
-    assert second_cluster.requests == deletions
+
+async def test_suspend_is_applied_to_a_job_with_an_invalid_spec() -> None:
+    cluster = RecordingCluster()
+    invalid_job = build_raw_job(compute_status_after(running_pods()), numNodes=0, suspend=True)
+    await run_pass(cluster, invalid_job, build_cached_state(*running_pods()))
+
+    deletions = ["delete Pod bert-0-0 pod-0-0 within 120 s", "delete Pod bert-0-1 pod-0-1 within 120 s"]
+    assert cluster.requests == ["write status", *deletions]
+
+
+async def test_unknown_fields_of_a_newer_crd_are_ignored() -> None:
+    cluster = RecordingCluster()
+    status = compute_status_after(running_pods())
+    newer_job = build_raw_job(status, newField={"a": 1}, restartPolicy={"maxRestarts": 3, "newKnob": True})
+    older_job = build_raw_job(status, restartPolicy={"maxRestarts": 3})
+    result = await run_pass(cluster, newer_job, build_cached_state(*running_pods()))
+
+    assert cluster.requests == []
+    assert (
+        result.requeue_after
+        == (await run_pass(RecordingCluster(), older_job, build_cached_state(*running_pods()))).requeue_after
+    )
 
 
 async def test_job_with_unparsable_status_is_not_changed() -> None:

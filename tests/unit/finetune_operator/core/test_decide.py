@@ -298,3 +298,20 @@ def test_nan_loss_does_not_invalidate_the_status() -> None:
     )
     assert failed.status.progress is not None
     assert (failed.status.progress.step, failed.status.progress.loss) == (3, None)
+
+
+def test_a_spec_edited_after_the_end_is_acknowledged_in_status_and_conditions() -> None:
+    """kubectl wait and kstatus compare the generation of status and conditions with that of the object."""
+    ftjob = build_running_job()
+    message = json.dumps({"final": True, "outcome": "succeeded"})
+    pods = [ended_pod(ftjob, rank, exit_code=0, message=message) for rank in (0, 1)]
+    finished, _ = decide_once(ftjob, build_observation(ftjob, *pods))
+    edited = finished.model_copy(update={"metadata": finished.metadata.model_copy(update={"generation": 7})})
+    acknowledged, _ = decide_once(edited, build_observation(edited))
+
+    assert finished.status.completion_time is not None
+    assert acknowledged.status.observed_generation == 7
+    assert {condition.observed_generation for condition in acknowledged.status.conditions} == {7}
+    assert {c.last_transition_time for c in acknowledged.status.conditions} == {
+        c.last_transition_time for c in finished.status.conditions
+    }

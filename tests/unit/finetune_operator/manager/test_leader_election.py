@@ -156,19 +156,21 @@ async def test_leader_that_was_paused_past_the_deadline_does_not_renew() -> None
         assert not one.is_leading
 
 
-async def test_a_response_that_arrives_after_the_deadline_does_not_renew_the_lease() -> None:
+async def test_a_response_that_arrives_after_the_deadline_does_not_renew_the_lease(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     api = HttpApi()
     async with run_two_replicas(api) as (one, _, clock):
         await one.acquire()
         clock.now += RENEW_DEADLINE_SECONDS - 1
-        write = one._write
+        write = one._write_lease
 
         async def pause_during_write(lease: RawBody) -> RawBody:
             response = await write(lease)
             clock.now += 2
             return response
 
-        one._write = pause_during_write  # type: ignore[method-assign]
+        monkeypatch.setattr(one, "_write_lease", pause_during_write)
         await asyncio.wait_for(one.renew_until_lost(), timeout=2)
 
         assert not one.is_leading

@@ -1,0 +1,97 @@
+"""Decides about a job that this release cannot reconcile: only suspend, the active deadline and the TTL apply.
+
+The spec is read field by field from the raw object, because it may not be parsable (decisions/119). Pods stay as they
+are otherwise: another release, or a repaired spec, continues with them.
+"""
+
+from collections.abc import Iterable
+from datetime import datetime, timedelta
+
+from finetune_api.v1alpha1.reasons import Reason
+from finetune_api.v1alpha1.status import AttemptState, Condition, JobStatus, Phase
+from finetune_operator.core.actions import Action, DeleteJob, DeletePod, EmitEvent
+from finetune_operator.core.conditions import keep_transition_times
+from finetune_operator.core.decision import Decision
+from finetune_operator.core.job_context import ABORT_GRACE_SECONDS
+from finetune_operator.observation.ownership import RawBody
+from finetune_operator.plan.run_plan import GRACE_SECONDS
+
+RETRY_INTERVAL = timedelta(seconds=60)
+MAX_PROBLEM_CHARACTERS = 500
+_MAX_SECONDS = 10 * 365 * 86_400  # longer limits count as absent
+
+
+def decide_degraded(
+    job: RawBody, status: JobStatus, pods: Iterable[RawBody], now: datetime, *, problem: str
+) -> Decision:
+    """Return the decision with a Stalled condition that states the problem.
+
+    pods: the live pods that the job controls.
+    """
+    spec, metadata = job.get("spec") or {}, job["metadata"]
+    if status.completion_time is not None:
+        ttl = _read_seconds(spec, "ttlSecondsAfterFinished")
+        has_expired = ttl is not None and now >= status.completion_time + ttl
+        delete_job = (DeleteJob(metadata["uid"]),) if has_expired else ()
+        return Decision(status, (*_delete_pods(pods, ABORT_GRACE_SECONDS), *delete_job), requeue_after=RETRY_INTERVAL)
+    deadline = _read_seconds(spec, "activeDeadlineSeconds")
+    suspended = timedelta(seconds=status.suspended_seconds)
+    if deadline is not None and status.start_time is not None and now >= status.start_time + deadline + suspended:
+        return _fail_at_deadline(status, pods, now, generation=metadata.get("generation", 0), limit=deadline)
+    message = (
+        f"the operator cannot reconcile this job: {problem[:MAX_PROBLEM_CHARACTERS]}; until it can, only suspend,"
+        " activeDeadlineSeconds, ttlSecondsAfterFinished and deletion apply"
+    )
+    stalled = _build_condition("Stalled", Reason.RECONCILE_FAILED, message, metadata.get("generation", 0), now)
+    conditions = [c for c in status.conditions if c.type != stalled.type]
+    update = {"conditions": keep_transition_times((*conditions, stalled), status.conditions)}
+    actions = _delete_pods(pods, GRACE_SECONDS) if spec.get("suspend") is True else ()
+    return Decision(status.model_copy(update=update), actions, requeue_after=RETRY_INTERVAL)
+
+
+def _fail_at_deadline(
+    status: JobStatus, pods: Iterable[RawBody], now: datetime, *, generation: int, limit: timedelta
+) -> Decision:
+    message = f"active for longer than activeDeadlineSeconds ({limit.total_seconds():.0f} s)"
+    conditions = [
+        _build_condition(type_, Reason.DEADLINE_EXCEEDED, message, generation, now)
+        for type_ in ("Failed", "Finished", "Stalled", "Running")
+    ]
+    conditions[-1] = conditions[-1].model_copy(update={"status": "False"})
+    update: dict[str, object] = {
+        "phase": Phase.FAILED,
+        "completion_time": now,
+        "conditions": keep_transition_times(conditions, status.conditions),
+    }
+    if status.attempts:
+        ended = {"state": AttemptState.FAILED, "end_time": now, "reason": Reason.DEADLINE_EXCEEDED, "message": message}
+        update["attempts"] = (*status.attempts[:-1], status.attempts[-1].model_copy(update=ended))
+    event = EmitEvent("Warning", Reason.DEADLINE_EXCEEDED, message, "end")
+    return Decision(status.model_copy(update=update), (*_delete_pods(pods, GRACE_SECONDS), event))
+
+
+def _build_condition(type_: str, reason: Reason, message: str, generation: int, now: datetime) -> Condition:
+    return Condition(
+        type=type_,
+        status="True",
+        observed_generation=generation,
+        last_transition_time=now,
+        reason=reason,
+        message=message,
+    )
+
+
+def _delete_pods(pods: Iterable[RawBody], grace_seconds: int) -> tuple[Action, ...]:
+    return tuple(
+        DeletePod(pod["metadata"]["name"], pod["metadata"]["uid"], grace_seconds)
+        for pod in pods
+        if not pod["metadata"].get("deletionTimestamp")
+        and (pod.get("status") or {}).get("phase") not in ("Succeeded", "Failed")
+    )
+
+
+def _read_seconds(spec: RawBody, field: str) -> timedelta | None:
+    value = spec.get(field)
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= _MAX_SECONDS:
+        return None
+    return timedelta(seconds=value)

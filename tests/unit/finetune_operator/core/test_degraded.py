@@ -1,0 +1,72 @@
+"""Tests of jobs that cannot be reconciled: suspend, active deadline and TTL still apply."""
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from finetune_api.v1alpha1.status import AttemptRecord, AttemptState, JobStatus, Phase
+from finetune_operator.core.actions import DeleteJob, DeletePod
+from finetune_operator.core.decision import Decision
+from finetune_operator.core.degraded import MAX_PROBLEM_CHARACTERS, decide_degraded
+from finetune_operator.plan.run_plan import GRACE_SECONDS
+from testing.builders.jobs import NOW, ended_pod, job, running_pod, terminating_pod
+
+JOB = job()
+RUNNING = JobStatus(
+    start_time=NOW, attempt=0, attempts=(AttemptRecord(attempt=0, state=AttemptState.RUNNING, created=True),)
+)
+PODS = (running_pod(JOB, 0), running_pod(JOB, 1))
+
+
+def decide(status: JobStatus = RUNNING, *, seconds: float = 0, problem: str = "ValueError: x", **spec: Any) -> Decision:
+    """Decide for a job with this raw spec, some seconds after its start."""
+    body = {"metadata": {"uid": "uid-1", "generation": 3}, "spec": spec}
+    return decide_degraded(body, status, PODS, NOW + timedelta(seconds=seconds), problem=problem)
+
+
+def test_pods_keep_running_and_a_condition_states_the_problem() -> None:
+    decision = decide(problem="x" * 10_000)
+
+    assert decision.actions == ()
+    assert decision.requeue_after is not None
+    [stalled] = decision.status.conditions
+    assert (stalled.type, stalled.status, stalled.reason) == ("Stalled", "True", "ReconcileFailed")
+    assert len(stalled.message) < MAX_PROBLEM_CHARACTERS + 200
+
+
+def test_the_status_converges() -> None:
+    first = decide()
+
+    assert decide(first.status, seconds=60).status == first.status
+
+
+def test_suspend_deletes_running_pods_with_their_grace_period() -> None:
+    pods = (running_pod(JOB, 0), terminating_pod(running_pod(JOB, 1)), ended_pod(JOB, 1, attempt=1))
+    body = {"metadata": {"uid": "uid-1"}, "spec": {"suspend": True}}
+
+    decision = decide_degraded(body, RUNNING, pods, NOW, problem="x")
+
+    assert decision.actions == (DeletePod("bert-0-0", "pod-0-0", GRACE_SECONDS),)
+
+
+def test_the_active_deadline_fails_the_job() -> None:
+    assert decide(activeDeadlineSeconds=60, seconds=59).status.completion_time is None
+    decision = decide(activeDeadlineSeconds=60, seconds=60)
+
+    assert (decision.status.phase, decision.status.attempts[-1].state) == (Phase.FAILED, AttemptState.FAILED)
+    assert [type(action).__name__ for action in decision.actions] == ["DeletePod", "DeletePod", "EmitEvent"]
+
+
+def test_a_finished_job_is_deleted_after_its_ttl() -> None:
+    finished = RUNNING.model_copy(update={"completion_time": NOW})
+
+    assert DeleteJob("uid-1") not in decide(finished, ttlSecondsAfterFinished=60, seconds=59).actions
+    assert DeleteJob("uid-1") in decide(finished, ttlSecondsAfterFinished=60, seconds=60).actions
+
+
+@pytest.mark.parametrize("value", ["60", -1, 10**30, 1.5, True, None, {"a": 1}])
+def test_a_limit_of_another_type_or_size_is_ignored(value: object) -> None:
+    decision = decide(activeDeadlineSeconds=value, ttlSecondsAfterFinished=value, suspend="true", seconds=1e6)
+
+    assert decision.actions == ()
