@@ -32,7 +32,7 @@ def write_json(path: Path, value: object, *, staging_file: Path | None = None) -
 
 
 def fsync_tree(folder: Path) -> None:
-    """Flush a folder and its contents to disk, and set the file modes that the umask allows."""
+    """Flush a folder and its contents to disk, and set the file modes according to the umask."""
     mask = os.umask(0)
     os.umask(mask)
     for path in sorted(folder.rglob("*")):
@@ -69,7 +69,7 @@ def remove_path(path: Path) -> None:
 def translate_disk_errors(folder: Path) -> Iterator[None]:
     """Translate disk-full errors to DiskFull and permission errors to OutputError; other errors are unchanged.
 
-    safetensors reports the errno only in its message. torch.save does not report it; then the free space is checked.
+    safetensors reports the errno only in its message. torch.save does not report it; the free space is checked instead.
     """
     try:
         yield

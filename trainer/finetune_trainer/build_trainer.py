@@ -1,4 +1,4 @@
-"""Build the trainer of a job: resolve the batch size, load the models, add collator and callbacks."""
+"""Build the trainer of a job: resolve the batch size, load the models, and add collator and callbacks."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -69,7 +69,7 @@ class ModelPair:
 
 
 def resolve_auto_batch_size(plan: TrainingPlan, setup: TrainingSetup) -> tuple[TrainingPlan, ModelPair | None]:
-    """Replace the batch size `auto` by a number. Return the new plan, and the models if a trial loaded them."""
+    """Resolve the batch size `auto`. Return the new plan, and the models if a trial loaded them."""
     spec, smallest = plan.spec, plan.batch
     if not spec.training.has_auto_batch:
         return plan, None
@@ -119,7 +119,7 @@ def assemble_trainer(
     # Load the models only now: building the arguments enables ZeRO-3, which shards weights during loading.
     models = models or load_models(spec, pretrained)
     family = pretrained.vision.family if pretrained.vision else None
-    check_learning_rates(models.trained_model, family, plan.rates)
+    check_learning_rates(models.trained_model, family, plan.learning_rates)
     return build_trainer(
         TrainerInputs(
             plan=plan,

@@ -13,7 +13,7 @@ _GPU_FILES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
 
 
 def prepare() -> None:
-    """Import the trainer; import only torch if other imports might initialise CUDA, which breaks CUDA in forks."""
+    """Import the trainer, or only torch if importing the trainer might initialise CUDA, which breaks forked ranks."""
     if not any(Path(file).exists() for file in _GPU_FILES):  # silence a DDP warning about find_unused_parameters
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     spec_file = Path(os.environ.get(contract.CONFIG, ""))
@@ -26,7 +26,7 @@ def main() -> None:
     hide_unused_libraries(Path(os.environ.get(contract.CONFIG, "")))
     from finetune_trainer.train import main as train
 
-    gc.freeze()  # exclude objects of imported modules from full collections, which they slow down by half a second
+    gc.freeze()  # exclude imported modules from garbage collection; they slow down a full collection by half a second
     train()
 
 

@@ -1,6 +1,6 @@
 """Hide installed libraries that a job does not use, so that transformers, peft and accelerate do not import them.
 
-The reasons are in decisions/516.
+See decisions/516 for the reasons.
 """
 
 import json
@@ -13,7 +13,7 @@ _GPU_LIBRARIES = ("bitsandbytes", "deepspeed")
 
 
 def hide_unused_libraries(spec_file: Path) -> None:
-    """Block imports of libraries that the spec does not need, to save seconds. Must be called before torch is imported.
+    """Block imports of unneeded libraries to start seconds faster. Must be called before torch is imported.
 
     spec_file: the JSON file of the job's spec.
     """

@@ -24,7 +24,7 @@ _REPORTED_FIELDS = {"model", "dataset", "sft", "dpo", "lora", "training", "num_n
 def publish_result(
     trainer: GlobalMeanTrainer, output: OutputFolder, pretrained: ModelDescription, *, title: str
 ) -> None:
-    """Publish the adapter or full model to the output and, if requested, to the Hub; a collective."""
+    """Publish the adapter or full model to the output and, if requested, to the Hub (collective)."""
     trainer.inputs.heartbeat.enter_phase(contract.PUBLISH)
     weights = gather_weights(trainer.model, build_state_access(trainer), keep_result=trainer.inputs.ranks.is_first)
     lora = trainer.inputs.plan.spec.lora
@@ -58,7 +58,7 @@ def publish_result(
 
 
 def report_outcome(trainer: GlobalMeanTrainer) -> TrainingOutcome | None:
-    """Determine and print how training ended; return None if no evaluations are compared. Runs on rank 0 only."""
+    """Determine and print the outcome of training; return None without an evaluation policy. Runs on rank 0 only."""
     if trainer.evaluation_policy is None:
         return None
     state, checkpoints = trainer.state, trainer.inputs.checkpoints

@@ -21,7 +21,7 @@ from finetune_trainer.vision.families import VisionFamily
 
 
 def print_on_rank_zero(context: RankContext, lines: Iterable[str]) -> None:
-    """Print the lines on rank 0, and nothing on other ranks."""
+    """Print the lines on rank 0 only."""
     if context.ranks.is_first:
         for line in lines:
             print(line, flush=True)
@@ -48,13 +48,13 @@ def describe_run(plan: TrainingPlan, context: RankContext, device_config: Device
     )
     training = spec.training
     yield (
-        f"learning rate: {plan.rates}; {training.lr_scheduler_type},"
+        f"learning rate: {plan.learning_rates}; {training.lr_scheduler_type},"
         f" {training.warmup_steps} warm-up steps, seed {training.seed}"
     )
 
 
 def describe_data(data: TrainingData) -> Iterator[str]:
-    """Yield log lines about the rows read and dropped, and their lengths."""
+    """Yield log lines about the rows that were read and dropped, and about their lengths."""
     yield f"train: {len(data.train)} of {data.train.stats.rows} rows, {data.train.token_count} tokens"
     yield from describe_dropped_rows("train", data.train.stats, data.rules)
     yield from (f"train: {line}" for line in describe_lengths(data.train))

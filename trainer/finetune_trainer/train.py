@@ -1,4 +1,4 @@
-"""Train in one rank, from the spec to the published result; `run` lists the steps."""
+"""Main program of a rank. `run` contains the steps from the spec to the published result."""
 
 import os
 import warnings
@@ -48,15 +48,14 @@ from finetune_trainer.training_plan import plan_training
 
 @record
 def main() -> None:
-    """Train in this rank; torchrun's `record` writes an exception to the error file of the rank."""
+    """Run the training of this rank; torchrun's `record` writes exceptions to the error file of the rank."""
     die_with_parent()
     context = RankContext.from_environment(os.environ)
     register_stack_dump(context.run, context.ranks.local_rank)
     heartbeat = HeartbeatWriter(context.run.heartbeats, rank=context.ranks.rank, local_rank=context.ranks.local_rank)
     transformers.utils.logging.disable_progress_bar()
-    warnings.simplefilter(
-        "ignore", FutureWarning
-    )  # no update can break the trainer, because all library versions are pinned
+    # All library versions are pinned, so warnings about future versions are irrelevant.
+    warnings.simplefilter("ignore", FutureWarning)
     with raise_storage_faults():
         final_phase = run(read_spec(context.config), context, heartbeat)
     heartbeat.enter_phase(final_phase)  # report the phase before destroying the process group, which may hang
@@ -65,7 +64,7 @@ def main() -> None:
 
 def run(spec: TrainerSpec, context: RankContext, heartbeat: HeartbeatWriter) -> str:
     """Train, or resume training, and publish the result. Return the final phase: done or stopped."""
-    # Check the world size and the owner of the output; end if the result is already complete.
+    # Check the world size and the owner of the output; return if the result is already complete.
     check_world_size(context.ranks, planned_world_size=context.planned_world_size)
     plan = plan_training(spec, world_size=context.ranks.world_size)
     output = OutputFolder(
@@ -140,7 +139,7 @@ def choose_attention(
     assert max_length is not None  # packing requires maxLength
     trial = build_attention_trial(spec, pretrained.config, pretrained.dtype, device, max_length)
     with translate_disk_errors(output.root):
-        output.check_holder()  # the chosen backend may be saved in the output
+        output.check_holder()  # select_attention may write its choice to the output
         return select_attention(spec, trial, output.checkpoints, is_multimodal=pretrained.vision is not None)
 
 

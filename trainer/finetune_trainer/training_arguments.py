@@ -13,11 +13,11 @@ from finetune_trainer.parallel.deepspeed_config import build_deepspeed_config
 from finetune_trainer.parallel.fsdp import build_fsdp_config
 from finetune_trainer.training_plan import TrainingPlan
 
-MAX_LOADER_WORKERS = 8  # data loader workers per rank, unless spec.dataset.numWorkers is set
+MAX_LOADER_WORKERS = 8  # upper limit per rank, unless spec.dataset.numWorkers is set
 
 
 def choose_loader_workers(spec: TrainerSpec, ranks: Ranks) -> int:
-    """Return the number of data loader workers per rank: its share of the container's cores minus one for itself."""
+    """Return the number of data loader workers per rank: the CPU cores per rank minus one core for the rank itself."""
     if spec.dataset.num_workers is not None:
         return spec.dataset.num_workers
     return min(MAX_LOADER_WORKERS, max(1, len(os.sched_getaffinity(0)) // ranks.local_world_size - 1))
@@ -42,7 +42,7 @@ def build_training_arguments(
         per_device_train_batch_size=plan.batch.per_device,
         gradient_accumulation_steps=plan.batch.accumulation,
         average_tokens_across_devices=training.average_tokens_across_devices,
-        learning_rate=plan.rates.default,
+        learning_rate=plan.learning_rates.default,
         lr_scheduler_type=training.lr_scheduler_type,
         warmup_steps=training.warmup_steps,
         weight_decay=training.weight_decay,
@@ -54,7 +54,7 @@ def build_training_arguments(
         fp16=device_config.dtype is torch.float16,
         seed=training.seed,
         logging_steps=training.logging_steps,
-        logging_nan_inf_filter=False,  # the filter would hide the values that NonFiniteLossCallback checks for
+        logging_nan_inf_filter=False,  # the filter would hide non-finite losses from NonFiniteLossCallback
         save_strategy="steps",
         save_steps=training.save_steps,
         eval_strategy="steps" if spec.dataset.has_evaluation else "no",
@@ -63,7 +63,7 @@ def build_training_arguments(
         ddp_backend="gloo" if on_cpu else "nccl",
         ddp_timeout=training.ddp_timeout,
         # DDP rebuilds its buckets after the first step unless it looks for unused parameters. With more than two ranks
-        # that changes the order of additions, so that a resumed run would differ in the last bit.
+        # that changes the order of additions, so that a resumed run would differ in the last bits.
         ddp_find_unused_parameters=on_cpu,
         ddp_broadcast_buffers=False,
         dataloader_num_workers=loader_workers,

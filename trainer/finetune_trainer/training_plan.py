@@ -1,4 +1,4 @@
-"""The training plan: batch, evaluation batch, schedule, learning rates and fingerprint, derived from the spec."""
+"""Derive the training plan from the spec: batch, schedule, learning rates and fingerprint."""
 
 import hashlib
 import json
@@ -55,13 +55,13 @@ class TrainingPlan:
 
     spec: TrainerSpec
     batch: Batch
-    rates: LearningRates
+    learning_rates: LearningRates
     fingerprint: str  # hash of the settings that determine the result; only checkpoints with this hash are resumed
     samples: int | None = None  # rows or packs per epoch; None until the data is loaded
 
     @property
     def eval_batch(self) -> Batch:
-        """The evaluation batch, by default with the micro-batch size of training."""
+        """The evaluation batch; its micro-batch size is by default that of training."""
         return Batch(self.spec.training.per_device_eval_batch_size or self.batch.per_device, 1, self.batch.world_size)
 
     @property
@@ -78,7 +78,7 @@ class TrainingPlan:
         return replace(self, samples=samples)
 
     def with_micro_batch(self, batch: Batch) -> "TrainingPlan":
-        """Return a copy of the plan and its spec with another split of the same effective batch."""
+        """Return a copy of the plan, with the effective batch split differently into micro-batches in plan and spec."""
         assert batch.effective == self.batch.effective, f"{batch} is not a split of {self.batch}"
         sizes = {"per_device_train_batch_size": batch.per_device, "gradient_accumulation_steps": batch.accumulation}
         training = self.spec.training.model_copy(update=sizes)

@@ -10,7 +10,7 @@ from finetune_trainer.checkpoint.output_folder import OutputFolder
 from testing.builders.identity import identity
 from testing.models import tiny_text
 
-settings.register_profile("no-deadline", deadline=None)  # examples may be slow on a busy host
+settings.register_profile("no-deadline", deadline=None)  # hypothesis examples may be slow on a busy host
 settings.load_profile("no-deadline")
 
 

@@ -1,4 +1,4 @@
-"""Test the trainer builders of the training methods."""
+"""Test that every training method has a trainer builder."""
 
 from finetune_api.v1alpha1.methods import METHODS
 from finetune_trainer.build_trainer import BUILDERS

@@ -59,7 +59,7 @@ def test_only_needed_libraries_can_be_imported(
         pytest.param("[]", id="not an object"),
     ],
 )
-def test_hiding_libraries_ignores_an_unreadable_spec(tmp_path: Path, content: str | None) -> None:
+def test_no_library_is_hidden_if_the_spec_is_unreadable(tmp_path: Path, content: str | None) -> None:
     if content is not None:
         (tmp_path / "spec.json").write_text(content)
 

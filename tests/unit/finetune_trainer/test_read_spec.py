@@ -1,4 +1,4 @@
-"""Test the validation of the spec that the operator passes to the trainer."""
+"""Test the validation of the job spec in the trainer."""
 
 import json
 from pathlib import Path

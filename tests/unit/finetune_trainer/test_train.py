@@ -1,4 +1,4 @@
-"""Test the order of the final actions of a rank."""
+"""Test the order in which a rank reports its final phase and leaves the process group."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,9 +10,7 @@ from finetune_supervisor.liveness.heartbeat import read_heartbeats
 from finetune_trainer import train
 
 
-def test_a_rank_reports_done_before_it_destroys_the_process_group(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rank_reports_done_before_destroying_the_process_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Destroying the process group may hang; therefore the final phase is reported first."""
     ranks = SimpleNamespace(rank=0, local_rank=0)
     run_folder = contract.RunFolder(tmp_path)

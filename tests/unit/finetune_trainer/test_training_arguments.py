@@ -23,7 +23,7 @@ def process_group() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("process_group")
-def test_training_fields_of_the_spec_become_training_arguments(tmp_path: Path) -> None:
+def test_training_fields_of_the_spec_are_passed_as_training_arguments(tmp_path: Path) -> None:
     spec = build_spec(
         training={
             "perDeviceTrainBatchSize": 2,

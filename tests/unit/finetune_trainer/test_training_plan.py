@@ -27,7 +27,7 @@ def compute_fingerprint(**fields: Any) -> str:
         pytest.param({"maxSteps": 5}, 5, id="maxSteps"),
     ],
 )
-def test_an_epoch_ends_with_an_incomplete_step(training: dict[str, Any], total_steps: int) -> None:
+def test_last_step_of_an_epoch_may_be_incomplete(training: dict[str, Any], total_steps: int) -> None:
     plan = plan_training(parse_spec(training={"perDeviceTrainBatchSize": 8, **training}), world_size=1)
 
     schedule = plan.with_samples(100).schedule
@@ -73,9 +73,9 @@ def test_with_micro_batch_changes_only_the_batch_split() -> None:
 
     assert (plan.batch, plan.eval_batch) == (Batch(1, 8, 2), Batch(1, 1, 2))
     assert (changed_plan.batch, changed_plan.eval_batch) == (Batch(4, 2, 2), Batch(4, 1, 2))
-    assert (changed_plan.schedule, changed_plan.rates, changed_plan.fingerprint) == (
+    assert (changed_plan.schedule, changed_plan.learning_rates, changed_plan.fingerprint) == (
         plan.schedule,
-        plan.rates,
+        plan.learning_rates,
         plan.fingerprint,
     )
     assert plan_training(changed_plan.spec, world_size=2).with_samples(100) == changed_plan

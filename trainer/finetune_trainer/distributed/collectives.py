@@ -11,7 +11,7 @@ import torch.distributed as dist
 from finetune_trainer.errors import TrainerError
 
 T = TypeVar("T")
-_NO_TIMEOUT = timedelta(days=20)  # about the longest timeout that the store accepts
+_NO_TIMEOUT = timedelta(days=20)  # the store rejects much longer timeouts
 _CALL_NUMBERS = itertools.count()
 
 
@@ -37,21 +37,21 @@ def run_on_rank_zero(action: Callable[[], T]) -> T:
 
 
 def gather_on_rank_zero(local_value: T) -> list[T]:
-    """Gather one value per rank. Return them in rank order on rank 0, and an empty list on other ranks."""
+    """Gather one value per rank; return the values in rank order on rank 0, and an empty list on other ranks."""
     gathered_values: list[T | None] | None = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
     dist.gather_object(local_value, gathered_values)
     return gathered_values or []  # type: ignore[return-value]
 
 
 def all_gather_objects(local_value: T) -> list[T]:
-    """Gather one value per rank. Return them in rank order on every rank."""
+    """Gather one value per rank; return the values in rank order on every rank."""
     gathered_values: list[T | None] = [None] * dist.get_world_size()
     dist.all_gather_object(gathered_values, local_value)
     return gathered_values  # type: ignore[return-value]
 
 
 def all_gather_numbers(local_numbers: tuple[float, ...], device: torch.device) -> list[tuple[float, ...]]:
-    """Gather a tuple of numbers per rank in one collective. Return them in rank order on every rank."""
+    """Gather a tuple of numbers per rank in one collective; return the tuples in rank order on every rank."""
     numbers = torch.tensor(local_numbers, dtype=torch.float64, device=device)
     gathered_numbers = [torch.empty_like(numbers) for _ in range(dist.get_world_size())]
     dist.all_gather(gathered_numbers, numbers)

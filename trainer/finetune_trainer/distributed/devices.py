@@ -1,4 +1,4 @@
-"""Choose the device of each rank: its GPU, or the CPU."""
+"""Choose the device of a rank: a GPU, or the CPU if there are no GPUs."""
 
 import torch
 

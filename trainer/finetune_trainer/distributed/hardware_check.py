@@ -42,14 +42,14 @@ def describe_rank_hardware(device: torch.device) -> RankHardware:
     return RankHardware(properties.name, memory_gib, _read_driver_version(), torch.__version__, nccl, packages)
 
 
-def check_same_hardware(ranks: Sequence[RankHardware], *, ranks_per_node: int) -> None:
-    """Raise MixedHardware if a property differs between ranks; the message lists its values by node.
+def check_same_hardware(rank_hardware: Sequence[RankHardware], *, ranks_per_node: int) -> None:
+    """Raise MixedHardware if a property differs between ranks; the message lists the values by node.
 
-    ranks: hardware of all ranks, in rank order.
+    rank_hardware: one entry per rank, in rank order.
     """
-    for name in asdict(ranks[0]):
+    for name in asdict(rank_hardware[0]):
         ranks_by_value: dict[object, list[int]] = {}
-        for rank, hardware in enumerate(ranks):
+        for rank, hardware in enumerate(rank_hardware):
             ranks_by_value.setdefault(getattr(hardware, name), []).append(rank)
         if len(ranks_by_value) == 1:
             continue

@@ -34,14 +34,14 @@ class HeartbeatWriter:
         return self._heartbeat.progress
 
     def enter_phase(self, phase: str) -> None:
-        """Write the phase, one of the constants in finetune_supervisor.contract."""
+        """Enter a phase and write the heartbeat. phase: one of the constants in finetune_supervisor.contract."""
         self._heartbeat = replace(self._heartbeat, phase=phase)
         self._write()
 
-    def record_batch_size(self, per_device: int) -> None:
+    def record_batch_size(self, micro_batch_size: int) -> None:
         """Write the micro-batch size, so that it is reported even if the attempt fails."""
         self._heartbeat = replace(
-            self._heartbeat, progress=replace(self.progress, per_device_train_batch_size=per_device)
+            self._heartbeat, progress=replace(self.progress, per_device_train_batch_size=micro_batch_size)
         )
         self._write()
 
@@ -75,7 +75,7 @@ class HeartbeatWriter:
         self._write()
 
     def record_outcome(self, message: str, *, stopped_early: bool) -> None:
-        """Write a message about the end of training and the published weights."""
+        """Write the outcome of training: how it ended and which weights are published."""
         progress = replace(self.progress, ended=message, stopped_early=stopped_early)
         self._heartbeat = replace(self._heartbeat, progress=progress)
         self._write()

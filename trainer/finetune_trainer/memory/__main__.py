@@ -19,7 +19,7 @@ EXIT_RETRYABLE, EXIT_INVALID_INPUT = 1, 2
 
 
 def main() -> int:
-    """Print the forecast, or an error on stderr with the exit code EXIT_RETRYABLE or EXIT_INVALID_INPUT."""
+    """Print the forecast; on failure, print an error to stderr and exit with EXIT_RETRYABLE or EXIT_INVALID_INPUT."""
     parser = argparse.ArgumentParser(prog="python -m finetune_trainer.memory", description=__doc__)
     parser.add_argument("spec", type=Path, help="the spec of a job, as JSON")
     parser.add_argument("--gpu", metavar="NAME", help=f"one of {', '.join(USABLE_BYTES)}")
@@ -36,7 +36,7 @@ def main() -> int:
 
 
 def build_forecast_report(spec_file: Path, gpu: str | None) -> dict[str, Any]:
-    """Return the forecast in bytes by memory part, whether it fits the GPU, and otherwise a suggestion."""
+    """Return the report: memory parts in bytes, whether they fit into the GPU, and a suggestion if they do not."""
     hide_unused_libraries(spec_file)
     from finetune_trainer.memory.forecast import forecast, has_gpu_limits, read_model
     from finetune_trainer.memory.suggestions import choose_batch_size, suggest_changes

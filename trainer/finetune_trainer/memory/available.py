@@ -13,7 +13,7 @@ _MEMBERSHIP_FILE = Path("/proc/self/cgroup")
 
 
 def gather_min_rank_memory(device: torch.device) -> int:
-    """Return the smallest available memory of all ranks in bytes; a collective."""
+    """Return the smallest available memory of all ranks in bytes (collective)."""
     on_gpu = device.type == "cuda"
     local_bytes = torch.cuda.mem_get_info(device)[1] if on_gpu else read_host_memory_limit() // _count_ranks_on_host()
     return int(min(all_gather_numbers((float(local_bytes),), device))[0])

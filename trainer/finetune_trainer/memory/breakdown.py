@@ -11,11 +11,11 @@ from finetune_trainer.units import GIB
 ADAMW_STATES = 2  # first and second moment of each gradient, in the dtype of the weight
 # The next four constants are upper estimates of memory outside tensors, based on the published measurements in
 # docs/user-guide/memory.md.
-_CUDA_CONTEXT = GIB  # loaded kernels, and workspaces of cuBLAS and attention
+_CUDA_CONTEXT = GIB  # GPU memory for loaded kernels and the workspaces of cuBLAS and attention
 _NCCL_BUFFERS = int(0.4 * GIB)
 FRAGMENTATION = 0.05  # fraction of the allocated bytes that is lost in gaps between blocks
-_UNUSABLE_LOGITS = 1 / 6  # fraction of the logits: a freed 16-bit copy that the allocator rarely reuses
-_GPU_PROCESS = int(2.5 * GIB)  # host memory: libraries of torch and CUDA, pinned buffers
+_UNUSABLE_LOGITS = 1 / 6  # as a fraction of the logits: a freed 16-bit copy, whose memory is rarely reused
+_GPU_PROCESS = int(2.5 * GIB)  # host memory for the libraries of torch and CUDA and for pinned buffers
 _CPU_PROCESS = int(0.8 * GIB)
 _LOADER_WORKER = int(0.2 * GIB)
 
@@ -41,7 +41,7 @@ class MemoryBreakdown:
 
     @property
     def largest(self) -> MemoryPart:
-        """Return the part with the largest size."""
+        """Return the part with the maximum size."""
         return max(self.parts, key=lambda part: part.size)
 
 
@@ -49,10 +49,10 @@ class MemoryBreakdown:
 class ModelStateFootprint:
     """Memory of weights, gradients and optimizer states on one rank, without activations."""
 
-    resident: tuple[MemoryPart, ...] = ()  # on the device during the whole run
-    offloaded: tuple[MemoryPart, ...] = ()  # in host memory during the whole run
-    forward_backward: tuple[MemoryPart, ...] = ()  # on the device during forward and backward only
-    optimizer_step: tuple[MemoryPart, ...] = ()  # on the device during the optimizer step, without activations
+    resident_parts: tuple[MemoryPart, ...] = ()  # on the device during the whole run
+    offloaded_parts: tuple[MemoryPart, ...] = ()  # in host memory during the whole run
+    forward_backward_parts: tuple[MemoryPart, ...] = ()  # on the device during forward and backward only
+    optimizer_step_parts: tuple[MemoryPart, ...] = ()  # on the device during the optimizer step, without activations
     fragmented_bytes: int = 0  # freed on the GPU, but not reusable by the allocator
 
 
@@ -65,7 +65,7 @@ class ShardingStrategy(Protocol):
 
 @dataclass(frozen=True)
 class DdpStrategy:
-    """DDP: every rank holds the full model. Gradients always count, because gradient accumulation keeps them."""
+    """DDP, where every rank holds the full model. Gradients always count, because gradient accumulation keeps them."""
 
     on_gpu: bool
 
@@ -76,7 +76,7 @@ class DdpStrategy:
         """
         weights = shape.frozen_bytes + shape.buffer_bytes
         adapters = shape.trained_bytes if shape.has_adapters else 0
-        resident = (
+        resident_parts = (
             MemoryPart("weights", weights + shape.trained_bytes - adapters),
             MemoryPart("reference model", shape.reference_bytes),
             MemoryPart("adapters", adapters),
@@ -85,7 +85,7 @@ class DdpStrategy:
         )
         uses_ddp = world_size > 1 or not self.on_gpu
         buckets = MemoryPart("gradient buckets", shape.trained_bytes if uses_ddp else 0)
-        return ModelStateFootprint(resident, forward_backward=(buckets,))
+        return ModelStateFootprint(resident_parts, forward_backward_parts=(buckets,))
 
 
 @dataclass(frozen=True)
@@ -111,9 +111,11 @@ def build_activation_parts(peak: ActivationMemory) -> tuple[MemoryPart, ...]:
 def break_down_rank_memory(shape: ModelShape, peak: ActivationMemory, layout: RankLayout) -> MemoryBreakdown:
     """Return the peak memory of one rank on its device, which is host memory on CPU."""
     footprint = layout.compute_footprint(shape)
-    resident_parts = footprint.resident if layout.on_gpu else (*footprint.resident, *footprint.offloaded)
-    forward_backward_parts = (*footprint.forward_backward, *build_activation_parts(peak))
-    allocated_parts = (*resident_parts, *max(forward_backward_parts, footprint.optimizer_step, key=sum_bytes))
+    resident_parts = footprint.resident_parts
+    if not layout.on_gpu:
+        resident_parts += footprint.offloaded_parts
+    forward_backward_parts = (*footprint.forward_backward_parts, *build_activation_parts(peak))
+    allocated_parts = (*resident_parts, *max(forward_backward_parts, footprint.optimizer_step_parts, key=sum_bytes))
     gap_bytes = _UNUSABLE_LOGITS * peak.logits + footprint.fragmented_bytes
     return _drop_empty_parts(
         (*allocated_parts, *(_build_gpu_parts(allocated_parts, gap_bytes, layout) if layout.on_gpu else ()))
@@ -135,7 +137,7 @@ def break_down_node_memory(shape: ModelShape, rank: MemoryBreakdown, layout: Ran
     processes = MemoryPart("processes", ranks * _GPU_PROCESS)
     loaded_bytes = shape.frozen_bytes + shape.loaded_bytes + shape.reference_bytes
     weights = MemoryPart("weights being loaded", ranks * loaded_bytes)
-    training = (loaders, MemoryPart("offloaded", ranks * sum_bytes(layout.compute_footprint(shape).offloaded)))
+    training = (loaders, MemoryPart("offloaded", ranks * sum_bytes(layout.compute_footprint(shape).offloaded_parts)))
     return _drop_empty_parts((processes, *max((weights,), training, key=sum_bytes)))
 
 

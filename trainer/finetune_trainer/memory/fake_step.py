@@ -46,10 +46,10 @@ class ActivationMemory:
 class SimulatedStep:
     """A simulated micro-batch of one rank; all samples have the same length."""
 
-    batch: int  # sequences
+    batch: int  # number of sequences
     length: int  # tokens per sequence
     checkpointing: bool
-    autocast: torch.dtype | None  # dtype of matrix products if it differs from the dtype of the weights
+    autocast: torch.dtype | None  # dtype of matrix products; None: dtype of the weights
     loss: Loss
     is_training: bool = True  # False: evaluation, without a backward pass
     packed: bool = False  # True: several rows per sequence

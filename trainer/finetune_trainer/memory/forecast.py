@@ -72,8 +72,8 @@ def forecast(
 ) -> Forecast:
     """Forecast the job's peak memory. Raises TrainerError.
 
-    max_sample_length: in tokens; None: the spec's maximum.
-    sample: the largest sample of a vision-language model; None: one image, as large as length and processor allow.
+    max_sample_length: in tokens, by default the maximum in the spec.
+    sample: the largest sample of a vision-language model, by default one image of the maximum size.
     """
     # Resolve sharding and dtypes as the trainer does.
     spec = plan.spec
@@ -85,7 +85,7 @@ def forecast(
     if model.vision:
         sample = sample or build_blank_sample(model.vision, length)
         vision_sample = VisionSample(model.vision, resolve_frozen_groups(spec.model.freeze), sample)
-    # Measure the model's states and the peak of a step on a model without data.
+    # Measure the model states and the peak of a step without allocating tensors.
     uniform_dtype = sharding is not None
     architecture = Architecture(model.config, dtype, lora, uniform_dtype=uniform_dtype, vision_sample=vision_sample)
     shape = replace(measure_shape(architecture), reference_bytes=_compute_reference_bytes(spec, model, vision_sample))
@@ -96,7 +96,7 @@ def forecast(
         (measure_step_peak(architecture, step) for step in _build_steps(plan, length, autocast)),
         key=lambda peak: peak.total,
     )
-    # Add up the memory of one rank and of all ranks of a node.
+    # Break down the memory of a rank and of a node.
     loader_workers = MAX_LOADER_WORKERS if spec.dataset.num_workers is None else spec.dataset.num_workers
     layout = RankLayout(spec.world_size, spec.ranks_per_node, loader_workers, on_gpu, sharding)
     rank = break_down_rank_memory(shape, peak, layout)
@@ -112,7 +112,9 @@ def has_gpu_limits(spec: TrainerSpec) -> bool:
 def _build_steps(plan: TrainingPlan, length: int, autocast: torch.dtype | None) -> list[SimulatedStep]:
     """Return a training step and, if the evaluation batch is larger, an evaluation step."""
     spec, batch = plan.spec, plan.batch
-    sequences = 1 if spec.dpo is None else 2  # DPO has two sequences per row; the reference model needs less memory
+    sequences = (
+        1 if spec.dpo is None else 2
+    )  # a DPO row has two sequences; the pass of the reference model needs less memory
     train = SimulatedStep(
         batch=sequences * batch.per_device,
         length=length,

@@ -1,4 +1,4 @@
-"""GPU models and the memory that torch can use on them, which is less than the nominal memory."""
+"""Table of the GPU memory that torch can use, which is less than the nominal memory of a GPU."""
 
 from finetune_trainer.units import GIB
 

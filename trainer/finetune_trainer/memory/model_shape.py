@@ -20,7 +20,7 @@ from finetune_trainer.model.lora import add_adapters
 from finetune_trainer.model.truncated_config import find_per_layer_fields, truncate_layers
 from finetune_trainer.vision.freeze import find_group, freeze_groups
 
-_FEWEST_LAYERS = 2  # layers of the smaller truncated model; the memory of deeper models is extrapolated
+_FEWEST_LAYERS = 2  # of the two simulated models, from which the memory of deeper models is extrapolated
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class ModelShape:
     trained_bytes: int
     buffer_bytes: int
     has_adapters: bool = False  # True: all trained parameters are adapters
-    reference_bytes: int = 0  # frozen reference model; 0 if it is not a separate model
+    reference_bytes: int = 0  # bytes of the frozen reference model; 0 if there is no separate model
     # Sizes of the units that sharded training gathers, in elements:
     layer_parameters: int = 0  # largest decoder layer
     outer_parameters: int = 0  # parameters outside the decoder layers: embeddings, output
@@ -61,7 +61,7 @@ class Architecture:
         return self.lora is not None and self.lora.quantization is not None
 
     def build(self, *, layers: int | None = None) -> Any:
-        """Build the model on the meta device, with all or only the first `layers` layers. Raises ModelError."""
+        """Build the model on the meta device, with all layers or only the first `layers`. Raises ModelError."""
         # Copy the config, because use_fused_attention changes its attention implementation.
         config = copy.deepcopy(self.config) if layers is None else truncate_layers(self.config, layers)
         sample = self.vision_sample
@@ -132,7 +132,7 @@ def _find_quantized_weights(architecture: Architecture) -> list[torch.Tensor]:
 def _compute_nf4_bytes(weight: torch.Tensor) -> int:
     """Return the bytes of an NF4 weight with double quantization.
 
-    Each element needs half a byte, each block of 64 one quantized constant, and 256 constants one float32.
+    Each element needs half a byte, each block of 64 elements one 8-bit constant, and 256 constants share a float32.
     """
     return int(weight.numel() * (0.5 + 1 / 64 + 4 / (64 * 256)))
 

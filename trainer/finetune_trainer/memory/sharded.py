@@ -17,8 +17,8 @@ from finetune_trainer.parallel.deepspeed_config import build_deepspeed_config
 _FLOAT32_BYTES = 4
 # Defaults of DeepSpeed's runtime/zero/config.py, in elements.
 _BUCKET_SIZE, _MAX_LIVE_PARAMETERS, _SUB_GROUP_SIZE = 500_000_000, 1_000_000_000, 1_000_000_000
-# Fragmentation of ZeRO-3 as a multiple of the gathered bytes, fitted to the published measurements of
-# docs/user-guide/memory.md: it gathers blocks of many sizes on a separate CUDA stream, and the allocator cannot
+# Fragmentation of ZeRO-3 as a multiple of the gathered bytes, fitted to the published measurements in
+# docs/user-guide/memory.md: ZeRO-3 gathers blocks of many sizes on a separate CUDA stream, and the allocator cannot
 # reuse the freed blocks on other streams (decisions/702).
 _FRAGMENTATION_FACTOR = 2.5
 
@@ -83,25 +83,23 @@ class ZeroStrategy:
             MemoryPart("weights in float32", _FLOAT32_BYTES * shard),
             MemoryPart("optimizer states", ADAMW_STATES * _FLOAT32_BYTES * shard),
         )
-        gradients = MemoryPart(
-            "gradients", self.itemsize * shard if self.stage == 3 else 0
-        )  # allocated during the whole run
-        copies = 1 if self.stage == 3 else 2  # 16-bit gradients in host memory, besides the float32 gradients
+        gradients = MemoryPart("gradients", self.itemsize * shard if self.stage == 3 else 0)
+        copies = 1 if self.stage == 3 else 2  # of the 16-bit gradients in host memory, besides the float32 gradients
         offloaded = (*states, MemoryPart("gradients", (_FLOAT32_BYTES + copies * self.itemsize) * shard))
         return ModelStateFootprint(
-            resident=(
+            resident_parts=(
                 *(() if self.offload_param else weights),
                 *(() if self.offload_optimizer else (gradients, *states)),
             ),
-            offloaded=_rename_offloaded_parts(
+            offloaded_parts=_rename_offloaded_parts(
                 *(weights if self.offload_param else ()), *(offloaded if self.offload_optimizer else ())
             ),
-            forward_backward=(
+            forward_backward_parts=(
                 MemoryPart("gathered weights", gathered),
                 MemoryPart("gradients in transit", self.itemsize * self._count_unreduced_gradients(shape, shard)),
                 MemoryPart("gradient buckets", self.itemsize * self.buckets * self.bucket_size),
             ),
-            optimizer_step=() if self.offload_optimizer else (self._build_optimizer_step_part(shard),),
+            optimizer_step_parts=() if self.offload_optimizer else (self._build_optimizer_step_part(shard),),
             fragmented_bytes=int(_FRAGMENTATION_FACTOR * gathered),
         )
 
@@ -117,7 +115,7 @@ class ZeroStrategy:
         return pending_elements + (shard_size if self.stage == 2 and not self.offload_optimizer else 0)
 
     def _build_optimizer_step_part(self, shard_size: int) -> MemoryPart:
-        """Return the memory of gradients in float32. Stages 1 and 2 also flatten them; stage 3 stores them flat."""
+        """Return the memory of the float32 gradients. Stages 1 and 2 also flatten them; stage 3 stores them flat."""
         if self.stage == 3:
             updated_elements = min(shard_size, self.sub_group_size)
             return MemoryPart("gradients for the update", (_FLOAT32_BYTES + self.itemsize) * updated_elements)
@@ -126,7 +124,7 @@ class ZeroStrategy:
 
 @dataclass(frozen=True)
 class Fsdp2Strategy:
-    """FSDP2: gathers one layer while prefetching the next; parameters outside the layers stay gathered for the step."""
+    """FSDP2, which gathers one layer while prefetching the next; parameters outside the layers stay gathered."""
 
     itemsize: int  # bytes per element in forward and backward
     keeps_gathered: bool  # True: reshard_after_forward is off
@@ -148,9 +146,9 @@ class Fsdp2Strategy:
         gathered = shape.parameters + layer if self.keeps_gathered else outer + 3 * layer
         trained_ratio = shape.trained_parameters / shape.parameters
         return ModelStateFootprint(
-            resident=() if self.cpu_offload else states,
-            offloaded=_rename_offloaded_parts(*states) if self.cpu_offload else (),
-            forward_backward=(
+            resident_parts=() if self.cpu_offload else states,
+            offloaded_parts=_rename_offloaded_parts(*states) if self.cpu_offload else (),
+            forward_backward_parts=(
                 MemoryPart("gathered weights", self.itemsize * gathered),
                 MemoryPart("gradients in transit", int(self.itemsize * trained_ratio * (outer + 2 * layer))),
             ),

@@ -21,7 +21,7 @@ Forecaster = Callable[[TrainerSpec], Forecast]
 
 @dataclass(frozen=True)
 class Suggestion:
-    """Changed fields with their new values, and the forecast for the changed job."""
+    """Suggested changes of spec fields, and the forecast for the changed job."""
 
     changes: tuple[str, ...]
     forecast: Forecast
@@ -34,16 +34,19 @@ class SpecVariant:
     spec: TrainerSpec
     changes: tuple[str, ...] = ()
 
-    def with_checkpointing(self) -> "SpecVariant":
+    def with_gradient_checkpointing(self) -> "SpecVariant":
         """Return a copy with gradient checkpointing, or self if it is enabled already."""
         if self.spec.training.gradient_checkpointing:
             return self
         return self._change_section("training", "training.gradientCheckpointing: true", gradient_checkpointing=True)
 
-    def with_batch(self, per_device: int, accumulation: int) -> "SpecVariant":
+    def with_micro_batch_size(self, micro_batch_size: int, accumulation_steps: int) -> "SpecVariant":
         """Return a copy with a smaller micro-batch; the caller keeps the effective batch the same."""
-        change = f"training.perDeviceTrainBatchSize: {per_device}, training.gradientAccumulationSteps: {accumulation}"
-        sizes = {"per_device_train_batch_size": per_device, "gradient_accumulation_steps": accumulation}
+        sizes = {"per_device_train_batch_size": micro_batch_size, "gradient_accumulation_steps": accumulation_steps}
+        change = (
+            f"training.perDeviceTrainBatchSize: {micro_batch_size},"
+            f" training.gradientAccumulationSteps: {accumulation_steps}"
+        )
         return self._change_section("training", change, **sizes)
 
     def with_length(self, length: int) -> "SpecVariant":
@@ -92,9 +95,9 @@ def suggest_changes(spec: TrainerSpec, forecaster: Forecaster, *, usable_bytes: 
 
 
 def _iterate_variants(variant: SpecVariant, forecast: Forecast) -> Iterator[Sequence[SpecVariant]]:
-    """Yield sequences of variants in the order of their cost; within a sequence, memory decreases."""
+    """Yield sequences of variants in the order of their cost; within a sequence, the memory decreases."""
     # Gradient checkpointing and smaller micro-batches do not change the result.
-    checkpointed_variant = variant.with_checkpointing()
+    checkpointed_variant = variant.with_gradient_checkpointing()
     if checkpointed_variant is not variant:
         yield [checkpointed_variant]
         yield _list_smaller_batches(variant, forecast)
@@ -123,7 +126,7 @@ def _list_smaller_batches(variant: SpecVariant, forecast: Forecast) -> list[Spec
     """Return variants with smaller micro-batches and the same effective batch."""
     samples = forecast.batch.per_device * forecast.batch.accumulation
     divisors = (size for size in range(forecast.batch.per_device - 1, 0, -1) if samples % size == 0)
-    return [variant.with_batch(size, samples // size) for size in divisors]
+    return [variant.with_micro_batch_size(size, samples // size) for size in divisors]
 
 
 def _list_shorter_samples(variant: SpecVariant, forecast: Forecast) -> list[SpecVariant]:

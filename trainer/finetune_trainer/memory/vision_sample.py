@@ -12,9 +12,9 @@ from finetune_trainer.vision.processor import VisionProcessor
 from finetune_trainer.vision.video_frames import Size
 from finetune_trainer.vision.video_processor import Features
 
-_EDGES = range(28, 8193, 28)  # in pixels; for families that accept images of any size
-_TILES = range(1, 13)  # for families that split images into tiles
-_TILE_EDGE = 448  # in pixels
+_EDGES = range(28, 8193, 28)  # image edges in pixels, for families that accept images of any size
+_TILES = range(1, 13)  # tiles per edge, for families that split images into tiles
+_TILE_EDGE = 448  # pixels
 
 
 @dataclass(frozen=True)
@@ -23,12 +23,12 @@ class VisionSample:
 
     vision: VisionProcessor
     frozen_groups: tuple[str, ...]  # any of vision, aligner, language
-    features: Features  # input_ids is (seq,); pixel inputs as the model accepts them
+    features: Features  # input_ids: (seq,); pixel inputs in the format of the model
 
-    def build_batch(self, rows: int) -> Features:
-        """Return a batch of `rows` copies of the sample; input_ids is (rows, seq)."""
-        ids = self.features["input_ids"].repeat(rows, 1)
-        pixels = {name: torch.cat([value] * rows) for name, value in self.features.items() if name != "input_ids"}
+    def build_batch(self, batch_size: int) -> Features:
+        """Return a batch of `batch_size` copies of the sample; input_ids is (batch_size, seq)."""
+        ids = self.features["input_ids"].repeat(batch_size, 1)
+        pixels = {name: torch.cat([value] * batch_size) for name, value in self.features.items() if name != "input_ids"}
         return {"input_ids": ids, **pixels, **self.vision.token_type_ids(ids)}
 
 

@@ -10,7 +10,7 @@ import torch
 from finetune_trainer.data.token_dataset import IGNORE_INDEX, Features
 from finetune_trainer.model.parameter_size import get_full_numel, get_full_shape
 
-_POSITIONS = "position_ids"  # only in packed batches; position ids restart at 0 for each row
+_POSITIONS = "position_ids"  # only packed batches contain them; they restart at 0 in each row
 
 # Dense 16-bit TFLOP/s with float32 accumulation, from the vendors' data sheets. The first name that matches the device
 # name of torch applies, so "H100 PCIe" has to precede "H100".

@@ -1,4 +1,4 @@
-"""Render report.html, the report of a run: a page without scripts and external resources."""
+"""Render report.html, the report of a run: a page without scripts or external resources."""
 
 import json
 import platform

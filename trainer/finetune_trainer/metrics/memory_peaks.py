@@ -15,7 +15,7 @@ class MemoryPeaks:
     lowest_rank: int
     highest_bytes: int
     highest_rank: int
-    reserved_bytes: int  # reserved by torch's allocator on the rank with the highest peak; 0 on CPU
+    reserved_bytes: int  # bytes reserved by torch's allocator on the rank with the highest peak; 0 on CPU
     step: int  # step of the highest peak
     longest_sequence: int  # tokens of the longest sequence in that step
 

@@ -1,4 +1,4 @@
-"""Monitor of throughput and memory: measurements of this rank and summaries of all ranks."""
+"""Monitor the throughput and memory of all ranks."""
 
 from collections import deque
 from statistics import fmean
@@ -12,14 +12,14 @@ from finetune_trainer.metrics.slow_rank import SlowRank, find_slow_rank
 from finetune_trainer.metrics.step_meter import MeasuredInterval, StepMeter
 from finetune_trainer.metrics.throughput import CrossRankSummary, summarise_ranks
 
-_SLOW_RANK_WINDOW = 20  # log entries to average over, so that one long sample does not mark a rank as slow
+_SLOW_RANK_WINDOW = 20  # number of averaged log entries, so that one long sample does not mark a rank as slow
 
 
 class Monitor:
     """Gathers the measurements of all ranks with a single collective per log entry."""
 
     def __init__(self, meter: StepMeter, *, device: torch.device, peak_flops: float | None) -> None:
-        """Create a monitor without summaries. peak_flops: FLOP/s of one GPU; None if unknown."""
+        """Create a monitor. peak_flops: peak FLOP/s of one GPU; None if unknown."""
         self.meter = meter
         self.latest_summary: CrossRankSummary | None = None
         self._device = device
@@ -27,7 +27,7 @@ class Monitor:
         self._own_step_seconds: deque[tuple[float, ...]] = deque(maxlen=_SLOW_RANK_WINDOW)
 
     def gather_summary(self) -> CrossRankSummary:
-        """Return the summary of all ranks for the time since the last call; a collective."""
+        """Return the summary of all ranks for the time since the last call (collective)."""
         gathered_measurements = all_gather_numbers(self.meter.collect(), self._device)
         summary = summarise_ranks(
             [MeasuredInterval(*numbers) for numbers in gathered_measurements], peak_flops=self._peak_flops

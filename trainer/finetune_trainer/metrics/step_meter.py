@@ -22,14 +22,14 @@ class MeasuredInterval(NamedTuple):
     samples: float = 0
     tokens: float = 0
     flops: float = 0
-    peak_bytes: float = 0  # peak since the process started
-    reserved_bytes: float = 0  # peak that torch's allocator reserved since the process started; 0 on CPU
-    peak_step: float = 0  # step of the peak
+    peak_bytes: float = 0  # peak memory since the process started
+    reserved_bytes: float = 0  # peak memory that torch's allocator reserved since the process started; 0 on CPU
+    peak_step: float = 0  # step in which the memory peak occurred
     peak_longest_sequence: float = 0  # tokens of the longest sequence in that step
 
     @property
     def own_step_seconds(self) -> float:
-        """Seconds per step without the wait for other ranks: data wait and forward passes."""
+        """Seconds per step for data loading and forward passes, without the wait for other ranks."""
         return (self.data_wait_seconds + self.loss_seconds) / max(self.steps, 1)
 
 
@@ -44,7 +44,7 @@ class StepMeter:
     """Measures training steps, excluding evaluation and checkpoints."""
 
     def __init__(self, flops: FlopsEstimate, *, sequences_per_sample: int, on_gpu: bool) -> None:
-        """Create a meter without measurements. sequences_per_sample: 2 for preferences."""
+        """Create a meter. sequences_per_sample: 2 for preferences, otherwise 1."""
         self._flops = flops
         self._sequences_per_sample = sequences_per_sample
         self._loss_stopwatch = _GpuStopwatch() if on_gpu else _Stopwatch()
@@ -56,7 +56,7 @@ class StepMeter:
 
     @contextmanager
     def measure_data_wait(self) -> Iterator[None]:
-        """Start a step, and add the duration of the block to the data wait."""
+        """Start a step, and add the duration of the `with` block to the data wait."""
         self._step_started_at = time.perf_counter()
         yield
         wait_seconds = time.perf_counter() - self._step_started_at
@@ -64,7 +64,7 @@ class StepMeter:
 
     @contextmanager
     def measure_loss(self) -> Iterator[None]:
-        """Add the duration of the block to the time of loss computation."""
+        """Add the duration of the `with` block to the time of the loss computation."""
         self._loss_stopwatch.start()
         yield
         self._loss_stopwatch.stop()

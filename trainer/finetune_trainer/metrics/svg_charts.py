@@ -7,13 +7,13 @@ from html import escape
 
 _WIDTH, _HEIGHT = 640, 240
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64, 12, 12, 30
-_MAX_POINTS = 400  # per line; more points could not be distinguished
+_MAX_POINTS = 400  # maximum per line; more points could not be distinguished
 _TARGET_TICKS = 5
 
 
 @dataclass(frozen=True)
 class Line:
-    """A curve with a name; its points are (x, y)."""
+    """A named line of a chart; each point is (x, y)."""
 
     name: str
     points: tuple[tuple[float, float], ...]
@@ -53,7 +53,7 @@ class _Axis:
 
 
 def draw_lines(title: str, lines: Sequence[Line], *, x_name: str) -> str:
-    """Return a line chart as an HTML figure, without points that are not finite."""
+    """Draw a line chart as an HTML figure; omit points that are not finite."""
     finite_lines = [
         Line(line.name, tuple(point for point in line.points if all(map(math.isfinite, point)))) for line in lines
     ]
@@ -74,7 +74,7 @@ def draw_lines(title: str, lines: Sequence[Line], *, x_name: str) -> str:
 def draw_bars(
     title: str, bars: Sequence[tuple[str, float]], *, limit: tuple[str, float] | None = None, unit: str = ""
 ) -> str:
-    """Return a bar chart as an HTML figure, with a dashed line at the limit."""
+    """Draw a bar chart as an HTML figure, with a dashed line at the limit."""
     if not bars:
         return _render_figure(title, "", "nothing was measured")
     highest = max(*(value for _, value in bars), limit[1] if limit else 0.0, 1e-9)

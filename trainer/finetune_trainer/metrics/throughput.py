@@ -1,4 +1,4 @@
-"""Throughput of all ranks: seconds per step, tokens and samples per second, MFU and share of data wait."""
+"""Compute the throughput of all ranks from the measurements of each rank."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ DATA_BOUND_SHARE = 0.20  # a run is data-bound if steps spend more than this sha
 
 @dataclass(frozen=True)
 class CrossRankSummary:
-    """Measurements of one interval over all ranks. The first fields are named as in the log and status.progress."""
+    """Measurements of one interval over all ranks. The log and status.progress use the names of the first fields."""
 
     step_seconds: float
     tokens_per_second: float
@@ -50,7 +50,7 @@ LOGGED_METRICS = (
 def summarise_ranks(intervals: Sequence[MeasuredInterval], *, peak_flops: float | None) -> CrossRankSummary:
     """Combine the measurements of all ranks over the same steps.
 
-    intervals: in rank order. peak_flops: FLOP/s of one GPU; None omits MFU.
+    intervals: in rank order. peak_flops: peak FLOP/s of one GPU; if it is None, MFU is None.
     """
     seconds = max(max(interval.seconds for interval in intervals), 1e-9)
     flops = sum(interval.flops for interval in intervals)

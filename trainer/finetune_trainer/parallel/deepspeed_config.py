@@ -32,7 +32,7 @@ _PRESETS: dict[str, Config] = {
     "zero3": _STAGE_3,
     "zero3_offload": {**_STAGE_3, "offload_optimizer": _CPU, "offload_param": _CPU},
 }
-# Options that other fields of the spec set; transformers replaces each "auto" by the value in TrainingArguments.
+# Options that other spec fields determine; transformers replaces each "auto" by the value in TrainingArguments.
 _FROM_TRAINING_ARGUMENTS: Config = {
     "train_batch_size": "auto",
     "train_micro_batch_size_per_gpu": "auto",

@@ -68,14 +68,16 @@ class ZeroStateAccess:
     def _set_partitioned(self, parameter: Any, values: Mapping[str, torch.Tensor]) -> None:
         """Set a partitioned parameter of stage 3; DeepSpeed's own setter needs sizes divisible by the world size."""
         parameter.ds_tensor.copy_(_get_local_partition(parameter, values["weight"]))
-        if parameter.numel() == parameter.ds_numel:  # below stage3_param_persistence_threshold: never partitioned
+        if (
+            parameter.numel() == parameter.ds_numel
+        ):  # smaller than stage3_param_persistence_threshold, so never partitioned
             parameter.data.copy_(values["weight"])
         safe_set_local_fp32_param(parameter, _get_local_partition(parameter, values["weight"]).float())
         for name in MOMENTS:
             safe_set_local_optimizer_state(parameter, _get_local_partition(parameter, values[name]), name)
 
     def _create_optimizer_states(self, step: int) -> None:
-        """Create the optimizer states, because DeepSpeed's setters need them and only its first step creates them."""
+        """Create the optimizer states that DeepSpeed's setters need; otherwise only its first step creates them."""
         if self._has_states:
             return
         torch_optimizer = self._optimizer.optimizer
@@ -96,7 +98,7 @@ class ZeroStateAccess:
     def _link_optimizer_states(self) -> None:
         """Link parameters to their optimizer states again.
 
-        Stages 1 and 2 link them once, after the step of the first parameter group, when other groups have no states.
+        Stages 1 and 2 link them once, after the step of the first parameter group, when other groups have none yet.
         """
         if not self._is_linked and hasattr(self._optimizer, "_lazy_init_hp_params_optimizer_state"):
             self._optimizer._hp_optimizer_states_linked = False

@@ -32,7 +32,7 @@ def enable_fsdp_on_cpu(args: TrainingArguments) -> None:
     """
     if not args.fsdp or PartialState().distributed_type is not DistributedType.MULTI_CPU:
         return
-    # The states are in host memory already; offloading would pin them for a GPU that does not exist.
+    # Without a GPU all states are in host memory already; offloading would only pin them.
     plugin = FullyShardedDataParallelPlugin(**{**args.fsdp_plugin_args, "cpu_offload": False})
     precision = "bf16" if args.bf16 else "no"
     if args.bf16:
@@ -44,12 +44,12 @@ def enable_fsdp_on_cpu(args: TrainingArguments) -> None:
         dynamo_plugin=TorchDynamoPlugin(),
         _from_accelerator=True,
     )
-    PartialState().distributed_type = DistributedType.FSDP  # AcceleratorState copies this value
+    PartialState().distributed_type = DistributedType.FSDP  # AcceleratorState copies the type from PartialState
     state.distributed_type, state.fsdp_plugin = DistributedType.FSDP, plugin
 
 
 def reshard(model: torch.nn.Module) -> None:
-    """Reshard layers that are still gathered after a forward pass without backward; parameters become DTensors."""
+    """Reshard the layers that a forward pass without backward left gathered, so that all parameters are DTensors."""
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.reshard()

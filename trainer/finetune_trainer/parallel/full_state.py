@@ -1,6 +1,6 @@
 """Save and restore the full weights and optimizer states of trained parameters, independent of their sharding.
 
-A checkpoint can be restored with any number of ranks and any preset. Access is collective: every rank must call it for
+A checkpoint can be restored with any number of ranks and any preset. Access is collective: every rank must access
 the same parameters in the same order (decisions/509).
 """
 
@@ -15,11 +15,11 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from finetune_trainer.errors import CheckpointCorrupt
 
-READ_ERRORS = (OSError, ValueError, RuntimeError, KeyError, SafetensorError)  # raised when reading damaged files
+READ_ERRORS = (OSError, ValueError, RuntimeError, KeyError, SafetensorError)  # errors that damaged files may cause
 MOMENTS = ("exp_avg", "exp_avg_sq")  # state names of torch's AdamW
 _WEIGHT = "weight"
 _FILES = "training-state"
-_MAX_FILE_SIZE = "5GB"  # writing a file needs host memory of the same size
+_MAX_FILE_SIZE = "5GB"  # limited, because writing a file needs as much host memory as the file is large
 
 Tensors = dict[str, torch.Tensor]
 
@@ -121,7 +121,7 @@ def read_weights(folder: Path) -> Tensors:
 
 
 def _open_files(folder: Path) -> dict[str, Any]:
-    """Map each tensor name to the open file that contains it."""
+    """Open all files, and map each tensor name to the file that contains it."""
     files: dict[str, Any] = {}
     for path in sorted(folder.glob(f"{_FILES}*.safetensors")):
         open_file: Any = safe_open(path, framework="pt")
@@ -130,7 +130,7 @@ def _open_files(folder: Path) -> dict[str, Any]:
 
 
 def _gather_full(tensor: torch.Tensor) -> torch.Tensor:
-    """Gather a DTensor into host memory; return a plain tensor without copying it."""
+    """Gather a DTensor into host memory; return a plain tensor unchanged."""
     return tensor.full_tensor().cpu() if isinstance(tensor, DTensor) else tensor
 
 

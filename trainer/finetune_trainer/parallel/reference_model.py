@@ -6,7 +6,7 @@ from accelerate.utils import fsdp2_prepare_model
 
 
 def prepare_reference_model(model: torch.nn.Module, accelerator: Accelerator) -> torch.nn.Module:
-    """Freeze the reference model and move it to this rank's device; shard it with ZeRO-3 and FSDP2 only."""
+    """Freeze the reference model and move it to this rank's device; shard it under ZeRO-3 and FSDP2 only."""
     model.requires_grad_(requires_grad=False).eval()
     plugin = getattr(accelerator.state, "deepspeed_plugin", None)
     if plugin is not None and plugin.zero_stage == 3:

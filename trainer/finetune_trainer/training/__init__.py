@@ -1,1 +1,1 @@
-"""Training loop shared by all methods: losses, evaluation, checkpoints, callbacks, auto batch size."""
+"""Training loop that all training methods share."""

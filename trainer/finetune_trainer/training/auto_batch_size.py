@@ -64,7 +64,7 @@ class SavedBatchSize:
 
 
 def build_cache_key(spec: TrainerSpec, device: torch.device, *, world_size: int) -> dict[str, Any]:
-    """Return the settings that affect memory use but are not in the job's fingerprint."""
+    """Return the settings that affect memory use but are not part of the job's fingerprint."""
     return {
         "worldSize": world_size,
         "device": get_device_name(device),
@@ -122,11 +122,11 @@ def _describe_next_larger(forecast_bytes: dict[Batch, int], chosen_batch: Batch)
 
 
 def choose_by_trial(trainer: GlobalMeanTrainer) -> BatchChoice:
-    """Return the largest micro-batch whose forward and backward pass fits on every rank; a collective.
+    """Return the largest micro-batch whose forward and backward pass fits on every rank (collective).
 
     Runs the most expensive micro-batches while memory for later allocations is reserved. The trainer must be built with
-    the smallest batch. It must not train afterwards, because DDP would have rebuilt its buckets. Raises CudaOutOfMemory
-    if not even one sample fits.
+    the smallest batch, and must not train afterwards, because DDP has rebuilt its buckets. Raises CudaOutOfMemory if
+    not even one sample fits.
     """
     inputs, device = trainer.inputs, trainer.args.device
     *larger_batches, smallest = list_batch_splits(inputs.plan.batch)
@@ -181,7 +181,7 @@ def reserve_training_memory(model: torch.nn.Module, device: torch.device, *, wor
 
 @contextmanager
 def _prepare_model_temporarily(trainer: GlobalMeanTrainer) -> Iterator[torch.nn.Module]:
-    """Enable mixed precision and activation checkpointing inside the block, and restore the model after it.
+    """Enable mixed precision and activation checkpointing in the `with` block, and restore the model afterwards.
 
     accelerate's own function for this would also remove the `forward` wrappers of transformers.
     """

@@ -68,12 +68,12 @@ class GlobalMeanTrainer(Trainer):  # type: ignore[misc]
     def create_optimizer(self, model: torch.nn.Module | None = None) -> torch.optim.Optimizer:
         """Create the optimizer, with parameter groups if modules of the model have different learning rates."""
         inputs = self.inputs
-        if inputs.family is not None and inputs.plan.rates.part_rates and self.optimizer is None:
+        if inputs.family is not None and inputs.plan.learning_rates.part_rates and self.optimizer is None:
             model = model or self.model
             groups = build_parameter_groups(
                 model,
                 inputs.family,
-                inputs.plan.rates,
+                inputs.plan.learning_rates,
                 decayed_names=self.get_decay_parameter_names(model),
                 weight_decay=self.args.weight_decay,
             )
@@ -91,11 +91,11 @@ class GlobalMeanTrainer(Trainer):  # type: ignore[misc]
         raise NotImplementedError
 
     def accumulate_metrics(self, units: torch.Tensor, sums: dict[str, torch.Tensor]) -> None:
-        """Add metric sums over `units` loss units; the next log entry contains their means per unit."""
+        """Add metric sums over `units` loss units to the next log entry, which contains the means per unit."""
         self.metric_sums.add(units, sums)
 
     def get_train_dataloader(self) -> RankDataLoader:
-        """Return this rank's data loader; accelerate's is not used, as its sample order depends on the batch split."""
+        """Return this rank's data loader; the sample order of accelerate's data loader depends on the batch split."""
         inputs, workers = self.inputs, self.args.dataloader_num_workers
         sampler = BatchSampler(inputs.data.order, inputs.plan.batch, rank=inputs.ranks.rank)
         return build_dataloader(inputs.data.samples, sampler, inputs.collate, workers=workers)
@@ -118,7 +118,7 @@ class GlobalMeanTrainer(Trainer):  # type: ignore[misc]
     def training_step(
         self, model: torch.nn.Module, inputs: Features, num_items_in_batch: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Run one micro-batch. Raises CudaOutOfMemory with the size of the micro-batch."""
+        """Run the forward and backward pass of a micro-batch. Raises CudaOutOfMemory, with the micro-batch size."""
         try:
             loss: torch.Tensor = super().training_step(model, inputs, num_items_in_batch)
         except torch.OutOfMemoryError as error:
@@ -142,7 +142,7 @@ class GlobalMeanTrainer(Trainer):  # type: ignore[misc]
 
     @contextmanager
     def discard_side_effects(self) -> Iterator[None]:
-        """Discard the gradients and metrics of the block, and restore the random number generators after it."""
+        """Discard gradients and metrics of the `with` block, and restore the random number generators afterwards."""
         generator_states = random_state()
         with self.metric_sums.reset_temporarily():
             yield
@@ -156,7 +156,7 @@ class GlobalMeanTrainer(Trainer):  # type: ignore[misc]
         super().log(logs, start_time)
 
     def is_loss_finite(self) -> bool:
-        """Return whether this rank's loss since the last log line is finite."""
+        """Return whether this rank's loss since the last log entry is finite."""
         return bool(torch.isfinite(self._tr_loss))
 
     def evaluate(self, *_: Any, **__: Any) -> dict[str, float]:

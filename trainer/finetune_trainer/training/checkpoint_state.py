@@ -1,6 +1,6 @@
 """Save and restore checkpoints: weights, optimizer, scheduler, scaler, trainer state and random states of all ranks.
 
-One format serves all kinds of sharding; transformers has a different format for each.
+The format does not depend on the sharding; transformers has a separate format for each kind of sharding.
 """
 
 from pathlib import Path
@@ -22,10 +22,10 @@ _SCHEDULER_FILE = "scheduler.pt"
 
 
 def save_checkpoint(trainer: Trainer, inputs: TrainerInputs, *, retained_step: int | None) -> str:
-    """Save a checkpoint and return its name; a collective.
+    """Save a checkpoint and return its name (collective).
 
     Rank 0 writes all files, including those of other ranks, so that one rename publishes the checkpoint.
-    retained_step: a step whose checkpoint is never pruned.
+    retained_step: the checkpoint of this step is never pruned.
     """
     random_states = gather_on_rank_zero(random_state())
     full_state = gather_state(trainer.model, build_state_access(trainer), keep_result=inputs.ranks.is_first)
@@ -47,7 +47,7 @@ def save_checkpoint(trainer: Trainer, inputs: TrainerInputs, *, retained_step: i
 
 
 def restore_checkpoint(trainer: Trainer, checkpoint: Path) -> None:
-    """Restore weights, optimizer, scheduler and scaler into a prepared trainer; a collective.
+    """Restore weights, optimizer, scheduler and scaler into a prepared trainer (collective).
 
     Raises CheckpointCorrupt if files are damaged or do not match the model.
     """
@@ -65,7 +65,7 @@ def restore_checkpoint(trainer: Trainer, checkpoint: Path) -> None:
 
 
 def restore_rank_random_state(checkpoint: Path, *, rank: int) -> None:
-    """Restore the random generators of a rank. If no state was saved, only the dropout masks differ."""
+    """Restore the random generators of a rank, if their state was saved; otherwise only the dropout masks differ."""
     path = get_random_state_path(checkpoint, rank)
     if path.is_file():
         restore_random_state(torch.load(path, weights_only=True))

@@ -31,8 +31,8 @@ class Evaluation:
 class EvaluationStatus:
     """The best evaluation so far, and the number of evaluations without improvement."""
 
-    best: Evaluation | None  # None: no finite value yet
-    evaluations_without_improvement: int  # since the last improvement by more than the threshold
+    best_evaluation: Evaluation | None  # None: no evaluation has returned a finite value yet
+    evaluations_without_improvement: int  # counted since the last improvement that exceeds the threshold
 
 
 @dataclass(frozen=True)
@@ -42,11 +42,11 @@ class EvaluationPolicy:
     metric: str
     early_stopping_patience: int | None
     threshold: float
-    publishes_best: bool
+    publishes_best_weights: bool
 
     @classmethod
     def from_training(cls, training: Training) -> Self | None:
-        """Build the policy from spec.training; return None if nothing depends on evaluations."""
+        """Build the policy from spec.training; return None if it neither stops early nor publishes the best weights."""
         if not training.compares_evaluations:
             return None
         return cls(
@@ -67,8 +67,8 @@ class EvaluationPolicy:
 
     def find_best_step(self, log_history: LogHistory) -> int | None:
         """Return the step of the best weights, or None if the last weights are published."""
-        best = self.compute_status(log_history).best
-        return best.step if best and self.publishes_best else None
+        best = self.compute_status(log_history).best_evaluation
+        return best.step if best and self.publishes_best_weights else None
 
     def should_stop_early(self, log_history: LogHistory) -> bool:
         """Return whether the number of evaluations without improvement has reached its limit."""
@@ -113,19 +113,19 @@ class BestEvaluationCallback(TrainerCallback):  # type: ignore[misc]
     def on_evaluate(self, _args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         status = self._policy.compute_status(state.log_history)
         self._report_best(status)
-        if best := status.best:
+        if best := status.best_evaluation:
             state.best_global_step, state.best_metric = (
                 best.step,
                 best.value,
             )  # transformers saves both in trainer_state.json
-            control.should_save |= self._policy.publishes_best and best.step == state.global_step
+            control.should_save |= self._policy.publishes_best_weights and best.step == state.global_step
         if self._policy.should_stop_early(state.log_history):
             control.should_save = control.should_training_stop = True
         if self._verbose:
             print(format_evaluation_line(state, status, self._policy), flush=True)
 
     def _report_best(self, status: EvaluationStatus) -> None:
-        if best := status.best:
+        if best := status.best_evaluation:
             progress = replace(self._heartbeat.progress, best_step=best.step, best_metric=best.value)
             self._heartbeat.update_progress(progress)
 
@@ -137,7 +137,7 @@ class TrainingOutcome:
     message: str
     stopped_early: bool = False
     checkpoint: Path | None = None  # checkpoint to publish; None: publish the weights in memory
-    skipped_checkpoints: tuple[str, ...] = ()  # incomplete checkpoints with reasons
+    skipped_checkpoints: tuple[str, ...] = ()  # incomplete checkpoints, each with the reason why it was skipped
 
 
 def determine_outcome(
@@ -153,9 +153,9 @@ def determine_outcome(
         if stopped_early
         else ""
     )
-    ranking = policy.rank_evaluations(log_history) if policy.publishes_best else []
+    ranking = policy.rank_evaluations(log_history) if policy.publishes_best_weights else []
     if not ranking:
-        reason = f"no evaluation returned a finite {policy.metric}, so " if policy.publishes_best else ""
+        reason = f"no evaluation returned a finite {policy.metric}, so " if policy.publishes_best_weights else ""
         return TrainingOutcome(f"{message}{reason}the weights are those of the last step, {last_step}", stopped_early)
     resume_point = checkpoints.find_first_complete(evaluation.step for evaluation in ranking)
     best = next(evaluation for evaluation in ranking if evaluation.step == resume_point.step)
@@ -169,19 +169,19 @@ def determine_outcome(
 
 
 def describe_stop_criterion(policy: EvaluationPolicy) -> str:
-    """Describe the condition for early stopping in a message."""
+    """Describe the condition for early stopping in a sentence fragment."""
     margin = f" by more than {policy.threshold:g}" if policy.threshold else ""
     return f"{format_evaluation_count(policy.early_stopping_patience or 0)} without a better {policy.metric}{margin}"
 
 
 def format_evaluation_count(count: int) -> str:
-    """Format a number of evaluations in singular or plural."""
+    """Format a number of evaluations, such as `1 evaluation` or `2 evaluations`."""
     return f"{count} evaluation{'s' if count != 1 else ''}"
 
 
 def format_evaluation_line(state: TrainerState, status: EvaluationStatus, policy: EvaluationPolicy) -> str:
     """Format the log line of one evaluation: step, best value, evaluations without improvement."""
-    best, limit = status.best, policy.early_stopping_patience
+    best, limit = status.best_evaluation, policy.early_stopping_patience
     parts = [
         f"step {state.global_step}/{state.max_steps}",
         f"best {policy.metric} {best.value:.4f} at step {best.step}" if best else f"no {policy.metric} yet",

@@ -1,4 +1,4 @@
-"""Compute the mean loss over the evaluation samples; each sample counts once, for any number of ranks."""
+"""Compute the mean loss over the evaluation samples, independent of the number of ranks."""
 
 from collections.abc import Callable
 
@@ -11,7 +11,7 @@ from finetune_trainer.training.trainer_inputs import TrainerInputs
 
 
 def build_evaluation_dataloader(inputs: TrainerInputs) -> RankDataLoader:
-    """Build this rank's data loader of the evaluation samples, in row order."""
+    """Build this rank's data loader for the evaluation samples, in row order."""
     assert inputs.data.eval is not None  # transformers evaluates only if there is an evaluation dataset
     order = RowOrder(inputs.data.eval.lengths, seed=None)
     sampler = BatchSampler(order, inputs.plan.eval_batch, rank=inputs.ranks.rank)
@@ -20,7 +20,7 @@ def build_evaluation_dataloader(inputs: TrainerInputs) -> RankDataLoader:
 
 @torch.no_grad()
 def compute_evaluation_loss(inputs: TrainerInputs, sum_micro_batch: Callable[[Features], torch.Tensor]) -> float:
-    """Return the mean loss per unit, summed over the loss terms; a collective.
+    """Return the mean loss per unit, summed over the loss terms (collective).
 
     sum_micro_batch: returns the summed losses and the unit counts of a micro-batch, shape (2, terms).
     """

@@ -1,4 +1,4 @@
-"""Average losses and metrics over the loss units of the effective batch, for any number of ranks."""
+"""Average losses and metrics over the loss units of the effective batch, independent of the number of ranks."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -13,7 +13,7 @@ _UNITS = "units"
 def compute_divisors(
     unit_counts: Iterable[tuple[float, ...]], *, across_ranks: bool, stop_requested: bool, device: torch.device
 ) -> tuple[torch.Tensor, bool]:
-    """Return the divisor of each loss term, shape (terms,), and whether any rank has a stop request; a collective.
+    """Return the divisor of each loss term, shape (terms,), and whether any rank has a stop request (collective).
 
     unit_counts: one tuple per micro-batch of this rank, one value per loss term.
     across_ranks: whether to sum over all ranks.
@@ -22,7 +22,9 @@ def compute_divisors(
     local_units = tuple(sum(term) for term in zip(*unit_counts, strict=True))
     *global_units, stop_requests = sum_over_ranks((*local_units, stop_requested), device)
     units = torch.tensor(global_units if across_ranks else local_units, device=device)
-    return torch.where(units > 0, units, 1.0), stop_requests > 0  # a rank may have only fillers, which have no units
+    return torch.where(
+        units > 0, units, 1.0
+    ), stop_requests > 0  # a rank may have only fillers in a step, which have no units
 
 
 class MetricSums:
@@ -37,7 +39,7 @@ class MetricSums:
             self._sums[name] = self._sums.get(name, 0) + value.detach().double()
 
     def reduce_means(self) -> dict[str, float]:
-        """Return the means over all ranks since the last call; a collective. All ranks must have the same metrics."""
+        """Return the means over all ranks since the last call (collective). All ranks must have the same metrics."""
         if not self._sums:
             return {}
         names = sorted(self._sums)
@@ -50,7 +52,7 @@ class MetricSums:
 
     @contextmanager
     def reset_temporarily(self) -> Iterator[None]:
-        """Use empty sums inside the block, and restore the previous sums after it."""
+        """Use empty sums in the `with` block, and restore the previous sums afterwards."""
         sums, self._sums = self._sums, {}
         yield
         self._sums = sums

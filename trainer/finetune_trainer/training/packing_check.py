@@ -7,7 +7,7 @@ from finetune_trainer.data.token_dataset import Features
 from finetune_trainer.errors import InvalidSpec
 from finetune_trainer.training.token_losses import compute_logits
 
-_TOLERANCE = 1e-3  # relative to the largest logit; attention across rows changes logits far more
+_TOLERANCE = 1e-3  # relative to the largest logit; attention across rows causes much larger changes
 
 
 def build_probe_packs(pack_count: int, device: torch.device, *, use_mrope: bool) -> tuple[Features, Features]:
@@ -31,8 +31,8 @@ def build_probe_packs(pack_count: int, device: torch.device, *, use_mrope: bool)
 def check_pack_isolation(model: torch.nn.Module, packs: tuple[Features, Features], *, name: str) -> None:
     """Raise InvalidSpec if the first row of a pack influences the logits of the second.
 
-    packs: use the micro-batch size of training, at most two, because some attention kernels derive the rows from the
-    position ids only at batch size 1.
+    packs: use the micro-batch size of training, at most two, because some attention kernels detect the row boundaries
+    from the position ids only at batch size 1.
     """
     was_training = model.training
     model.eval()

@@ -39,7 +39,7 @@ class PreflightCallback(TrainerCallback):  # type: ignore[misc]
 
 
 def run_forward_and_backward(trainer: GlobalMeanTrainer, model: torch.nn.Module, items: Sequence[Item]) -> None:
-    """Run the forward and backward pass of a training step on one micro-batch of these items."""
+    """Run the forward and backward pass of a training step on one micro-batch with these items."""
     inputs = trainer.inputs
     batch = trainer._prepare_inputs(inputs.collate([inputs.data.samples[item] for item in items]))
     torch.stack(trainer.sum_losses(model, batch)).sum().backward()  # type: ignore[no-untyped-call]
@@ -49,7 +49,7 @@ def probe_memory(trainer: GlobalMeanTrainer) -> None:
     """Run the most expensive micro-batch, so that insufficient memory fails the run now instead of hours later."""
     inputs = trainer.inputs
     items = select_costliest_items(inputs.data.order, inputs.plan.batch.per_device)
-    if inputs.ranks.is_first:  # print first, so that the log contains the rows even if the pass runs out of memory
+    if inputs.ranks.is_first:  # before the pass, so that the log contains the rows even if memory runs out
         print(f"probe: the costliest micro-batch: {', '.join(format_rows(inputs.data.train, items))}", flush=True)
     model = trainer.model_wrapped.train()
     # A gradient exchange would make DDP rebuild its buckets, which changes the order of additions in later steps.

@@ -1,4 +1,4 @@
-"""Report training progress to the heartbeat after every step, and to the log."""
+"""Report training progress after every step in the heartbeat and the log."""
 
 import time
 from dataclasses import replace
@@ -78,7 +78,7 @@ class ProgressCallback(TrainerCallback):  # type: ignore[misc]
             self._warn_if_data_bound(monitor.latest_summary)
 
     def _warn_if_data_bound(self, summary: CrossRankSummary) -> None:
-        """Warn once if steps wait for data; ignore the first steps, which wait for the loader workers to start."""
+        """Warn once if steps wait for data, except for the first steps, during which the loader workers start."""
         if summary.data_wait_share <= DATA_BOUND_SHARE or self._warned or self._steps < _STEPS_BEFORE_WARNING:
             return
         self._warned = True

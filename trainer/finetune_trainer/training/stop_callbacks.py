@@ -11,7 +11,7 @@ from finetune_trainer.training.base_trainer import GlobalMeanTrainer
 class NonFiniteLossCallback(TrainerCallback):  # type: ignore[misc]
     """Raises NonFiniteLoss before a step with a non-finite loss is logged or saved.
 
-    Only the affected rank raises. This ends the job, while the other ranks wait in a collective.
+    Only the affected rank raises it. This ends the job, although the other ranks wait in a collective.
     """
 
     def __init__(self, trainer: GlobalMeanTrainer) -> None:

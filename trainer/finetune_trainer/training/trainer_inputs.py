@@ -1,4 +1,4 @@
-"""Inputs from which the trainer of a training method is built."""
+"""Constructor arguments that the trainers of all methods share."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from finetune_trainer.vision.families import VisionFamily
 
 @dataclass(frozen=True)
 class TrainerInputs:
-    """Constructor arguments of GlobalMeanTrainer: plan, model, data and collaborators."""
+    """Constructor arguments of GlobalMeanTrainer and its subclasses."""
 
     plan: TrainingPlan
     model: torch.nn.Module
@@ -31,4 +31,4 @@ class TrainerInputs:
     checkpoints: Checkpoints
     heartbeat: HeartbeatWriter
     is_stop_requested: Callable[[], bool]
-    forecast_bytes: int | None  # forecast peak memory of a rank; set on rank 0 only
+    forecast_bytes: int | None  # forecast peak memory of a rank; only set on rank 0

@@ -1,4 +1,4 @@
-"""Test the choice of the device of a rank."""
+"""Test that each rank chooses its GPU, or the CPU if there are no GPUs."""
 
 import pytest
 import torch

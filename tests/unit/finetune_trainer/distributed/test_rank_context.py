@@ -1,4 +1,4 @@
-"""Test reading rank numbers from the environment and checking the world size."""
+"""Test that rank numbers are read from the environment and that the world size is checked."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Test reading the memory limit of a container, the lowest limit of its cgroup and the parent cgroups."""
+"""Test that a container's memory limit is the lowest limit of its cgroup and all parent cgroups."""
 
 from pathlib import Path
 
@@ -16,7 +16,7 @@ def physical_bytes(tmp_path: Path) -> int:
 
 
 def write_limits(cgroup_root: Path, **limits: str) -> None:
-    """Write memory.max of each cgroup; the name `user_own` stands for the path user/own."""
+    """Write a memory.max file for each cgroup; `user_own` stands for the path user/own."""
     for folder, limit in limits.items():
         (cgroup_root / folder.replace("_", "/")).mkdir(parents=True, exist_ok=True)
         (cgroup_root / folder.replace("_", "/") / "memory.max").write_text(f"{limit}\n")
@@ -30,7 +30,7 @@ def test_container_limit_is_read_from_the_root_cgroup(tmp_path: Path, physical_b
     assert read_host_memory_limit(tmp_path / "cgroups", tmp_path / "membership") == 4 * KIB < physical_bytes
 
 
-def test_lowest_limit_of_all_parent_cgroups_applies(tmp_path: Path, physical_bytes: int) -> None:
+def test_lowest_limit_of_the_cgroup_and_its_parents_applies(tmp_path: Path, physical_bytes: int) -> None:
     (tmp_path / "membership").write_text("4:memory:/elsewhere\n0::/user/own\n")
     write_limits(tmp_path / "cgroups", user="2048", user_own="max", elsewhere="1024")
 

@@ -55,7 +55,7 @@ def test_forecast_of_model_states_is_exact(lora: Lora | None) -> None:
         "optimizer states": sum(tensor.nbytes for tensor in states),
     }
     footprint = DdpStrategy(on_gpu=True).compute_footprint(measure_shape(architecture), 1)
-    forecast = {part.name: part.size for part in footprint.resident}
+    forecast = {part.name: part.size for part in footprint.resident_parts}
     assert forecast.pop("reference model") == 0
     assert forecast.pop("weights") + forecast.pop("adapters") == actual.pop("weights")
     assert forecast == actual
@@ -83,8 +83,8 @@ def test_forecast_activations_match_the_tensors_that_autograd_saves() -> None:
     assert saved_bytes + loss_bytes <= peak.total <= 1.1 * (saved_bytes + loss_bytes)
 
 
-def test_logits_need_twelve_bytes_each_in_the_loss_backward_pass() -> None:
-    """At the peak the 16-bit logits are freed, and three float32 copies of the logits with a target exist."""
+def test_loss_backward_pass_needs_twelve_bytes_per_logit() -> None:
+    """At the peak, the 16-bit logits are freed and three float32 copies of the target logits exist."""
     vocab_size, length = 50_000, 64
     architecture = Architecture(build_config(vocab_size=vocab_size), torch.bfloat16, LORA)
 
@@ -140,7 +140,7 @@ def test_peak_of_unequal_layers_is_not_extrapolated() -> None:
         model_config = build_config(layer_types=layer_types, use_sliding_window=True, sliding_window=32)
         return measure_step_peak(Architecture(model_config, torch.float32, None), build_step(length=512)).total
 
-    mask_bytes = 4 * 512**2  # float32
+    mask_bytes = 4 * 512**2  # float32 mask of 512 x 512 tokens
     assert (
         measure_peak_bytes([*full_attention[1:], "sliding_attention"]) > measure_peak_bytes(full_attention) + mask_bytes
     )
@@ -167,7 +167,7 @@ def test_two_samples_need_an_attention_mask_in_every_layer() -> None:
 
     one, two = (measure_step_peak(architecture, build_step(batch=batch, length=1024)) for batch in (1, 2))
 
-    mask_bytes = 2 * 1024**2 * (1 + 3 * 4)  # for two samples: one byte shared by all layers, four bytes in each layer
+    mask_bytes = 2 * 1024**2 * (1 + 3 * 4)  # two masks: one byte shared by all layers, four bytes in each layer
     assert two.activations - 2 * one.activations > 0.9 * mask_bytes
 
 

@@ -1,4 +1,4 @@
-"""Test the forecast of a job's memory per rank and node, and the suggested changes if the job does not fit."""
+"""Test the memory forecast of a job, and the changes suggested for a job that does not fit."""
 
 from dataclasses import replace
 from typing import Any
@@ -41,9 +41,9 @@ def build_plan(spec: TrainerSpec) -> TrainingPlan:
     return plan_training(spec, world_size=spec.world_size)
 
 
-def forecast_part_bytes(spec: TrainerSpec, *, per_node: bool = False) -> dict[str, int]:
+def forecast_part_bytes(spec: TrainerSpec, *, for_node: bool = False) -> dict[str, int]:
     result = forecast(build_plan(spec), TINY, on_gpu=True)
-    return {part.name: part.size for part in (result.node if per_node else result.rank).parts}
+    return {part.name: part.size for part in (result.node if for_node else result.rank).parts}
 
 
 def test_preference_needs_the_memory_of_two_samples() -> None:
@@ -61,8 +61,8 @@ def test_dpo_without_lora_needs_a_16_bit_reference_model() -> None:
 
 def test_every_rank_of_a_node_loads_policy_and_reference_model() -> None:
     dataset = {"train": [{"name": "/data/train.jsonl"}], "numWorkers": 0}
-    sft = forecast_part_bytes(parse_spec(dataset=dataset), per_node=True)
-    dpo = forecast_part_bytes(parse_spec(dataset=dataset, sft=None, dpo={}), per_node=True)
+    sft = forecast_part_bytes(parse_spec(dataset=dataset), for_node=True)
+    dpo = forecast_part_bytes(parse_spec(dataset=dataset, sft=None, dpo={}), for_node=True)
 
     assert dpo["weights being loaded"] == pytest.approx(1.5 * sft["weights being loaded"], rel=0.001)
 
@@ -94,7 +94,7 @@ def test_larger_evaluation_batch_raises_the_forecast() -> None:
 
 
 def fake_forecast(spec: TrainerSpec) -> Forecast:
-    """Forecast without a model: 20 GiB for full tuning, 4 for LoRA, 1 for 4-bit weights; 4 GiB per 1024 tokens.
+    """Forecast 20 GiB for full fine-tuning, 4 GiB for LoRA, 1 GiB for 4-bit weights, plus 4 GiB per 1024 tokens.
 
     zero2 halves the model states; zero3 divides them by eight.
     """
@@ -110,14 +110,14 @@ def fake_forecast(spec: TrainerSpec) -> Forecast:
 @pytest.mark.parametrize(
     ("usable_gib", "changes"),
     [
-        pytest.param(40, ("training.gradientCheckpointing: true",), id="checkpointing"),
+        pytest.param(40, ("training.gradientCheckpointing: true",), id="gradient checkpointing"),
         pytest.param(
             24,
             (
                 "training.gradientCheckpointing: true",
                 "training.perDeviceTrainBatchSize: 2, training.gradientAccumulationSteps: 2",
             ),
-            id="checkpointing and smaller micro-batches",
+            id="gradient checkpointing and smaller micro-batches",
         ),
         pytest.param(12, ("training.gradientCheckpointing: true", "lora: {}"), id="lora"),
         pytest.param(

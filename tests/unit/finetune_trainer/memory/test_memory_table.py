@@ -11,7 +11,7 @@ FIRST_ROWS = {source: next(row for row in ROWS if row.source is source) for sour
 
 
 def read_table_errors(rows: list[PublishedRow]) -> list[float]:
-    """Return the forecast errors of these rows from the table, in percent."""
+    """Return the forecast errors of the given rows in percent, as listed in the table."""
     return [float(TABLE[ROWS.index(row)].rsplit("|", 2)[1].strip().rstrip("%")) for row in rows]
 
 

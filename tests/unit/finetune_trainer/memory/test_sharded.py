@@ -19,7 +19,7 @@ from finetune_trainer.memory.sharded import Fsdp2Strategy, ZeroStrategy, build_s
 from testing.builders import jobs
 
 MILLION = 10**6
-# 100 million bfloat16 parameters, all trained: nine layers of 10 million, and 10 million outside of them
+# 100 million bfloat16 parameters, all trained: nine layers of 10 million, and 10 million outside the layers
 FULL = ModelShape(
     parameters=100 * MILLION,
     trained_parameters=100 * MILLION,
@@ -50,7 +50,7 @@ def convert_to_millions(breakdown: MemoryBreakdown) -> dict[str, float]:
     return {part.name: part.size / MILLION for part in breakdown.parts}
 
 
-def test_a_job_without_sharding_has_no_strategy() -> None:
+def test_job_without_sharding_has_no_sharding_strategy() -> None:
     spec = TrainerSpec.model_validate(jobs.spec(lora=None))
 
     assert build_sharding_strategy(spec, torch.bfloat16, hidden_size=HIDDEN_SIZE) is None
@@ -69,7 +69,7 @@ def test_a_job_without_sharding_has_no_strategy() -> None:
 def test_zero_preset_determines_the_resident_model_states(preset: str, resident_megabytes: dict[str, float]) -> None:
     sharding = build_strategy(deepspeed={"preset": preset})
 
-    parts = sharding.compute_footprint(FULL, 4).resident
+    parts = sharding.compute_footprint(FULL, 4).resident_parts
     assert {part.name: part.size / MILLION for part in parts if part.size} == resident_megabytes
 
 
@@ -96,7 +96,9 @@ def test_stage_1_keeps_all_gradients_until_the_optimizer_step() -> None:
     first, second = (
         {
             part.name: part.size / MILLION
-            for part in ZeroStrategy(stage, 2, MILLION, 2, 10**9, 10**9).compute_footprint(FULL, 4).forward_backward
+            for part in ZeroStrategy(stage, 2, MILLION, 2, 10**9, 10**9)
+            .compute_footprint(FULL, 4)
+            .forward_backward_parts
         }
         for stage in (1, 2)
     )
@@ -105,7 +107,7 @@ def test_stage_1_keeps_all_gradients_until_the_optimizer_step() -> None:
     assert second["gradients in transit"] == 50 + 2 * 5, "its own shard, and the largest gradient not yet reduced"
 
 
-def test_optimizer_step_counts_only_if_it_is_the_peak() -> None:
+def test_optimizer_step_memory_counts_only_if_it_exceeds_the_activations() -> None:
     sharding = ZeroStrategy(
         2, itemsize=2, bucket_size=MILLION, buckets=2, max_live_parameters=10**9, sub_group_size=10**9
     )
@@ -150,5 +152,5 @@ def test_fsdp_keeps_a_float32_shard_on_the_gpu_or_offloads_it() -> None:
         build_strategy(fsdp={"cpuOffload": offload}).compute_footprint(FULL, 4) for offload in (False, True)
     )
 
-    assert sum_bytes(sharded.resident) == sum_bytes(offloaded.offloaded) == 16 * 25 * MILLION
-    assert offloaded.resident == sharded.offloaded == ()
+    assert sum_bytes(sharded.resident_parts) == sum_bytes(offloaded.offloaded_parts) == 16 * 25 * MILLION
+    assert offloaded.resident_parts == sharded.offloaded_parts == ()

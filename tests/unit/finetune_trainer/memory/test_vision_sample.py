@@ -1,4 +1,4 @@
-"""Compare the memory forecast of vision-language models with the bytes that they allocate for an image."""
+"""Compare the memory forecast of vision-language models with the bytes that they really allocate."""
 
 from pathlib import Path
 

@@ -83,7 +83,7 @@ def test_charts_contain_all_points_and_tables_all_rows() -> None:
     assert len([*figures["Job"].iter("tr")]) == 2
 
 
-def test_values_from_the_job_are_escaped() -> None:
+def test_job_values_are_escaped_in_html() -> None:
     figures = parse_figures(render_report(DATA))
 
     assert "/data/<train>.jsonl" in "".join(figures["Job"].itertext())

@@ -4,7 +4,7 @@ from finetune_trainer.metrics.memory_peaks import describe_memory, find_memory_p
 from finetune_trainer.metrics.step_meter import MeasuredInterval
 
 
-def test_memory_peaks_contain_ranks_and_the_cause_of_the_highest_peak() -> None:
+def test_memory_peaks_contain_ranks_and_the_step_of_the_highest_peak() -> None:
     peaks = find_memory_peaks(
         [
             MeasuredInterval(peak_bytes=5),

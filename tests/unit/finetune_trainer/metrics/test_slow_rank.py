@@ -1,4 +1,4 @@
-"""Test which rank is reported as slow."""
+"""Test the detection of a slow rank."""
 
 import pytest
 from hypothesis import given

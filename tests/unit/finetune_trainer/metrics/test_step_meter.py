@@ -10,7 +10,7 @@ from finetune_trainer.metrics.flops import FlopsEstimate
 from finetune_trainer.metrics.step_meter import StepMeter
 
 
-def test_meter_measures_the_steps_since_the_last_collect() -> None:
+def test_meter_measures_the_steps_since_the_last_call_of_collect() -> None:
     meter = StepMeter(FlopsEstimate(per_token=10, per_attention_pair=1), sequences_per_sample=1, on_gpu=False)
     batch = {"attention_mask": torch.tensor([[1, 1, 0]]), "labels": torch.tensor([[1, 1, IGNORE_INDEX]])}
 
@@ -31,4 +31,4 @@ def test_meter_measures_the_steps_since_the_last_collect() -> None:
     assert interval.peak_bytes > 1_000_000
     assert interval.peak_longest_sequence == 2
     assert meter.collect().steps == 0
-    assert meter.collect().peak_bytes == interval.peak_bytes  # peaks are not reset
+    assert meter.collect().peak_bytes == interval.peak_bytes  # memory peaks are not reset

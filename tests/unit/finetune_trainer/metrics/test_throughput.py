@@ -1,4 +1,4 @@
-"""Test the throughput that is computed from the measurements of all ranks."""
+"""Test the throughput computed from the measurements of all ranks."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Test the selection of trackers, and the TensorBoard events after a resume."""
+"""Test the selection of trackers, and the TensorBoard events of a resumed run."""
 
 import importlib.util
 from importlib.machinery import ModuleSpec
@@ -56,7 +56,7 @@ def test_every_tracker_of_the_api_has_a_builder() -> None:
     assert sorted(REPORTERS) == sorted((*trackers._BUILDERS, "tensorboard"))
 
 
-def test_repeated_steps_replace_the_steps_of_the_previous_attempt(tmp_path: Path) -> None:
+def test_resumed_attempt_replaces_tensorboard_events_of_repeated_steps(tmp_path: Path) -> None:
     accumulators = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
 
     def log_attempt(first_step: int, last_step: int, loss: float) -> None:

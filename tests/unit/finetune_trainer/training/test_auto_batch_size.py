@@ -60,7 +60,7 @@ def test_largest_micro_batch_that_fits_is_chosen(available_gib: int, chosen_batc
 
 
 @given(samples=st.integers(1, 5000), available_bytes=st.integers(0, 12_000 * GIB))
-def test_micro_batches_larger_than_the_chosen_one_do_not_fit(samples: int, available_bytes: int) -> None:
+def test_no_larger_micro_batch_than_the_chosen_one_fits(samples: int, available_bytes: int) -> None:
     smallest_batch = Batch(1, samples, 2)
 
     chosen_batch = choose_by_forecast(
@@ -117,7 +117,7 @@ def test_next_attempt_reuses_the_saved_batch_size(claimed_output: OutputFolder) 
         pytest.param({"worldSize": 4}, id="ranks"),
         pytest.param({"device": "NVIDIA L4"}, id="device"),
         pytest.param({"parallelism": "deepspeed zero2"}, id="parallelism"),
-        pytest.param({"gradientCheckpointing": True}, id="checkpointing"),
+        pytest.param({"gradientCheckpointing": True}, id="gradient checkpointing"),
     ],
 )
 def test_saved_batch_size_is_ignored_if_the_cache_key_changed(
@@ -135,7 +135,7 @@ def test_invalid_batch_size_file_is_ignored(claimed_output: OutputFolder, conten
     assert SavedBatchSize(claimed_output, CACHE_KEY).load(SMALLEST) is None
 
 
-def test_superseded_attempt_cannot_save_its_choice(claimed_output: OutputFolder) -> None:
+def test_superseded_attempt_cannot_save_a_batch_size(claimed_output: OutputFolder) -> None:
     identity = claimed_output.identity
     claimed_output.job_file.write_text(json.dumps({"uid": identity.uid, "attempt": identity.attempt + 1}))
 

@@ -1,4 +1,4 @@
-"""Test early stopping and the choice of the published weights."""
+"""Test early stopping and the selection of the weights to publish."""
 
 import json
 import math
@@ -28,7 +28,7 @@ def build_policy(**training: Any) -> EvaluationPolicy:
 
 
 def build_log(*values: float, metric: str = "eval_loss") -> list[dict[str, float]]:
-    """Return a log history with an evaluation every ten steps and training entries in between."""
+    """Return a log history with an evaluation every ten steps, and with training entries."""
     return [
         entry
         for number, value in enumerate(values, start=1)
@@ -43,7 +43,7 @@ def save_checkpoints(output: OutputFolder, steps: Iterable[int]) -> Checkpoints:
     return checkpoints
 
 
-def test_no_policy_is_built_if_evaluations_are_not_compared() -> None:
+def test_policy_requires_early_stopping_or_load_best_model_at_end() -> None:
     assert EvaluationPolicy.from_training(Training(eval_steps=10)) is None
 
 
@@ -63,7 +63,7 @@ def test_the_best_evaluation_has_the_lowest_loss(values: tuple[float, ...], stat
     assert build_policy(earlyStoppingPatience=2).compute_status(build_log(*values)) == status
 
 
-def test_higher_values_of_other_metrics_are_better() -> None:
+def test_higher_accuracy_is_better() -> None:
     accuracy_policy = build_policy(loadBestModelAtEnd=True, metricForBestModel="eval_rewards/accuracies")
     log = build_log(0.5, 0.7, 0.6, metric="eval_rewards/accuracies")
 
@@ -71,7 +71,7 @@ def test_higher_values_of_other_metrics_are_better() -> None:
     assert [evaluation.step for evaluation in accuracy_policy.rank_evaluations(log)] == [20, 30, 10]
 
 
-def test_improvement_below_the_threshold_does_not_reset_the_count() -> None:
+def test_improvement_below_the_threshold_does_not_reset_the_patience() -> None:
     strict_policy = build_policy(earlyStoppingPatience=2, earlyStoppingThreshold=0.1)
     log = build_log(2.0, 1.95, 1.9)
 
@@ -88,7 +88,7 @@ def test_training_stops_after_three_evaluations_without_improvement() -> None:
     assert not build_policy(loadBestModelAtEnd=True).should_stop_early(build_log(1.0, *[2.0] * 50))
 
 
-def test_log_history_from_a_checkpoint_gives_the_same_status() -> None:
+def test_evaluation_status_is_unchanged_after_saving_and_loading_the_log_history() -> None:
     log = build_log(2.0000000000000004, 2.0, 1.9999999999999998, 2.1)
 
     restored_log = json.loads(json.dumps(log))
@@ -106,7 +106,7 @@ def compute_outcome(
     )
 
 
-def test_message_contains_the_last_step_and_the_published_step(output: OutputFolder) -> None:
+def test_outcome_message_contains_the_last_step_and_the_published_step(output: OutputFolder) -> None:
     outcome = compute_outcome(
         output, 1.5, 1.6, 1.7, saved_steps=(10, 30), earlyStoppingPatience=2, loadBestModelAtEnd=True
     )
@@ -129,7 +129,7 @@ def test_last_weights_are_published_without_load_best_model_at_end(output: Outpu
     assert outcome.checkpoint is None
 
 
-def test_completed_run_did_not_stop_early(output: OutputFolder) -> None:
+def test_completed_run_is_not_reported_as_stopped_early(output: OutputFolder) -> None:
     outcome = compute_outcome(output, 1.5, 1.6, saved_steps=(10,), last_step=300, loadBestModelAtEnd=True)
 
     assert not outcome.stopped_early

@@ -20,7 +20,7 @@ def process_group() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("stop_requested", [False, True])
-def test_divisor_is_the_unit_count_of_a_step_but_never_zero(*, stop_requested: bool) -> None:
+def test_divisor_is_the_unit_count_of_a_step_or_one(*, stop_requested: bool) -> None:
     micro_batches = [(2.0, 0.0), (3.0, 0.0)]
 
     divisors, stop_agreed = compute_divisors(
@@ -31,7 +31,7 @@ def test_divisor_is_the_unit_count_of_a_step_but_never_zero(*, stop_requested: b
     assert stop_agreed is stop_requested
 
 
-def test_metrics_are_means_per_unit_since_the_last_call() -> None:
+def test_logged_metrics_are_means_per_unit_since_the_last_log() -> None:
     metrics = MetricSums()
     metrics.add(torch.tensor(2), {"rewards/margins": torch.tensor(3.0)})
     with metrics.reset_temporarily():
