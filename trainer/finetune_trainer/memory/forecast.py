@@ -112,9 +112,8 @@ def has_gpu_limits(spec: TrainerSpec) -> bool:
 def _build_steps(plan: TrainingPlan, length: int, autocast: torch.dtype | None) -> list[SimulatedStep]:
     """Return a training step and, if the evaluation batch is larger, an evaluation step."""
     spec, batch = plan.spec, plan.batch
-    sequences = (
-        1 if spec.dpo is None else 2
-    )  # a DPO row has two sequences; the pass of the reference model needs less memory
+    # A DPO row has two sequences. The forward pass of the reference model needs less memory than a training step.
+    sequences = 1 if spec.dpo is None else 2
     train = SimulatedStep(
         batch=sequences * batch.per_device,
         length=length,

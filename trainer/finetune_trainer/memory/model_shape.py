@@ -20,7 +20,7 @@ from finetune_trainer.model.lora import add_adapters
 from finetune_trainer.model.truncated_config import find_per_layer_fields, truncate_layers
 from finetune_trainer.vision.freeze import find_group, freeze_groups
 
-_FEWEST_LAYERS = 2  # of the two simulated models, from which the memory of deeper models is extrapolated
+_FEWEST_LAYERS = 2  # smallest number of simulated layers; the memory of more layers is extrapolated
 
 
 @dataclass(frozen=True)

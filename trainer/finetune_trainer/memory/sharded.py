@@ -84,7 +84,7 @@ class ZeroStrategy:
             MemoryPart("optimizer states", ADAMW_STATES * _FLOAT32_BYTES * shard),
         )
         gradients = MemoryPart("gradients", self.itemsize * shard if self.stage == 3 else 0)
-        copies = 1 if self.stage == 3 else 2  # of the 16-bit gradients in host memory, besides the float32 gradients
+        copies = 1 if self.stage == 3 else 2  # 16-bit gradients in host memory, besides the float32 gradients
         offloaded = (*states, MemoryPart("gradients", (_FLOAT32_BYTES + copies * self.itemsize) * shard))
         return ModelStateFootprint(
             resident_parts=(

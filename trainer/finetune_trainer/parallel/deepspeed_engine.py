@@ -68,16 +68,15 @@ class ZeroStateAccess:
     def _set_partitioned(self, parameter: Any, values: Mapping[str, torch.Tensor]) -> None:
         """Set a partitioned parameter of stage 3; DeepSpeed's own setter needs sizes divisible by the world size."""
         parameter.ds_tensor.copy_(_get_local_partition(parameter, values["weight"]))
-        if (
-            parameter.numel() == parameter.ds_numel
-        ):  # smaller than stage3_param_persistence_threshold, so never partitioned
+        # Parameters smaller than stage3_param_persistence_threshold are never partitioned.
+        if parameter.numel() == parameter.ds_numel:
             parameter.data.copy_(values["weight"])
         safe_set_local_fp32_param(parameter, _get_local_partition(parameter, values["weight"]).float())
         for name in MOMENTS:
             safe_set_local_optimizer_state(parameter, _get_local_partition(parameter, values[name]), name)
 
     def _create_optimizer_states(self, step: int) -> None:
-        """Create the optimizer states that DeepSpeed's setters need; otherwise only its first step creates them."""
+        """Create the optimizer states that DeepSpeed's setters need before DeepSpeed creates them in its first step."""
         if self._has_states:
             return
         torch_optimizer = self._optimizer.optimizer

@@ -19,7 +19,7 @@ READ_ERRORS = (OSError, ValueError, RuntimeError, KeyError, SafetensorError)  # 
 MOMENTS = ("exp_avg", "exp_avg_sq")  # state names of torch's AdamW
 _WEIGHT = "weight"
 _FILES = "training-state"
-_MAX_FILE_SIZE = "5GB"  # limited, because writing a file needs as much host memory as the file is large
+_MAX_FILE_SIZE = "5GB"  # limits the host memory for writing a file, which equals the file size
 
 Tensors = dict[str, torch.Tensor]
 

@@ -46,7 +46,7 @@ class EvaluationPolicy:
 
     @classmethod
     def from_training(cls, training: Training) -> Self | None:
-        """Build the policy from spec.training; return None if it neither stops early nor publishes the best weights."""
+        """Build the policy from spec.training; return None if no evaluation affects the result."""
         if not training.compares_evaluations:
             return None
         return cls(
@@ -114,10 +114,8 @@ class BestEvaluationCallback(TrainerCallback):  # type: ignore[misc]
         status = self._policy.compute_status(state.log_history)
         self._report_best(status)
         if best := status.best_evaluation:
-            state.best_global_step, state.best_metric = (
-                best.step,
-                best.value,
-            )  # transformers saves both in trainer_state.json
+            # transformers saves both fields in trainer_state.json.
+            state.best_global_step, state.best_metric = best.step, best.value
             control.should_save |= self._policy.publishes_best_weights and best.step == state.global_step
         if self._policy.should_stop_early(state.log_history):
             control.should_save = control.should_training_stop = True
@@ -169,7 +167,7 @@ def determine_outcome(
 
 
 def describe_stop_criterion(policy: EvaluationPolicy) -> str:
-    """Describe the condition for early stopping in a sentence fragment."""
+    """Return the condition for early stopping as text for messages."""
     margin = f" by more than {policy.threshold:g}" if policy.threshold else ""
     return f"{format_evaluation_count(policy.early_stopping_patience or 0)} without a better {policy.metric}{margin}"
 

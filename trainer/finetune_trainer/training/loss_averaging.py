@@ -22,9 +22,8 @@ def compute_divisors(
     local_units = tuple(sum(term) for term in zip(*unit_counts, strict=True))
     *global_units, stop_requests = sum_over_ranks((*local_units, stop_requested), device)
     units = torch.tensor(global_units if across_ranks else local_units, device=device)
-    return torch.where(
-        units > 0, units, 1.0
-    ), stop_requests > 0  # a rank may have only fillers in a step, which have no units
+    # Avoid a division by zero: the samples of a rank may all be fillers, which have no units.
+    return torch.where(units > 0, units, 1.0), stop_requests > 0
 
 
 class MetricSums:

@@ -15,9 +15,8 @@ def compute_logits(model: torch.nn.Module, batch: Features) -> torch.Tensor:
     """
     isolation = POSITION_IDS if POSITION_IDS in batch else "attention_mask"
     inputs = {name: batch[name] for name in ("input_ids", isolation, *VISION_INPUTS) if name in batch}
-    if (
-        MROPE_POSITION_IDS in batch
-    ):  # M-RoPE: (4, batch, seq); the first entry contains the text positions, which isolate the rows
+    # M-RoPE position ids: (4, batch, seq); the first entry contains the text positions, which isolate the rows.
+    if MROPE_POSITION_IDS in batch:
         inputs[POSITION_IDS] = torch.cat((batch[POSITION_IDS].unsqueeze(0), batch[MROPE_POSITION_IDS].permute(2, 0, 1)))
     logits: torch.Tensor = model(**inputs, use_cache=False).logits
     return logits

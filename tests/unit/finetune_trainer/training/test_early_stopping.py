@@ -71,7 +71,7 @@ def test_higher_accuracy_is_better() -> None:
     assert [evaluation.step for evaluation in accuracy_policy.rank_evaluations(log)] == [20, 30, 10]
 
 
-def test_improvement_below_the_threshold_does_not_reset_the_patience() -> None:
+def test_improvement_below_the_threshold_does_not_count() -> None:
     strict_policy = build_policy(earlyStoppingPatience=2, earlyStoppingThreshold=0.1)
     log = build_log(2.0, 1.95, 1.9)
 
