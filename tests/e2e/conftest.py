@@ -13,23 +13,23 @@ from testing.processes.operator_stack import OperatorStack, build_example_job
 
 
 @pytest.fixture(scope="session")
-def stack() -> Iterator[OperatorStack]:
+def deployment() -> Iterator[OperatorStack]:
     choice = choose_provider(os.environ)
     if choice.provider is None:
         pytest.skip(f"no cluster: {choice.explanation}")
-    stack = OperatorStack(choice.provider)
-    stack.prepare()
-    yield stack
+    deployment = OperatorStack(choice.provider)
+    deployment.prepare()
+    yield deployment
     if choice.kind is not ClusterKind.CURRENT and os.environ.get("KEEP_CLUSTER") != "1":
         choice.provider.down()
 
 
 @pytest.fixture
-def chaos(stack: OperatorStack) -> Chaos:
+def fault_injector(deployment: OperatorStack) -> Chaos:
     """Return the fault injector, which only the throwaway cluster provides."""
-    if stack.provider.chaos is None:
+    if deployment.provider.chaos is None:
         pytest.skip("killing processes needs the throwaway cluster")
-    return stack.provider.chaos
+    return deployment.provider.chaos
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def job_name(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def start_job(stack: OperatorStack, job_name: str) -> Iterator[Callable[..., str]]:
+def start_job(deployment: OperatorStack, job_name: str) -> Iterator[Callable[..., str]]:
     """Return a function that applies the CPU example with changed spec fields.
 
     After the test, delete the job and wait until its children are gone.
@@ -48,12 +48,12 @@ def start_job(stack: OperatorStack, job_name: str) -> Iterator[Callable[..., str
     started_jobs: list[str] = []
 
     def apply_job(**fields: Any) -> str:
-        stack.apply(build_example_job(job_name, **fields))
+        deployment.apply(build_example_job(job_name, **fields))
         started_jobs.append(job_name)
         return job_name
 
     yield apply_job
     for job in started_jobs:
-        stack.delete(job)
+        deployment.delete(job)
         for kind in ("pods", "services", "configmaps"):
-            stack.kubectl("wait", "--for=delete", kind, "-l", f"finetune.dev/job-name={job}", "--timeout=60s")
+            deployment.kubectl("wait", "--for=delete", kind, "-l", f"finetune.dev/job-name={job}", "--timeout=60s")

@@ -36,12 +36,12 @@ def get_rejection_message(call: Callable[..., object], *arguments: Any) -> str:
     return str(error.value)
 
 
-def apply_dry_run(stack: OperatorStack, job: RawBody) -> str:
-    return stack.kubectl("apply", "--server-side", "--dry-run=server", "-f", "-", stdin=yaml.safe_dump(job))
+def apply_dry_run(deployment: OperatorStack, job: RawBody) -> str:
+    return deployment.kubectl("apply", "--server-side", "--dry-run=server", "-f", "-", stdin=yaml.safe_dump(job))
 
 
 @pytest.fixture
-def job(stack: OperatorStack, job_name: str) -> Iterator[RawBody]:
+def job(deployment: OperatorStack, job_name: str) -> Iterator[RawBody]:
     """Apply an unschedulable job whose spec can be patched."""
     applied = build_job(
         job_name,
@@ -49,27 +49,27 @@ def job(stack: OperatorStack, job_name: str) -> Iterator[RawBody]:
         env=[{"name": "HF_TOKEN", "valueFrom": SECRET}],
         podTemplate={"schedulerName": "nobody", "securityContext": {"runAsUser": 1000}},
     )
-    stack.apply(applied)
+    deployment.apply(applied)
     yield applied
-    stack.delete(job_name)
+    deployment.delete(job_name)
 
 
-def patch_job(stack: OperatorStack, job: RawBody, fields: RawBody) -> str:
+def patch_job(deployment: OperatorStack, job: RawBody, fields: RawBody) -> str:
     change = yaml.safe_dump({"spec": fields})
-    return stack.kubectl("patch", "ftj", job["metadata"]["name"], "--type=merge", f"--patch={change}")
+    return deployment.kubectl("patch", "ftj", job["metadata"]["name"], "--type=merge", f"--patch={change}")
 
 
-@pytest.mark.parametrize("case", BAD_JOBS)
-def test_invalid_job_is_rejected_if_cel_can_check_it(stack: OperatorStack, case: str) -> None:
-    job, expected = build_job("bad", **BAD_JOBS[case].fields), BAD_JOBS[case].api_server_error
+@pytest.mark.parametrize("bad_job_name", BAD_JOBS)
+def test_invalid_job_is_rejected_if_cel_can_check_it(deployment: OperatorStack, bad_job_name: str) -> None:
+    job, expected = build_job("bad", **BAD_JOBS[bad_job_name].fields), BAD_JOBS[bad_job_name].api_server_error
     if expected is None:
-        assert "serverside-applied" in apply_dry_run(stack, job)
+        assert "serverside-applied" in apply_dry_run(deployment, job)
     else:
-        assert expected in get_rejection_message(apply_dry_run, stack, job)
+        assert expected in get_rejection_message(apply_dry_run, deployment, job)
 
 
-def test_base_job_without_errors_is_accepted(stack: OperatorStack) -> None:
-    assert "serverside-applied" in apply_dry_run(stack, build_job("good"))
+def test_valid_job_is_accepted(deployment: OperatorStack) -> None:
+    assert "serverside-applied" in apply_dry_run(deployment, build_job("good"))
 
 
 @pytest.mark.parametrize(
@@ -82,14 +82,16 @@ def test_base_job_without_errors_is_accepted(stack: OperatorStack) -> None:
         pytest.param("qwen2.5", "contain only a-z, 0-9 and '-'", id="contains a dot"),
     ],
 )
-def test_job_name_that_is_not_a_valid_service_name_is_rejected(stack: OperatorStack, name: str, message: str) -> None:
-    assert message in get_rejection_message(apply_dry_run, stack, build_job(name))
-    assert "serverside-applied" in apply_dry_run(stack, build_job("a" * 52))
+def test_job_name_that_is_not_a_valid_service_name_is_rejected(
+    deployment: OperatorStack, name: str, message: str
+) -> None:
+    assert message in get_rejection_message(apply_dry_run, deployment, build_job(name))
+    assert "serverside-applied" in apply_dry_run(deployment, build_job("a" * 52))
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
-def test_example_is_accepted(stack: OperatorStack, path: Path) -> None:
-    assert "serverside-applied" in apply_dry_run(stack, yaml.safe_load(path.read_text()))
+def test_example_is_accepted(deployment: OperatorStack, path: Path) -> None:
+    assert "serverside-applied" in apply_dry_run(deployment, yaml.safe_load(path.read_text()))
 
 
 @pytest.mark.parametrize(
@@ -113,56 +115,62 @@ def test_example_is_accepted(stack: OperatorStack, path: Path) -> None:
     ],
 )
 def test_changes_to_immutable_fields_are_rejected(
-    stack: OperatorStack, job: RawBody, fields: RawBody, message: str
+    deployment: OperatorStack, job: RawBody, fields: RawBody, message: str
 ) -> None:
-    assert message in get_rejection_message(patch_job, stack, job, fields)
+    assert message in get_rejection_message(patch_job, deployment, job, fields)
 
 
-def test_mutable_fields_can_be_changed(stack: OperatorStack, job: RawBody) -> None:
+def test_mutable_fields_can_be_changed(deployment: OperatorStack, job: RawBody) -> None:
     patch_job(
-        stack, job, {"ttlSecondsAfterFinished": 5, "activeDeadlineSeconds": 60, "restartPolicy": {"maxRestarts": 1}}
+        deployment,
+        job,
+        {"ttlSecondsAfterFinished": 5, "activeDeadlineSeconds": 60, "restartPolicy": {"maxRestarts": 1}},
     )
-    patch_job(stack, job, {"suspend": True})
+    patch_job(deployment, job, {"suspend": True})
     patch_job(
-        stack, job, {"image": "other", "resources": {"limits": {"memory": "8Gi"}}, "network": {"masterPort": 29501}}
+        deployment,
+        job,
+        {"image": "other", "resources": {"limits": {"memory": "8Gi"}}, "network": {"masterPort": 29501}},
     )
-    assert "spec.model is immutable" in get_rejection_message(patch_job, stack, job, {"model": {"name": "/data/other"}})
-    patch_job(stack, job, {"suspend": False, "podTemplate": {"schedulerName": "another"}})
+    assert "spec.model is immutable" in get_rejection_message(
+        patch_job, deployment, job, {"model": {"name": "/data/other"}}
+    )
+    patch_job(deployment, job, {"suspend": False, "podTemplate": {"schedulerName": "another"}})
 
-    assert stack.get_job(job["metadata"]["name"])["spec"]["image"] == "other"
+    assert deployment.get_job(job["metadata"]["name"])["spec"]["image"] == "other"
 
 
-def test_second_apply_of_the_same_job_changes_nothing(stack: OperatorStack, job_name: str) -> None:
+def test_second_apply_of_the_same_job_changes_nothing(deployment: OperatorStack, job_name: str) -> None:
     job = build_job(job_name)
     try:
-        stack.apply(job)
-        before = stack.get_job(job_name)
-        stack.apply(job)
-        after = stack.get_job(job_name)
+        deployment.apply(job)
+        before = deployment.get_job(job_name)
+        deployment.apply(job)
+        after = deployment.get_job(job_name)
     finally:
-        stack.delete(job_name)
+        deployment.delete(job_name)
 
     assert after["spec"] == before["spec"] == job["spec"], "the API server adds no defaults"
     assert after["metadata"]["generation"] == before["metadata"]["generation"] == 1
 
 
-def test_two_field_managers_own_separate_list_items(stack: OperatorStack, job_name: str) -> None:
+def test_two_field_managers_can_own_different_items_of_a_list(deployment: OperatorStack, job_name: str) -> None:
     first, second = build_job(job_name), build_job(job_name)
     first["spec"]["imagePullSecrets"] = [{"name": "first"}]
     second["spec"]["imagePullSecrets"] = [{"name": "second"}]
     apply = ("apply", "--server-side", "-f", "-")
     try:
-        stack.kubectl(*apply, "--field-manager=one", stdin=yaml.safe_dump(first))
-        stack.kubectl(*apply, "--field-manager=two", stdin=yaml.safe_dump(second))
-        secrets = stack.get_job(job_name)["spec"]["imagePullSecrets"]
+        deployment.kubectl(*apply, "--field-manager=one", stdin=yaml.safe_dump(first))
+        deployment.kubectl(*apply, "--field-manager=two", stdin=yaml.safe_dump(second))
+        secrets = deployment.get_job(job_name)["spec"]["imagePullSecrets"]
     finally:
-        stack.delete(job_name)
+        deployment.delete(job_name)
 
     assert sorted(secret["name"] for secret in secrets) == ["first", "second"]
 
 
-def test_kubectl_explain_shows_descriptions_defaults_and_enums(stack: OperatorStack) -> None:
-    explanation = stack.kubectl("explain", "ftj.spec.training")
+def test_kubectl_explain_shows_descriptions_defaults_and_enums(deployment: OperatorStack) -> None:
+    explanation = deployment.kubectl("explain", "ftj.spec.training")
 
     assert "Names are those of\n    transformers.TrainingArguments." in explanation
     assert "learningRate\t<number>\n    Peak learning rate (default: 1e-4 with lora, 1e-5 without" in explanation
@@ -170,8 +178,8 @@ def test_kubectl_explain_shows_descriptions_defaults_and_enums(stack: OperatorSt
     assert "<>" not in explanation
 
 
-def test_kubectl_get_accepts_the_category_and_shows_all_columns(stack: OperatorStack, job: RawBody) -> None:
-    header, *rows = stack.kubectl("get", "finetune").splitlines()
+def test_kubectl_get_accepts_the_category_and_shows_all_columns(deployment: OperatorStack, job: RawBody) -> None:
+    header, *rows = deployment.kubectl("get", "finetune").splitlines()
 
     assert header.split() == ["NAME", "PHASE", "NODES", "PROGRESS", "LOSS", "TOKENS/S", "ETA", "RESTARTS", "AGE"]
     assert any(row.startswith(job["metadata"]["name"]) for row in rows)

@@ -29,13 +29,15 @@ USER_ERRORS: dict[str, tuple[RawBody, str, tuple[str, ...]]] = {
 }
 
 
-@pytest.mark.parametrize("case", USER_ERRORS)
-def test_user_error_fails_the_job_without_restart(stack: OperatorStack, start_job: StartJob, case: str) -> None:
-    fields, reason, texts = USER_ERRORS[case]
-    valid_rows = (stack.get_claim_folder("datasets") / "train.jsonl").read_text().splitlines()
-    (stack.get_claim_folder("datasets") / "bad.jsonl").write_text(f'{valid_rows[0]}\n{{"messages": "no list"}}\n')
+@pytest.mark.parametrize("user_error", USER_ERRORS)
+def test_user_error_fails_the_job_without_restart(
+    deployment: OperatorStack, start_job: StartJob, user_error: str
+) -> None:
+    fields, reason, texts = USER_ERRORS[user_error]
+    valid_rows = (deployment.get_claim_folder("datasets") / "train.jsonl").read_text().splitlines()
+    (deployment.get_claim_folder("datasets") / "bad.jsonl").write_text(f'{valid_rows[0]}\n{{"messages": "no list"}}\n')
 
-    finished = stack.wait_until_finished(start_job(numNodes=1, training=training(max_steps=4), **fields))
+    finished = deployment.wait_until_finished(start_job(numNodes=1, training=training(max_steps=4), **fields))
 
     message = get_failure_message(finished)
     assert message.startswith(f"{reason}: "), message
@@ -44,27 +46,29 @@ def test_user_error_fails_the_job_without_restart(stack: OperatorStack, start_jo
     assert finished["status"]["attempts"][-1]["fault"] == "user"
 
 
-def test_read_write_once_claim_is_rejected_for_two_nodes(stack: OperatorStack, start_job: StartJob) -> None:
+def test_read_write_once_claim_is_rejected_for_two_nodes(deployment: OperatorStack, start_job: StartJob) -> None:
     claim: RawBody = {
         "apiVersion": "v1",
         "kind": "PersistentVolumeClaim",
         "metadata": {"name": "one-node"},
         "spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}},
     }
-    stack.apply(claim)
-    finished = stack.wait_until_finished(start_job(output={"persistentVolumeClaim": {"claimName": "one-node"}}))
+    deployment.apply(claim)
+    finished = deployment.wait_until_finished(start_job(output={"persistentVolumeClaim": {"claimName": "one-node"}}))
     assert "one-node is ReadWriteOnce, but 2 nodes mount it: it must be ReadWriteMany" in get_failure_message(finished)
-    assert stack.list_pods(finished["metadata"]["name"]) == []
+    assert deployment.list_pods(finished["metadata"]["name"]) == []
 
 
-def test_output_of_another_job_is_not_overwritten(stack: OperatorStack, start_job: StartJob, job_name: str) -> None:
-    folder = stack.get_output_folder(job_name)
+def test_output_of_another_job_is_not_overwritten(
+    deployment: OperatorStack, start_job: StartJob, job_name: str
+) -> None:
+    folder = deployment.get_output_folder(job_name)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "job.json").write_text('{"uid": "somebody-else", "namespace": "x", "name": "theirs"}')
     for path in (folder, folder.parent):
         path.chmod(0o777)
     try:
-        finished = stack.wait_until_finished(start_job(numNodes=1, training=training(max_steps=4)))
+        finished = deployment.wait_until_finished(start_job(numNodes=1, training=training(max_steps=4)))
         message = get_failure_message(finished)
         assert message.startswith("OutputError: ")
         assert "output.overwrite" in message
@@ -79,18 +83,20 @@ PENDING_CASES: dict[str, tuple[RawBody, str, str]] = {
 }
 
 
-@pytest.mark.parametrize("case", PENDING_CASES)
+@pytest.mark.parametrize("pending_case", PENDING_CASES)
 def test_pending_pods_are_reported_without_failing_the_job(
-    stack: OperatorStack, start_job: StartJob, case: str
+    deployment: OperatorStack, start_job: StartJob, pending_case: str
 ) -> None:
-    fields, reason, text = PENDING_CASES[case]
+    fields, reason, text = PENDING_CASES[pending_case]
     fields = {**fields, "imagePullPolicy": "IfNotPresent"} if "image" in fields else fields
 
     def is_reason_reported(job: RawBody) -> Any:
         waiting = job.get("status", {}).get("waiting") or {}
         return waiting.get("reason") == reason and text in waiting["message"]
 
-    job = stack.wait(start_job(**fields), is_reason_reported, description=f"waiting for {reason}", timeout_seconds=60)
+    job = deployment.wait(
+        start_job(**fields), is_reason_reported, description=f"waiting for {reason}", timeout_seconds=60
+    )
     running = next(c for c in job["status"]["conditions"] if c["type"] == "Running")
     assert (running["status"], running["reason"]) == ("False", reason)
     assert not has_condition(job, "Finished")

@@ -1,4 +1,4 @@
-"""Tests of the Kubernetes client on a real API server, which also verify the behaviour of testing/fakes/http_api.py."""
+"""Tests of the Kubernetes client on a real API server, whose behaviour testing/fakes/http_api.py imitates."""
 
 import asyncio
 import logging
@@ -34,8 +34,8 @@ NO_NODE = {"example.com/none": "there"}  # selector that matches no node, so tha
 
 
 @pytest_asyncio.fixture
-async def api(stack: OperatorStack) -> AsyncIterator[ApiClient]:
-    access = load_kubeconfig([stack.provider.kubeconfig])
+async def api(deployment: OperatorStack) -> AsyncIterator[ApiClient]:
+    access = load_kubeconfig([deployment.provider.kubeconfig])
     async with open_session(access, connections=10) as session:
         yield ApiClient(access.server, request_session=session, watch_session=session)
 
@@ -200,7 +200,7 @@ async def test_status_write_without_changes_keeps_the_resource_version(
     pytest.fail("every attempt was a conflict")
 
 
-async def test_create_succeeds_if_the_owner_already_created_the_object(
+async def test_create_succeeds_if_the_object_already_exists_with_the_same_owner(
     cluster: KubernetesCluster, owner: RawBody
 ) -> None:
     await cluster.create(build_pod(owner))
@@ -374,7 +374,7 @@ async def test_informer_reports_changes_in_order_and_relists_after_expiry(
 
     await cluster.delete(ObjectRef("Pod", namespace, "listed", uids["listed"]), grace_seconds=0)
     await cluster.create(build_pod(owner, "later"))
-    informer._version = "1"  # expired version, as after a long disconnection
+    informer._version = "1"  # expired resourceVersion, as after a long disconnection
     running = asyncio.create_task(informer.run())
     await wait_for_change("later", True)
     assert ("listed", False) in changes

@@ -44,7 +44,7 @@ def cluster() -> Iterator[ThrowawayCluster]:
 
 @pytest.fixture(scope="module")
 def provider(cluster: ThrowawayCluster) -> ThrowawayProvider:
-    """Return a provider with a Service and two pods, one per node, that serve a shared folder."""
+    """Return a cluster provider with a Service and two pods, one per node, which serve a shared folder."""
     provider = ThrowawayProvider(cluster)
     cluster.load_image(ImageBuilder(cluster.cache).build("operator"))
     cluster.kubectl.apply(*provider.build_shared_claim_objects("default", "files"))
@@ -112,7 +112,7 @@ def get_pod_ip(cluster: ThrowawayCluster, name: str) -> str:
     return str(cluster.kubectl.get("pod", name, namespace="default")["status"]["podIP"])
 
 
-def test_running_up_twice_restarts_no_program(cluster: ThrowawayCluster) -> None:
+def test_starting_a_running_cluster_again_restarts_no_program(cluster: ThrowawayCluster) -> None:
     before = {daemon.name: daemon.pid() for daemon in cluster.daemons()}
 
     cluster.up()
@@ -137,22 +137,22 @@ def test_pods_on_two_nodes_reach_each_other_by_dns_name(provider: ThrowawayProvi
 
 @pytest.mark.parametrize("other_node", ["node1", None], ids=["from one node", "from everything"])
 def test_partition_drops_packets_and_can_be_removed(provider: ThrowawayProvider, other_node: str | None) -> None:
-    cluster, chaos = provider.cluster, provider.chaos
+    cluster, fault_injector = provider.cluster, provider.chaos
     address = get_pod_ip(cluster, "web-2")
 
-    chaos.partition("node2", other_node=other_node)
+    fault_injector.partition("node2", other_node=other_node)
     partitioned = fetch_greeting(cluster, host=address)
-    chaos.heal("node2")
+    fault_injector.heal("node2")
 
     assert "timed out" in partitioned
     assert fetch_greeting(cluster, host=address) == "hello from the host"
 
 
 def test_failed_lookup_is_cached_only_with_the_dns_cache(provider: ThrowawayProvider) -> None:
-    cluster, chaos = provider.cluster, provider.chaos
+    cluster, fault_injector = provider.cluster, provider.chaos
     responses = {}
     for cached in (True, False):
-        chaos.set_dns_cache(cached)
+        fault_injector.set_dns_cache(cached)
         name = f"late-{cached}".lower()
         assert "hello" not in fetch_greeting(cluster, host=f"{name}.web")
         cluster.kubectl.apply(build_web_pod(name, node="node2"))
@@ -166,12 +166,12 @@ def test_failed_lookup_is_cached_only_with_the_dns_cache(provider: ThrowawayProv
 
 
 def test_pods_keep_running_while_their_kubelet_is_stopped(provider: ThrowawayProvider) -> None:
-    cluster, chaos = provider.cluster, provider.chaos
+    cluster, fault_injector = provider.cluster, provider.chaos
 
-    chaos.stop_kubelet("node2")
+    fault_injector.stop_kubelet("node2")
     response = fetch_greeting(cluster, host="web-2.web")
     not_ready = wait_for_condition(lambda: "node2" not in cluster.kubectl.list_ready_nodes())
-    chaos.start_kubelet("node2")
+    fault_injector.start_kubelet("node2")
 
     assert response == "hello from the host"
     assert not_ready
@@ -179,51 +179,51 @@ def test_pods_keep_running_while_their_kubelet_is_stopped(provider: ThrowawayPro
 
 
 def test_objects_survive_a_restart_of_api_server_and_etcd(provider: ThrowawayProvider) -> None:
-    cluster, chaos = provider.cluster, provider.chaos
-    chaos.stop_api_server()
+    cluster, fault_injector = provider.cluster, provider.chaos
+    fault_injector.stop_api_server()
     assert not cluster.kubectl.succeeds("get", "--raw", "/readyz")
 
-    chaos.start_api_server()
-    chaos.restart_etcd()
+    fault_injector.start_api_server()
+    fault_injector.restart_etcd()
 
     assert "web-1" in cluster.kubectl("get", "pods", "--output", "name")
 
 
 def test_cpu_limit_throttles_all_pods_of_a_node(provider: ThrowawayProvider) -> None:
-    cluster, chaos = provider.cluster, provider.chaos
+    cluster, fault_injector = provider.cluster, provider.chaos
 
-    chaos.limit_cpu("node1", cores=0.2)
+    fault_injector.limit_cpu("node1", cores=0.2)
     cpu_seconds = float(cluster.kubectl("exec", "web-1", "--", "python", "-c", BUSY_PROGRAM))
-    chaos.limit_cpu("node1", cores=None)
+    fault_injector.limit_cpu("node1", cores=None)
 
     assert cpu_seconds < 0.7
 
 
 def test_network_limit_slows_down_a_transfer(provider: ThrowawayProvider) -> None:
-    cluster, chaos = provider.cluster, provider.chaos
+    cluster, fault_injector = provider.cluster, provider.chaos
     large = provider.get_shared_folder("default", "files") / "large"
     large.write_bytes(b"x" * 400_000)
     url = f"http://{get_pod_ip(cluster, 'web-2')}:8000/large"
 
-    chaos.limit_network("node2", kbit_per_second=1000)
+    fault_injector.limit_network("node2", kbit_per_second=1000)
     started_at = time.monotonic()
     content = fetch(cluster, url)
     seconds = time.monotonic() - started_at
-    chaos.limit_network("node2", kbit_per_second=None)
+    fault_injector.limit_network("node2", kbit_per_second=None)
 
     assert len(content) == 400_000
     assert 2.5 < seconds < 30
 
 
 def test_single_rank_or_whole_container_can_be_killed(provider: ThrowawayProvider) -> None:
-    cluster, chaos = provider.cluster, provider.chaos
-    assert sorted(chaos.find_rank_processes("default", "web-2")) == [0, 1]
+    cluster, fault_injector = provider.cluster, provider.chaos
+    assert sorted(fault_injector.find_rank_processes("default", "web-2")) == [0, 1]
 
-    chaos.kill_rank("default", "web-2", rank=1)
-    assert wait_for_condition(lambda: sorted(chaos.find_rank_processes("default", "web-2")) == [0])
+    fault_injector.kill_rank("default", "web-2", rank=1)
+    assert wait_for_condition(lambda: sorted(fault_injector.find_rank_processes("default", "web-2")) == [0])
     assert fetch_greeting(cluster, host="web-2.web") == "hello from the host"
 
-    chaos.kill_container("default", "web-2")
+    fault_injector.kill_container("default", "web-2")
     assert wait_for_condition(lambda: get_exit_code(cluster, "web-2") == 137)
 
 
@@ -254,7 +254,7 @@ def test_pods_on_fake_nodes_become_ready(cluster: ThrowawayCluster) -> None:
     assert len(nodes) == 3
 
 
-def test_down_removes_everything_except_images(cluster: ThrowawayCluster, provider: ThrowawayProvider) -> None:
+def test_removing_the_cluster_keeps_only_the_images(cluster: ThrowawayCluster, provider: ThrowawayProvider) -> None:
     """This test must be the last one, because it removes the cluster while pods are running."""
     Chaos(cluster).partition("node1")
     assert cluster.find_leftovers()  # a running cluster has leftovers

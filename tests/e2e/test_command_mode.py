@@ -36,9 +36,9 @@ with open("/dev/shm/all", "w+b") as file:
 
 
 @pytest.fixture
-def scripts(stack: OperatorStack) -> str:
+def scripts(deployment: OperatorStack) -> str:
     """Copy the scripts to the claim and return their path in the pods."""
-    folder = stack.get_claim_folder("datasets") / "scripts"
+    folder = deployment.get_claim_folder("datasets") / "scripts"
     shutil.copytree(SCRIPTS, folder, dirs_exist_ok=True)
     for path in (folder, *folder.iterdir()):
         path.chmod(0o755)
@@ -55,30 +55,30 @@ def get_failed_condition(job: RawBody) -> RawBody:
 
 
 def test_unmodified_script_resumes_from_its_checkpoint_after_a_rank_is_killed(
-    stack: OperatorStack, chaos: Chaos, start_job: StartJob, scripts: str
+    deployment: OperatorStack, fault_injector: Chaos, start_job: StartJob, scripts: str
 ) -> None:
     program = build_ddp_command(scripts, "--epochs", "8", "--seconds_per_step", "0.4")
     job = start_job(**command(program, image=WITH_TORCH))
-    checkpoint = stack.get_output_folder(job) / "model.pt"
-    stack.wait(job, lambda _: checkpoint.exists(), description="saved")
+    checkpoint = deployment.get_output_folder(job) / "model.pt"
+    deployment.wait(job, lambda _: checkpoint.exists(), description="saved")
 
-    chaos.kill_rank(stack.namespace, f"{job}-0-1", rank=3)
-    finished = stack.wait_until_finished(job)
+    fault_injector.kill_rank(deployment.namespace, f"{job}-0-1", rank=3)
+    finished = deployment.wait_until_finished(job)
 
     assert has_condition(finished, "Complete"), finished["status"]
     killed, last = finished["status"]["attempts"]
     assert (killed["reason"], killed["nodeRank"], last["state"]) == ("RankKilled", 1, "Succeeded")
     assert finished["status"]["restarts"] == 1
-    assert finished["status"]["output"] == f"models:{stack.namespace}/{job}"
+    assert finished["status"]["output"] == f"models:{deployment.namespace}/{job}"
     assert "batch" not in finished["status"]
-    log = stack.kubectl("logs", f"{job}-1-0")
+    log = deployment.kubectl("logs", f"{job}-1-0")
     assert "epoch 7 loss" in log
     assert "on 4 ranks" in log
     assert "epoch 0 loss" not in log, "the script did not resume from its checkpoint"
 
 
 def test_progress_of_an_unmodified_transformers_trainer_is_reported(
-    stack: OperatorStack, start_job: StartJob, scripts: str
+    deployment: OperatorStack, start_job: StartJob, scripts: str
 ) -> None:
     program = {"script": f"{scripts}/plain_trainer.py", "args": ["/data/model", "$(FINETUNE_OUTPUT)", "150"]}
     job = start_job(**command(program, image=WITH_TORCH, nprocPerNode=1))
@@ -87,32 +87,32 @@ def test_progress_of_an_unmodified_transformers_trainer_is_reported(
         progress = job_body.get("status", {}).get("progress") or {}
         return 0 < progress.get("step", 0) < 150 and progress.get("loss") and progress.get("etaSeconds") is not None
 
-    running = stack.wait(job, is_progress_reported, description="reporting progress")
+    running = deployment.wait(job, is_progress_reported, description="reporting progress")
     assert running["status"]["progress"]["totalSteps"] == 150
     assert running["status"]["display"]["progress"].endswith("/150")
 
-    finished = stack.wait_until_finished(job)
+    finished = deployment.wait_until_finished(job)
     assert has_condition(finished, "Complete"), finished["status"]
     assert finished["status"]["progress"]["step"] == 150
 
 
-def test_image_without_torch_runs_an_exec_command(stack: OperatorStack, start_job: StartJob) -> None:
+def test_image_without_torch_runs_an_exec_command(deployment: OperatorStack, start_job: StartJob) -> None:
     job = start_job(**command({"exec": ["python3", "-c", ENVIRONMENT_PROGRAM]}, image=WITHOUT_TORCH))
 
-    finished = stack.wait_until_finished(job)
+    finished = deployment.wait_until_finished(job)
 
     assert has_condition(finished, "Complete"), finished["status"]
-    master = f"{job}-0-0.{job}.{stack.namespace}.svc.cluster.local 29500"
-    written = [(stack.get_output_folder(job) / f"node-{rank}").read_text() for rank in range(2)]
+    master = f"{job}-0-0.{job}.{deployment.namespace}.svc.cluster.local 29500"
+    written = [(deployment.get_output_folder(job) / f"node-{rank}").read_text() for rank in range(2)]
     assert written == [f"2 {rank} 2 {master}" for rank in range(2)]
 
 
 def test_exception_is_reported_as_user_code_error_with_its_rank(
-    stack: OperatorStack, start_job: StartJob, scripts: str
+    deployment: OperatorStack, start_job: StartJob, scripts: str
 ) -> None:
     job = start_job(**command(build_ddp_command(scripts, "--raise_on_rank", "3"), image=WITH_TORCH))
 
-    finished = stack.wait_until_finished(job)
+    finished = deployment.wait_until_finished(job)
 
     condition = get_failed_condition(finished)
     assert condition["reason"] == "UserCodeError"
@@ -134,7 +134,9 @@ MEMORY_SHORTAGES = {
 
 
 @pytest.mark.parametrize("resource", MEMORY_SHORTAGES)
-def test_out_of_memory_job_is_repaired_and_completes(stack: OperatorStack, start_job: StartJob, resource: str) -> None:
+def test_out_of_memory_job_is_repaired_and_completes(
+    deployment: OperatorStack, start_job: StartJob, resource: str
+) -> None:
     program, limit, fields, reason, change = MEMORY_SHORTAGES[resource]
     job = start_job(
         **command({"exec": ["python3", "-c", program]}, image=WITHOUT_TORCH, numNodes=1),
@@ -143,7 +145,7 @@ def test_out_of_memory_job_is_repaired_and_completes(stack: OperatorStack, start
         **fields,
     )
 
-    finished = stack.wait_until_finished(job)
+    finished = deployment.wait_until_finished(job)
 
     assert has_condition(finished, "Complete"), finished["status"]
     first, last = finished["status"]["attempts"]
@@ -155,9 +157,9 @@ def image_without_torch(_: OperatorStack) -> str:
     return WITHOUT_TORCH
 
 
-def image_without_python(stack: OperatorStack) -> str:
+def image_without_python(deployment: OperatorStack) -> str:
     """Return the name of the pause image, which exists on every Kubernetes node."""
-    (node, *_) = json.loads(stack.kubectl("get", "nodes", "-o", "json"))["items"]
+    (node, *_) = json.loads(deployment.kubectl("get", "nodes", "-o", "json"))["items"]
     names = (str(name) for image in node["status"]["images"] for name in image["names"] or ())
     return next(name for name in names if "pause:" in name and "@" not in name)
 
@@ -170,12 +172,12 @@ INCOMPLETE_IMAGES = {
 
 @pytest.mark.parametrize("missing_program", INCOMPLETE_IMAGES)
 def test_image_without_a_required_program_fails_the_job_without_restart(
-    stack: OperatorStack, start_job: StartJob, scripts: str, missing_program: str
+    deployment: OperatorStack, start_job: StartJob, scripts: str, missing_program: str
 ) -> None:
     image, reason, text = INCOMPLETE_IMAGES[missing_program]
 
-    finished = stack.wait_until_finished(
-        start_job(**command(build_ddp_command(scripts), image=image(stack), numNodes=1))
+    finished = deployment.wait_until_finished(
+        start_job(**command(build_ddp_command(scripts), image=image(deployment), numNodes=1))
     )
 
     condition = get_failed_condition(finished)

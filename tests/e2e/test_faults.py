@@ -16,36 +16,36 @@ pytestmark = pytest.mark.cluster
 StartJob = Callable[..., str]
 
 
-def kill_rank(stack: OperatorStack, chaos: Chaos, pod: str) -> None:
-    chaos.kill_rank(stack.namespace, pod, rank=3)
+def kill_rank(deployment: OperatorStack, fault_injector: Chaos, pod: str) -> None:
+    fault_injector.kill_rank(deployment.namespace, pod, rank=3)
 
 
-def kill_container(stack: OperatorStack, chaos: Chaos, pod: str) -> None:
-    chaos.kill_container(stack.namespace, pod)
+def kill_container(deployment: OperatorStack, fault_injector: Chaos, pod: str) -> None:
+    fault_injector.kill_container(deployment.namespace, pod)
 
 
-def delete_pod(stack: OperatorStack, _: Chaos, pod: str) -> None:
-    stack.kubectl("delete", "pod", pod, "--wait=false")
+def delete_pod(deployment: OperatorStack, _: Chaos, pod: str) -> None:
+    deployment.kubectl("delete", "pod", pod, "--wait=false")
 
 
-def stop_rank(stack: OperatorStack, chaos: Chaos, pod: str) -> None:
-    chaos.kill_rank(stack.namespace, pod, rank=3, signal_number=signal.SIGSTOP)
+def stop_rank(deployment: OperatorStack, fault_injector: Chaos, pod: str) -> None:
+    fault_injector.kill_rank(deployment.namespace, pod, rank=3, signal_number=signal.SIGSTOP)
 
 
 FAULTS = {"RankKilled": kill_rank, "ContainerKilled": kill_container, "PodDeleted": delete_pod, "Hang": stop_rank}
 
 
 def test_every_fault_causes_one_restart_from_the_last_checkpoint(
-    stack: OperatorStack, chaos: Chaos, start_job: StartJob
+    deployment: OperatorStack, fault_injector: Chaos, start_job: StartJob
 ) -> None:
     job = start_job(training=training(max_steps=200, save_steps=20), restartPolicy={"hangTimeoutSeconds": 30})
     saved: list[int] = []
     for attempt, inject_fault in enumerate(FAULTS.values()):
         # a deleted pod saves a checkpoint while it stops, so wait for a newer checkpoint of this attempt
-        saved.append(wait_for_checkpoint(stack, job, after=find_last_checkpoint_step(stack, job)))
-        inject_fault(stack, chaos, f"{job}-{attempt}-1")
-        stack.wait(job, lambda j: j["status"]["attempt"] == len(saved), description=f"at attempt {len(saved)}")
-    finished = stack.wait_until_finished(job)
+        saved.append(wait_for_checkpoint(deployment, job, after=find_last_checkpoint_step(deployment, job)))
+        inject_fault(deployment, fault_injector, f"{job}-{attempt}-1")
+        deployment.wait(job, lambda j: j["status"]["attempt"] == len(saved), description=f"at attempt {len(saved)}")
+    finished = deployment.wait_until_finished(job)
 
     assert has_condition(finished, "Complete"), finished["status"]
     *failed, last = finished["status"]["attempts"]
@@ -56,38 +56,40 @@ def test_every_fault_causes_one_restart_from_the_last_checkpoint(
     assert all(step >= before > 0 for step, before in zip(resumed_from, saved, strict=True)), (resumed_from, saved)
     assert finished["status"]["restarts"] == len(FAULTS), finished["status"]["attempts"]
     assert finished["status"]["progress"]["step"] == 200
-    assert {pod["metadata"]["labels"]["finetune.dev/attempt"] for pod in stack.list_pods(job)} == {str(len(FAULTS))}
+    assert {pod["metadata"]["labels"]["finetune.dev/attempt"] for pod in deployment.list_pods(job)} == {
+        str(len(FAULTS))
+    }
 
 
-def kill_operator(stack: OperatorStack) -> None:
-    operators = stack.kubectl("get", "pods", "-n", OPERATOR_NAMESPACE, "-o", "name").split()
+def kill_operator(deployment: OperatorStack) -> None:
+    operators = deployment.kubectl("get", "pods", "-n", OPERATOR_NAMESPACE, "-o", "name").split()
     assert operators
-    stack.kubectl("delete", "-n", OPERATOR_NAMESPACE, "--grace-period=0", "--force", *operators)
+    deployment.kubectl("delete", "-n", OPERATOR_NAMESPACE, "--grace-period=0", "--force", *operators)
 
 
 def test_killing_the_operator_in_any_phase_does_not_affect_the_job(
-    stack: OperatorStack, chaos: Chaos, start_job: StartJob
+    deployment: OperatorStack, fault_injector: Chaos, start_job: StartJob
 ) -> None:
     job = start_job(training=training(max_steps=120, save_steps=20))
-    kill_operator(stack)  # before the pods exist
+    kill_operator(deployment)  # before the pods exist
 
-    stack.wait(job, lambda j: len(list_nodes(j)) > 0, description="started")
-    kill_operator(stack)  # while the pods start
+    deployment.wait(job, lambda j: len(list_nodes(j)) > 0, description="started")
+    kill_operator(deployment)  # while the pods start
 
-    saved = wait_for_checkpoint(stack, job)
-    kill_operator(stack)  # while the ranks train
+    saved = wait_for_checkpoint(deployment, job)
+    kill_operator(deployment)  # while the ranks train
 
-    kill_container(stack, chaos, f"{job}-0-1")
-    kill_operator(stack)  # while the job restarts
+    kill_container(deployment, fault_injector, f"{job}-0-1")
+    kill_operator(deployment)  # while the job restarts
 
-    wait_for_checkpoint(stack, job, after=saved)
-    set_suspended(stack, job, is_suspended=True)
-    kill_operator(stack)  # while the job is being suspended
-    stack.wait(job, lambda j: has_condition(j, "Suspended"), description="Suspended")
+    wait_for_checkpoint(deployment, job, after=saved)
+    set_suspended(deployment, job, is_suspended=True)
+    kill_operator(deployment)  # while the job is being suspended
+    deployment.wait(job, lambda j: has_condition(j, "Suspended"), description="Suspended")
 
-    set_suspended(stack, job, is_suspended=False)
-    kill_operator(stack)  # while the job resumes
-    finished = stack.wait_until_finished(job)
+    set_suspended(deployment, job, is_suspended=False)
+    kill_operator(deployment)  # while the job resumes
+    finished = deployment.wait_until_finished(job)
 
     assert has_condition(finished, "Complete"), finished["status"]
     assert finished["status"]["restarts"] == 1, finished["status"]["attempts"]
@@ -100,5 +102,7 @@ def list_nodes(job: RawBody) -> list[RawBody]:
     return nodes
 
 
-def set_suspended(stack: OperatorStack, job: str, *, is_suspended: bool) -> None:
-    stack.kubectl("patch", "ftj", job, "--type=merge", "-p", f'{{"spec":{{"suspend":{str(is_suspended).lower()}}}}}')
+def set_suspended(deployment: OperatorStack, job: str, *, is_suspended: bool) -> None:
+    deployment.kubectl(
+        "patch", "ftj", job, "--type=merge", "-p", f'{{"spec":{{"suspend":{str(is_suspended).lower()}}}}}'
+    )

@@ -1,4 +1,4 @@
-"""Test of the steps in docs/getting-started.md: copying data, running a job and correcting it."""
+"""Test that follows the steps of docs/getting-started.md."""
 
 from pathlib import Path
 
@@ -15,30 +15,33 @@ MANIFESTS = Path(__file__).parents[2] / "manifests" / "getting-started"
 
 
 def test_failed_job_can_be_corrected_and_trains_on_copied_data(
-    stack: OperatorStack, job_name: str, tmp_path: Path
+    deployment: OperatorStack, job_name: str, tmp_path: Path
 ) -> None:
     tiny_text.build(tmp_path / "data", rows=40, eval_rows=4)
     [loader] = [body for body in yaml.safe_load_all((MANIFESTS / "claims.yaml").read_text()) if body["kind"] == "Pod"]
     container = loader["spec"]["containers"][0]
-    container |= {"image": get_image_name("trainer"), "imagePullPolicy": "Never"}  # no registry is reachable
-    stack.apply(loader)
+    container |= {
+        "image": get_image_name("trainer"),
+        "imagePullPolicy": "Never",
+    }  # the test cluster cannot reach a registry
+    deployment.apply(loader)
     job = yaml.safe_load((MANIFESTS / "job.yaml").read_text())
     job["metadata"]["name"] = job_name  # unique, because outputs of earlier runs remain in the claim
     misspelt = {**job["spec"], "dataset": {"train": [{"name": "/data/quickstart/trian.jsonl"}]}}
     try:
-        stack.kubectl("wait", "--for=condition=Ready", "pod/data-loader", "--timeout=60s")
-        stack.kubectl("cp", str(tmp_path / "data"), "data-loader:/data/quickstart")
+        deployment.kubectl("wait", "--for=condition=Ready", "pod/data-loader", "--timeout=60s")
+        deployment.kubectl("cp", str(tmp_path / "data"), "data-loader:/data/quickstart")
 
-        stack.apply({**job, "spec": misspelt})
-        failed = stack.wait_until_finished(job_name)
-        stack.delete(job_name)
-        stack.apply(job)
-        finished = stack.wait_until_finished(job_name)
+        deployment.apply({**job, "spec": misspelt})
+        failed = deployment.wait_until_finished(job_name)
+        deployment.delete(job_name)
+        deployment.apply(job)
+        finished = deployment.wait_until_finished(job_name)
     finally:
-        stack.kubectl("delete", "pod", "data-loader", "--now")
-        stack.delete(job_name)
+        deployment.kubectl("delete", "pod", "data-loader", "--now")
+        deployment.delete(job_name)
 
     assert has_condition(failed, "Failed"), failed["status"]
     assert failed["status"]["attempts"][-1]["reason"] == "DatasetError"
     assert has_condition(finished, "Complete"), finished["status"]
-    assert (stack.get_output_folder(job_name) / "result" / "adapter_model.safetensors").is_file()
+    assert (deployment.get_output_folder(job_name) / "result" / "adapter_model.safetensors").is_file()

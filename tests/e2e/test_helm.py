@@ -11,24 +11,24 @@ pytestmark = pytest.mark.cluster
 
 
 def test_running_job_survives_upgrade_and_uninstall_of_the_chart(
-    stack: OperatorStack, start_job: Callable[..., str]
+    deployment: OperatorStack, start_job: Callable[..., str]
 ) -> None:
     job = start_job(training=training(max_steps=120, save_steps=20))
-    wait_for_checkpoint(stack, job)
+    wait_for_checkpoint(deployment, job)
 
     options = ("--namespace", OPERATOR_NAMESPACE)
-    stack.helm("uninstall", "finetune-operator", *options, "--wait")
-    assert stack.get_job(job)["spec"]["numNodes"] == 2
-    assert len(stack.list_pods(job)) == 2, "pods must keep running without the operator"
+    deployment.helm("uninstall", "finetune-operator", *options, "--wait")
+    assert deployment.get_job(job)["spec"]["numNodes"] == 2
+    assert len(deployment.list_pods(job)) == 2, "pods must keep running without the operator"
 
-    stack.helm(
+    deployment.helm(
         "install", "finetune-operator", str(CHART), *options, "--wait", "--timeout", "120s", *build_helm_options()
     )
-    stack.helm(
+    deployment.helm(
         "upgrade", "finetune-operator", str(CHART), *options, "--wait", "--set", "replicas=1", *build_helm_options()
     )
-    finished = stack.wait_until_finished(job)
+    finished = deployment.wait_until_finished(job)
     assert has_condition(finished, "Complete")
     assert finished["status"].get("restarts", 0) == 0
 
-    stack.install_operator()
+    deployment.install_operator()

@@ -26,10 +26,10 @@ CONTAINER = f"""Object.spec.containers{{
 
 
 @pytest.fixture
-def sidecar_injection(stack: OperatorStack, job_name: str) -> Iterator[None]:
+def sidecar_injection(deployment: OperatorStack, job_name: str) -> Iterator[None]:
     """Install an admission policy that injects a sidecar into every labelled pod."""
     group = "admissionregistration.k8s.io"
-    resources = stack.kubectl("api-resources", f"--api-group={group}", "-o", "name").split()
+    resources = deployment.kubectl("api-resources", f"--api-group={group}", "-o", "name").split()
     if f"mutatingadmissionpolicies.{group}" not in resources:
         pytest.skip("this Kubernetes has no MutatingAdmissionPolicy")
     patch = f'[JSONPatch{{op: "add", path: "/spec/containers/-", value: {CONTAINER}}}]'
@@ -41,16 +41,16 @@ def sidecar_injection(stack: OperatorStack, job_name: str) -> Iterator[None]:
         "mutations": [{"patchType": "JSONPatch", "jsonPatch": {"expression": patch}}],
     }
     kind, version = "MutatingAdmissionPolicy", {"apiVersion": f"{group}/v1", "metadata": {"name": job_name}}
-    stack.apply(
+    deployment.apply(
         {**version, "kind": kind, "spec": policy},
         {**version, "kind": f"{kind}Binding", "spec": {"policyName": job_name}},
     )
-    wait_for_policy(stack, job_name)
+    wait_for_policy(deployment, job_name)
     yield
-    stack.kubectl("delete", f"{kind},{kind}Binding", job_name)
+    deployment.kubectl("delete", f"{kind},{kind}Binding", job_name)
 
 
-def wait_for_policy(stack: OperatorStack, pod_name: str) -> None:
+def wait_for_policy(deployment: OperatorStack, pod_name: str) -> None:
     """Wait until the API server has compiled and applied the policy."""
     container_security = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
     security = {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
@@ -64,21 +64,23 @@ def wait_for_policy(stack: OperatorStack, pod_name: str) -> None:
         },
     }
     deadline = time.monotonic() + 60
-    while "proxy" not in stack.kubectl("create", "--dry-run=server", "-o", "json", "-f", "-", stdin=json.dumps(pod)):
+    while "proxy" not in deployment.kubectl(
+        "create", "--dry-run=server", "-o", "json", "-f", "-", stdin=json.dumps(pod)
+    ):
         assert time.monotonic() < deadline, "the policy has no effect"
         time.sleep(0.5)
 
 
 @pytest.mark.usefixtures("sidecar_injection")
 def test_pod_with_a_running_sidecar_is_deleted_after_the_job_finishes(
-    stack: OperatorStack, start_job: Callable[..., str]
+    deployment: OperatorStack, start_job: Callable[..., str]
 ) -> None:
     program = {"exec": ["python3", "-c", "print('done')"]}
     job = start_job(**command(program, image=IMAGE, numNodes=1, podTemplate={"labels": LABEL}))
 
-    assert has_condition(stack.wait_until_finished(job), "Complete")
-    [pod] = stack.list_pods(job)
+    assert has_condition(deployment.wait_until_finished(job), "Complete")
+    [pod] = deployment.list_pods(job)
     assert [container["name"] for container in pod["spec"]["containers"]] == ["trainer", "proxy"]
     assert pod["status"]["phase"] == "Running"
 
-    stack.kubectl("wait", "--for=delete", f"pod/{pod['metadata']['name']}", "--timeout=90s")
+    deployment.kubectl("wait", "--for=delete", f"pod/{pod['metadata']['name']}", "--timeout=90s")

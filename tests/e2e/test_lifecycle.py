@@ -14,51 +14,55 @@ StartJob = Callable[..., str]
 LABEL = "finetune.dev/job-name"
 
 
-def test_resumed_job_continues_from_the_checkpoint_saved_on_suspend(stack: OperatorStack, start_job: StartJob) -> None:
+def test_resumed_job_continues_from_the_checkpoint_saved_on_suspend(
+    deployment: OperatorStack, start_job: StartJob
+) -> None:
     job = start_job(training=training(max_steps=120, save_steps=20))
-    wait_for_checkpoint(stack, job)
+    wait_for_checkpoint(deployment, job)
 
-    stack.kubectl("patch", "ftj", job, "--type=merge", "-p", '{"spec":{"suspend":true}}')
-    suspended = stack.wait(job, lambda j: has_condition(j, "Suspended"), description="Suspended")
+    deployment.kubectl("patch", "ftj", job, "--type=merge", "-p", '{"spec":{"suspend":true}}')
+    suspended = deployment.wait(job, lambda j: has_condition(j, "Suspended"), description="Suspended")
 
-    assert all(pod["status"]["phase"] in ("Succeeded", "Failed") for pod in stack.list_pods(job))
+    assert all(pod["status"]["phase"] in ("Succeeded", "Failed") for pod in deployment.list_pods(job))
     saved = suspended["status"]["progress"]["lastCheckpoint"]
     stopped_at = suspended["status"]["attempts"][-1]["lastStep"]
     assert int(saved.removeprefix("step-")) == stopped_at < 120
 
-    stack.kubectl("patch", "ftj", job, "--type=merge", "-p", '{"spec":{"suspend":false}}')
-    finished = stack.wait_until_finished(job)
+    deployment.kubectl("patch", "ftj", job, "--type=merge", "-p", '{"spec":{"suspend":false}}')
+    finished = deployment.wait_until_finished(job)
     assert has_condition(finished, "Complete")
     assert finished["status"]["attempts"][-1]["firstStep"] == stopped_at
     assert finished["status"].get("restarts", 0) == 0
 
 
-def test_job_created_suspended_starts_when_resumed(stack: OperatorStack, start_job: StartJob) -> None:
+def test_job_created_suspended_starts_when_resumed(deployment: OperatorStack, start_job: StartJob) -> None:
     job = start_job(suspend=True, training=training(max_steps=4))
-    stack.wait(job, lambda j: has_condition(j, "Suspended"), description="Suspended", timeout_seconds=20)
-    assert stack.list_pods(job) == []
+    deployment.wait(job, lambda j: has_condition(j, "Suspended"), description="Suspended", timeout_seconds=20)
+    assert deployment.list_pods(job) == []
 
     # the network settings are mutable while the job is suspended
-    stack.kubectl(
+    deployment.kubectl(
         "patch", "ftj", job, "--type=merge", "-p", '{"spec":{"suspend":false,"network":{"masterPort":29600}}}'
     )
-    assert has_condition(stack.wait_until_finished(job), "Complete")
+    assert has_condition(deployment.wait_until_finished(job), "Complete")
 
 
-def test_active_deadline_fails_the_job_and_stops_its_pods(stack: OperatorStack, start_job: StartJob) -> None:
+def test_active_deadline_fails_the_job_and_stops_its_pods(deployment: OperatorStack, start_job: StartJob) -> None:
     job = start_job(activeDeadlineSeconds=20, training=training(max_steps=100_000))
-    finished = stack.wait_until_finished(job, timeout_seconds=120)
+    finished = deployment.wait_until_finished(job, timeout_seconds=120)
 
     assert has_condition(finished, "Failed")
     failed = next(c for c in finished["status"]["conditions"] if c["type"] == "Failed")
     assert failed["reason"] == "DeadlineExceeded"
     assert "activeDeadlineSeconds (20 s)" in failed["message"]
-    assert all(pod["status"]["phase"] in ("Succeeded", "Failed") for pod in stack.list_pods(job))
+    assert all(pod["status"]["phase"] in ("Succeeded", "Failed") for pod in deployment.list_pods(job))
 
 
-def test_unschedulable_pod_stops_the_gang_and_finally_fails_the_job(stack: OperatorStack, start_job: StartJob) -> None:
+def test_unschedulable_pod_stops_the_gang_and_finally_fails_the_job(
+    deployment: OperatorStack, start_job: StartJob
+) -> None:
     """The placement is contradictory: both pods require the same Kubernetes node, but must not share a node."""
-    (k8s_node, *_) = json.loads(stack.kubectl("get", "nodes", "-o", "json"))["items"]
+    (k8s_node, *_) = json.loads(deployment.kubectl("get", "nodes", "-o", "json"))["items"]
     hostname = "kubernetes.io/hostname"
     anti_affinity = {
         "topologyKey": hostname,
@@ -76,55 +80,57 @@ def test_unschedulable_pod_stops_the_gang_and_finally_fails_the_job(stack: Opera
         training=training(max_steps=4),
     )
 
-    finished = stack.wait_until_finished(job, timeout_seconds=120)
+    finished = deployment.wait_until_finished(job, timeout_seconds=120)
 
     first, *_, last = finished["status"]["attempts"]
     assert first["reason"] == "GangIncomplete", finished["status"]
     assert "1 of 2 pods cannot be placed" in first["message"]
     assert last["reason"] == "PendingDeadlineExceeded"
     assert "pendingDeadlineSeconds (25 s)" in last["message"]
-    assert all(pod["status"]["phase"] in ("Succeeded", "Failed") for pod in stack.list_pods(job))
+    assert all(pod["status"]["phase"] in ("Succeeded", "Failed") for pod in deployment.list_pods(job))
 
 
 def test_finished_job_is_deleted_after_its_ttl_and_its_output_remains(
-    stack: OperatorStack, start_job: StartJob
+    deployment: OperatorStack, start_job: StartJob
 ) -> None:
     job = start_job(ttlSecondsAfterFinished=3, training=training(max_steps=4))
-    stack.kubectl("wait", "--for=condition=Complete", f"ftj/{job}", "--timeout=180s")
-    stack.kubectl("wait", "--for=delete", f"ftj/{job}", "--timeout=30s")
-    stack.kubectl("wait", "--for=delete", "pods", "-l", f"finetune.dev/job-name={job}", "--timeout=60s")
-    assert (stack.get_output_folder(job) / "result" / "SUCCESS").exists()
+    deployment.kubectl("wait", "--for=condition=Complete", f"ftj/{job}", "--timeout=180s")
+    deployment.kubectl("wait", "--for=delete", f"ftj/{job}", "--timeout=30s")
+    deployment.kubectl("wait", "--for=delete", "pods", "-l", f"finetune.dev/job-name={job}", "--timeout=60s")
+    assert (deployment.get_output_folder(job) / "result" / "SUCCESS").exists()
 
 
-def test_recreated_job_waits_for_the_pods_of_the_deleted_job(stack: OperatorStack, start_job: StartJob) -> None:
+def test_recreated_job_waits_for_the_pods_of_the_deleted_job(deployment: OperatorStack, start_job: StartJob) -> None:
     job = start_job(training=training(max_steps=100_000))
-    stack.wait(job, lambda j: has_condition(j, "Running"), description="Running")
-    before = {pod["metadata"]["uid"] for pod in stack.list_pods(job)}
+    deployment.wait(job, lambda j: has_condition(j, "Running"), description="Running")
+    before = {pod["metadata"]["uid"] for pod in deployment.list_pods(job)}
 
-    stack.kubectl("delete", "ftj", job)
+    deployment.kubectl("delete", "ftj", job)
     claim = {"persistentVolumeClaim": {"claimName": "models"}}
     start_job(output={**claim, "overwrite": True}, training=training(max_steps=4))
-    pending = stack.wait(job, lambda j: "waiting" in j.get("status", {}), description="waiting", timeout_seconds=20)
-    finished = stack.wait_until_finished(job)
+    pending = deployment.wait(
+        job, lambda j: "waiting" in j.get("status", {}), description="waiting", timeout_seconds=20
+    )
+    finished = deployment.wait_until_finished(job)
 
     assert pending["status"]["waiting"]["reason"] == "PredecessorTerminating"
     assert "of a deleted job of the same name is still there" in pending["status"]["waiting"]["message"]
     assert has_condition(finished, "Complete"), finished["status"]
     assert finished["status"].get("restarts", 0) == 0
-    assert not before & {pod["metadata"]["uid"] for pod in stack.list_pods(job)}
+    assert not before & {pod["metadata"]["uid"] for pod in deployment.list_pods(job)}
 
 
 @pytest.mark.parametrize("propagation", ["background", "foreground"])
 def test_deleting_a_running_job_deletes_all_its_children(
-    stack: OperatorStack, start_job: StartJob, propagation: str
+    deployment: OperatorStack, start_job: StartJob, propagation: str
 ) -> None:
     job = start_job(training=training(max_steps=100_000))
-    stack.wait(job, lambda j: has_condition(j, "Running"), description="Running")
+    deployment.wait(job, lambda j: has_condition(j, "Running"), description="Running")
 
-    stack.kubectl("delete", "ftj", job, f"--cascade={propagation}", "--wait=true", "--timeout=150s")
+    deployment.kubectl("delete", "ftj", job, f"--cascade={propagation}", "--wait=true", "--timeout=150s")
 
     deadline = time.monotonic() + 150
     kinds = "pods,services,configmaps"
-    while remaining := stack.kubectl("get", kinds, "-l", f"finetune.dev/job-name={job}", "-o", "name"):
+    while remaining := deployment.kubectl("get", kinds, "-l", f"finetune.dev/job-name={job}", "-o", "name"):
         assert time.monotonic() < deadline, f"remaining children: {remaining}"
         time.sleep(0.5)

@@ -1,4 +1,4 @@
-"""Conformance tests of the simulator: a real cluster must give the same results in the shared checks."""
+"""Conformance tests that compare a real cluster with the results expected from the simulator."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from uuid import uuid4
@@ -29,9 +29,9 @@ def build_pod(name: str, python_code: str, **spec: object) -> RawBody:
 
 
 @pytest_asyncio.fixture
-async def tested_cluster(stack: OperatorStack) -> AsyncIterator[ClusterUnderTest]:
+async def tested_cluster(deployment: OperatorStack) -> AsyncIterator[ClusterUnderTest]:
     namespace = f"contract-{uuid4().hex[:8]}"
-    access = load_kubeconfig([stack.provider.kubeconfig])
+    access = load_kubeconfig([deployment.provider.kubeconfig])
     async with open_session(access, connections=10) as session:
         api = ApiClient(access.server, request_session=session, watch_session=session)
         tested_cluster = ClusterUnderTest(

@@ -21,11 +21,11 @@ HELD_OUT_LOSS_SCRIPT = Path(__file__).parents[2] / "testing" / "models" / "held_
 
 
 def test_training_on_two_nodes_improves_the_model_and_equals_single_process_training(
-    stack: OperatorStack, start_job: Callable[..., str], tmp_path: Path
+    deployment: OperatorStack, start_job: Callable[..., str], tmp_path: Path
 ) -> None:
-    settings = training(max_steps=40, save_steps=20, learningRate=0.01)
-    job = start_job(training=settings)
-    finished = stack.wait_until_finished(job)
+    training_fields = training(max_steps=40, save_steps=20, learningRate=0.01)
+    job = start_job(training=training_fields)
+    finished = deployment.wait_until_finished(job)
 
     assert has_condition(finished, "Complete"), finished["status"]
     status = finished["status"]
@@ -33,68 +33,70 @@ def test_training_on_two_nodes_improves_the_model_and_equals_single_process_trai
     assert status["progress"]["step"] == 40
     assert {node["k8sNode"] for node in status["nodes"]} != {""}
 
-    base, adapted = compute_held_out_losses(stack, job)
+    base, adapted = compute_held_out_losses(deployment, job)
     assert adapted < base - 0.1, (base, adapted)
 
-    single = run_in_one_process(stack, settings, tmp_path)
-    distributed = read_losses(stack.get_output_folder(job))
+    single = train_in_one_process(deployment, training_fields, tmp_path)
+    distributed = read_losses(deployment.get_output_folder(job))
     assert list(single) == list(distributed) == list(range(1, 41))
     assert all(abs(single[step] - distributed[step]) < 5e-4 for step in distributed), (single, distributed)
 
 
-def test_dpo_on_two_nodes_reduces_the_loss(stack: OperatorStack, start_job: Callable[..., str]) -> None:
+def test_dpo_on_two_nodes_reduces_the_loss(deployment: OperatorStack, start_job: Callable[..., str]) -> None:
     data = {"train": [{"name": "/data/train.pairs.jsonl"}], "eval": [{"name": "/data/eval.pairs.jsonl"}]}
     job = start_job(sft=None, dpo={}, dataset=data, training=training(max_steps=20, evalSteps=20, learningRate=0.005))
-    finished = stack.wait_until_finished(job)
+    finished = deployment.wait_until_finished(job)
 
     assert has_condition(finished, "Complete"), finished["status"]
-    losses = read_losses(stack.get_output_folder(job))
+    losses = read_losses(deployment.get_output_folder(job))
     assert abs(losses[1] - math.log(2)) < 1e-4
     assert losses[20] < losses[1] - 0.05, losses
 
 
 def test_llava_trains_on_two_nodes_with_batches_without_images(
-    stack: OperatorStack, start_job: Callable[..., str]
+    deployment: OperatorStack, start_job: Callable[..., str]
 ) -> None:
     """Only two of three rows have images, so that some micro-batches have none."""
-    data = stack.get_claim_folder("datasets")
+    data = deployment.get_claim_folder("datasets")
     if not (data / "vision").exists():
         tiny_vision.build(data / "llava", "llava")
         tiny_vision.write_rows(data / "vision", 24, images=lambda number: number % 3)
         run(["chmod", "-R", "a+rX", str(data)])
     rows = {"train": [{"name": "/data/vision/rows.jsonl"}]}
-    settings = {"globalBatchSize": 8, "learningRate": 0.01, "maxSteps": 4}
-    job = start_job(model={"name": "/data/llava"}, dataset=rows, training=settings, nprocPerNode=1)
-    finished = stack.wait_until_finished(job)
+    training_fields = {"globalBatchSize": 8, "learningRate": 0.01, "maxSteps": 4}
+    job = start_job(model={"name": "/data/llava"}, dataset=rows, training=training_fields, nprocPerNode=1)
+    finished = deployment.wait_until_finished(job)
 
     assert has_condition(finished, "Complete"), finished["status"]
     assert finished["status"]["batch"]["worldSize"] == 2
-    losses = read_losses(stack.get_output_folder(job))
+    losses = read_losses(deployment.get_output_folder(job))
     assert list(losses) == [1, 2, 3, 4]
     assert losses[4] < losses[1]
-    assert (stack.get_output_folder(job) / "result" / "preprocessor_config.json").is_file()
+    assert (deployment.get_output_folder(job) / "result" / "preprocessor_config.json").is_file()
 
 
-def compute_held_out_losses(stack: OperatorStack, job: str) -> tuple[float, float]:
+def compute_held_out_losses(deployment: OperatorStack, job: str) -> tuple[float, float]:
     """Return the evaluation loss without and with the adapter, computed only with transformers and peft."""
-    data = stack.get_claim_folder("datasets")
+    data = deployment.get_claim_folder("datasets")
     command = [
         sys.executable,
         str(HELD_OUT_LOSS_SCRIPT),
         str(data / "model"),
-        str(stack.get_output_folder(job) / "result"),
+        str(deployment.get_output_folder(job) / "result"),
         str(data / "eval.jsonl"),
     ]
     losses = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1])
     return losses["base"], losses["adapted"]
 
 
-def run_in_one_process(stack: OperatorStack, settings: dict[str, object], folder: Path) -> dict[int, float]:
+def train_in_one_process(
+    deployment: OperatorStack, training_fields: dict[str, object], folder: Path
+) -> dict[int, float]:
     """Train the same spec with one rank in local mode, using gradient accumulation to keep the effective batch."""
-    body = build_example_job("single", numNodes=1, nprocPerNode=1, training=settings)
+    body = build_example_job("single", numNodes=1, nprocPerNode=1, training=training_fields)
     job_file = folder / "job.yaml"
     job_file.write_text(yaml.safe_dump(body))
     command = [sys.executable, "-m", "finetune_cli", "run", str(job_file), "--output", str(folder / "out")]
-    subprocess.run([*command, "--volume", f"data={stack.get_claim_folder('datasets')}"], check=True)
+    subprocess.run([*command, "--volume", f"data={deployment.get_claim_folder('datasets')}"], check=True)
     (output,) = (folder / "out").glob("*/single")
     return read_losses(output)

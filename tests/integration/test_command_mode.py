@@ -78,7 +78,7 @@ def test_script_resumes_from_its_checkpoint_after_a_rank_is_killed(tmp_path: Pat
     wait_for_processes_to_end(tmp_path)
 
 
-def test_progress_of_a_transformers_trainer_is_displayed(tmp_path: Path) -> None:
+def test_progress_of_a_script_with_a_transformers_trainer_is_displayed(tmp_path: Path) -> None:
     files = tiny_text.build(tmp_path / "tiny", rows=8, eval_rows=2)
     command = {"script": "plain_trainer.py", "args": ["/data/model", "$(FINETUNE_OUTPUT)", "60"]}
     job = write_command_job(tmp_path, {**command, "workingDir": str(SCRIPTS)}, data=files.train.parent, nprocPerNode=1)
@@ -109,11 +109,11 @@ def test_command_that_stops_reporting_progress_is_restarted(tmp_path: Path) -> N
     )
     process = job.start()
 
-    def read_advanced_step() -> int | None:
+    def read_step_above_two() -> int | None:
         progress = job.status.progress if (job.local_folder / "status.json").is_file() else None
         return progress.step if progress and progress.step > 2 else None
 
-    wait_until(read_advanced_step, "progress")
+    wait_until(read_step_above_two, "progress")
     os.kill(find_rank_pids(job)[-1], signal.SIGSTOP)
     code, output = wait_for_exit(process)
 

@@ -74,7 +74,7 @@ def test_changes_are_suggested_for_a_job_that_does_not_fit(tmp_path: Path, model
     assert process.stdout.endswith(changes), process.stdout
 
 
-def test_suggested_job_fits(tmp_path: Path, model_folder: Path) -> None:
+def test_job_with_the_suggested_changes_fits(tmp_path: Path, model_folder: Path) -> None:
     training = {"perDeviceTrainBatchSize": 1, "gradientAccumulationSteps": 8, "gradientCheckpointing": True}
 
     process = run_estimate(tmp_path, "--gpu", "l4-24g", model={"name": str(model_folder)}, lora={}, training=training)

@@ -55,7 +55,7 @@ def test_example_trains_an_adapter(folder: Path, example: str, effective_batch: 
 
 
 def test_dpo_learns_preferences(folder: Path) -> None:
-    """The model ranks over 90 % of held-out pairs correctly; rejected completions have reversed words."""
+    """The model ranks over 90 % of held-out pairs correctly; the words of rejected completions are reversed."""
 
     def train_longer(spec: RawBody) -> None:
         spec["dataset"]["eval"] = [{"name": "/data/held_out.pairs.jsonl"}]

@@ -75,7 +75,7 @@ def wait_for_exit(process: subprocess.Popen[str]) -> tuple[int, str]:
     return process.returncode, output
 
 
-def read_exits(folder: Path) -> dict[str, dict[str, Any]]:
+def read_exit_codes(folder: Path) -> dict[str, dict[str, Any]]:
     exits: dict[str, dict[str, Any]] = json.loads((folder / "run" / "exits.json").read_text())
     return exits
 
@@ -124,7 +124,7 @@ def test_failed_rank_is_recorded_and_the_other_ranks_are_terminated(tmp_path: Pa
     exit_code, output = wait_for_exit(start_launcher(tmp_path, FAIL_SCRIPT.format(failure=failure)))
 
     assert exit_code == 1
-    exits = read_exits(tmp_path)
+    exits = read_exit_codes(tmp_path)
     assert (exits["1"]["code"], exits["0"]["code"]) == (code, -signal.SIGTERM)
     assert started_at < exits["1"]["time"] < exits["0"]["time"] < started_at + 30
     assert f"launcher: local rank 1 ended with {code}; stopping the other ranks of this node" in output
@@ -153,7 +153,7 @@ os._exit(7)
 """
     wait_for_exit(start_launcher(tmp_path, source))
 
-    assert {rank: rank_exit["code"] for rank, rank_exit in read_exits(tmp_path).items()} == {"0": 1, "1": 7}
+    assert {rank: rank_exit["code"] for rank, rank_exit in read_exit_codes(tmp_path).items()} == {"0": 1, "1": 7}
 
 
 def test_other_ranks_are_terminated_immediately_after_a_killed_rank(tmp_path: Path) -> None:
@@ -167,7 +167,7 @@ os._exit(7)
 """
     wait_for_exit(start_launcher(tmp_path, source))
 
-    assert {rank: rank_exit["code"] for rank, rank_exit in read_exits(tmp_path).items()} == {
+    assert {rank: rank_exit["code"] for rank, rank_exit in read_exit_codes(tmp_path).items()} == {
         "0": -9,
         "1": -signal.SIGTERM,
     }

@@ -32,12 +32,12 @@ RESUMABLE_FIELDS: dict[str, Any] = {
 
 
 @pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> tiny_text.TinyFiles:
-    files = tiny_text.build(tmp_path_factory.mktemp("tiny"), rows=60, eval_rows=13)
-    for file in (files.train, files.eval):
+def tiny_files(tmp_path_factory: pytest.TempPathFactory) -> tiny_text.TinyFiles:
+    tiny_files = tiny_text.build(tmp_path_factory.mktemp("tiny"), rows=60, eval_rows=13)
+    for file in (tiny_files.train, tiny_files.eval):
         rows = [json.loads(line) for line in file.read_text().splitlines()]
         tiny_text.write_jsonl(file.with_suffix(f"{WEIGHTED}.jsonl"), [add_weight(row, n) for n, row in enumerate(rows)])
-    return files
+    return tiny_files
 
 
 def add_weight(row: dict[str, Any], row_number: int) -> dict[str, Any]:
@@ -46,7 +46,7 @@ def add_weight(row: dict[str, Any], row_number: int) -> dict[str, Any]:
 
 
 def build_spec(
-    files: tiny_text.TinyFiles,
+    tiny_files: tiny_text.TinyFiles,
     batch_layout: tuple[int, int | str, int | None],
     *,
     model: Path | None = None,
@@ -59,7 +59,7 @@ def build_spec(
 ) -> dict[str, Any]:
     """Build a spec with the given world size, micro-batch size and accumulation steps.
 
-    `batch_layout`: these three numbers. `row_variant`: suffix of the row files.
+    `batch_layout`: these three numbers. `row_variant`: suffix of the names of the row files.
     """
     world_size, per_device, accumulation = batch_layout
     training = {
@@ -72,13 +72,13 @@ def build_spec(
     }
     return {
         "model": {
-            "name": str(model or files.model),
+            "name": str(model or tiny_files.model),
             "torchDtype": torch_dtype,
             "attnImplementation": attention,
         },
         "dataset": {
-            "train": [{"name": str(files.train.with_suffix(f"{row_variant}.jsonl"))}],
-            "eval": [{"name": str(files.eval.with_suffix(f"{row_variant}.jsonl"))}],
+            "train": [{"name": str(tiny_files.train.with_suffix(f"{row_variant}.jsonl"))}],
+            "eval": [{"name": str(tiny_files.eval.with_suffix(f"{row_variant}.jsonl"))}],
             "numWorkers": loader_processes,
             **(dataset or {}),
         },
@@ -92,10 +92,10 @@ def build_spec(
 
 
 @pytest.fixture(scope="module")
-def broken_model(files: tiny_text.TinyFiles, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def broken_model(tiny_files: tiny_text.TinyFiles, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Create a model whose loss is NaN."""
     folder = tmp_path_factory.mktemp("broken")
-    for file in files.model.iterdir():
+    for file in tiny_files.model.iterdir():
         (folder / file.name).write_bytes(file.read_bytes())
     weights = load_file(folder / "model.safetensors")
     weights["model.norm.weight"][0] = float("inf")
@@ -109,101 +109,105 @@ def two_rank_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def hub(files: tiny_text.TinyFiles) -> Iterator[FakeHub]:
+def hub(tiny_files: tiny_text.TinyFiles) -> Iterator[FakeHub]:
     with serve_hub() as hub, pytest.MonkeyPatch.context() as patch:
         patch.setenv("HF_ENDPOINT", hub.address)
         patch.setenv("HF_TOKEN", TOKEN)
         hub.datasets["acme/rows"] = {
-            "train.jsonl": files.train.read_bytes(),
-            "validation.jsonl": files.eval.read_bytes(),
+            "train.jsonl": tiny_files.train.read_bytes(),
+            "validation.jsonl": tiny_files.eval.read_bytes(),
         }
         yield hub
 
 
 @pytest.fixture(scope="module")
-def two_rank_results(files: tiny_text.TinyFiles, broken_model: Path, two_rank_folder: Path, hub: FakeHub) -> Results:
+def two_rank_results(
+    tiny_files: tiny_text.TinyFiles, broken_model: Path, two_rank_folder: Path, hub: FakeHub
+) -> Results:
     per_rank_mean = {"averageTokensAcrossDevices": False}
     cells = {
-        "2x1x8": build_spec(files, (2, 1, 8)),
-        "2x4x2": build_spec(files, (2, 4, 2)),
-        "2x4x2, loader processes": build_spec(files, (2, 4, 2), loader_processes=1),
-        "2x4x2, bfloat16": build_spec(files, (2, 4, 2), torch_dtype="bfloat16", training={"maxSteps": 2}),
-        "2x8x1, mean per rank": build_spec(files, (2, 8, 1), training=per_rank_mean),
-        "2x4x2, full": build_spec(files, (2, 4, 2), lora=None, training={"learningRate": 0.001}),
+        "2x1x8": build_spec(tiny_files, (2, 1, 8)),
+        "2x4x2": build_spec(tiny_files, (2, 4, 2)),
+        "2x4x2, loader processes": build_spec(tiny_files, (2, 4, 2), loader_processes=1),
+        "2x4x2, bfloat16": build_spec(tiny_files, (2, 4, 2), torch_dtype="bfloat16", training={"maxSteps": 2}),
+        "2x8x1, mean per rank": build_spec(tiny_files, (2, 8, 1), training=per_rank_mean),
+        "2x4x2, full": build_spec(tiny_files, (2, 4, 2), lora=None, training={"learningRate": 0.001}),
         "2x4x2, full, checkpointing": build_spec(
-            files, (2, 4, 2), lora=None, training={"learningRate": 0.001, "gradientCheckpointing": True}
+            tiny_files, (2, 4, 2), lora=None, training={"learningRate": 0.001, "gradientCheckpointing": True}
         ),
         "2x4x2, full, bfloat16": build_spec(
-            files, (2, 4, 2), lora=None, torch_dtype="bfloat16", training={"learningRate": 0.001, "maxSteps": 2}
+            tiny_files, (2, 4, 2), lora=None, torch_dtype="bfloat16", training={"learningRate": 0.001, "maxSteps": 2}
         ),
-        "2x4x2, 4 bits": build_spec(files, (2, 4, 2), lora=NF4_LORA, training={"saveSteps": 2, "saveTotalLimit": 9}),
+        "2x4x2, 4 bits": build_spec(
+            tiny_files, (2, 4, 2), lora=NF4_LORA, training={"saveSteps": 2, "saveTotalLimit": 9}
+        ),
         "2x4x2, 4 bits (from step 2)": build_spec(
-            files, (2, 4, 2), lora=NF4_LORA, training={"saveSteps": 2, "saveTotalLimit": 9}
+            tiny_files, (2, 4, 2), lora=NF4_LORA, training={"saveSteps": 2, "saveTotalLimit": 9}
         ),
-        "2x4x2, 4 bits, zero2": build_spec(files, (2, 4, 2), lora=NF4_LORA, deepspeed={"preset": "zero2"}),
-        "2x4x2, 4 bits, dpo": build_spec(files, (2, 4, 2), lora=NF4_LORA, sft=None, dpo=DPO, row_variant=PAIRS),
-        "2x4x2, dpo": build_spec(files, (2, 4, 2), sft=None, dpo=DPO, row_variant=PAIRS),
-        "2x1x8, dpo": build_spec(files, (2, 1, 8), sft=None, dpo=DPO, row_variant=PAIRS),
-        "2x4x2, from the Hub": build_spec(files, (2, 4, 2), dataset={"train": FROM_HUB, "eval": FROM_HUB}),
+        "2x4x2, 4 bits, zero2": build_spec(tiny_files, (2, 4, 2), lora=NF4_LORA, deepspeed={"preset": "zero2"}),
+        "2x4x2, 4 bits, dpo": build_spec(tiny_files, (2, 4, 2), lora=NF4_LORA, sft=None, dpo=DPO, row_variant=PAIRS),
+        "2x4x2, dpo": build_spec(tiny_files, (2, 4, 2), sft=None, dpo=DPO, row_variant=PAIRS),
+        "2x1x8, dpo": build_spec(tiny_files, (2, 1, 8), sft=None, dpo=DPO, row_variant=PAIRS),
+        "2x4x2, from the Hub": build_spec(tiny_files, (2, 4, 2), dataset={"train": FROM_HUB, "eval": FROM_HUB}),
         "2x8x1, pushed": build_spec(
-            files,
+            tiny_files,
             (2, 8, 1),
             training={"maxSteps": 1},
             output={"persistentVolumeClaim": {"claimName": "unused"}, "pushToHub": {"repo": "acme/support"}},
         ),
-        "2x4x2, weighted": build_spec(files, (2, 4, 2), row_variant=WEIGHTED),
-        "2x2x1, packed": build_spec(files, (2, 2, 1), dataset=PACKED_DATASET),
-        "2x2x1, packed, dropout": build_spec(files, (2, 2, 1), **RESUMABLE_FIELDS),
-        "2x2x1, packed, dropout (from step 2)": build_spec(files, (2, 2, 1), **RESUMABLE_FIELDS),
+        "2x4x2, weighted": build_spec(tiny_files, (2, 4, 2), row_variant=WEIGHTED),
+        "2x2x1, packed": build_spec(tiny_files, (2, 2, 1), dataset=PACKED_DATASET),
+        "2x2x1, packed, dropout": build_spec(tiny_files, (2, 2, 1), **RESUMABLE_FIELDS),
+        "2x2x1, packed, dropout (from step 2)": build_spec(tiny_files, (2, 2, 1), **RESUMABLE_FIELDS),
         "2x2x1, packed, dropout, probe": build_spec(
-            files, (2, 2, 1), **{**RESUMABLE_FIELDS, "training": {**RESUMABLE_FIELDS["training"], "probe": True}}
+            tiny_files, (2, 2, 1), **{**RESUMABLE_FIELDS, "training": {**RESUMABLE_FIELDS["training"], "probe": True}}
         ),
-        "2x4x2 (mixed)": build_spec(files, (2, 4, 2)),
-        "2x8x1 (mixed)": build_spec(files, (2, 8, 1), training={"maxSteps": 1, "allowMixedHardware": True}),
-        "auto (in 846 MiB)": build_spec(files, (2, "auto", None), training={"globalBatchSize": 16}),
+        "2x4x2 (mixed)": build_spec(tiny_files, (2, 4, 2)),
+        "2x8x1 (mixed)": build_spec(tiny_files, (2, 8, 1), training={"maxSteps": 1, "allowMixedHardware": True}),
+        "auto (in 846 MiB)": build_spec(tiny_files, (2, "auto", None), training={"globalBatchSize": 16}),
         "auto, bfloat16 (at most 7 sequences)": build_spec(
-            files, (2, "auto", None), torch_dtype="bfloat16", training={"globalBatchSize": 16, "maxSteps": 2}
+            tiny_files, (2, "auto", None), torch_dtype="bfloat16", training={"globalBatchSize": 16, "maxSteps": 2}
         ),
         "auto, dpo (at most 8 sequences)": build_spec(
-            files, (2, "auto", None), sft=None, dpo=DPO, row_variant=PAIRS, training={"globalBatchSize": 16}
+            tiny_files, (2, "auto", None), sft=None, dpo=DPO, row_variant=PAIRS, training={"globalBatchSize": 16}
         ),
         "auto, packed, dropout (at most 9 sequences)": build_spec(
-            files,
+            tiny_files,
             (2, "auto", None),
             **{**RESUMABLE_FIELDS, "training": {**RESUMABLE_FIELDS["training"], "globalBatchSize": 4}},
         ),
-        "2x4x2, not finite": build_spec(files, (2, 4, 2), model=broken_model),
+        "2x4x2, not finite": build_spec(tiny_files, (2, 4, 2), model=broken_model),
     }
     return run_cells(two_rank_folder, cells, ranks=2)
 
 
 @pytest.fixture(scope="module")
-def one_rank_results(files: tiny_text.TinyFiles, tmp_path_factory: pytest.TempPathFactory) -> Results:
+def single_rank_results(tiny_files: tiny_text.TinyFiles, tmp_path_factory: pytest.TempPathFactory) -> Results:
     per_rank_mean = {"averageTokensAcrossDevices": False}
     cells = {
-        "1x16x1": build_spec(files, (1, 16, 1), training={"perDeviceEvalBatchSize": 5}),
-        "1x16x1 (again)": build_spec(files, (1, 16, 1), training={"perDeviceEvalBatchSize": 5}),
-        "1x1x16": build_spec(files, (1, 1, 16)),
-        "1x16x1, mean per rank": build_spec(files, (1, 16, 1), training=per_rank_mean),
-        "1x4x1, packed": build_spec(files, (1, 4, 1), dataset=PACKED_DATASET),
-        "1x4x1, packed, eager": build_spec(files, (1, 4, 1), dataset=PACKED_DATASET, attention="eager"),
-        "1x16x1, dpo": build_spec(files, (1, 16, 1), sft=None, dpo=DPO, row_variant=PAIRS),
-        "1x16x1, 4 bits": build_spec(files, (1, 16, 1), lora=NF4_LORA),
-        "1x16x1, weighted": build_spec(files, (1, 16, 1), row_variant=WEIGHTED),
-        "1x16x1, full": build_spec(files, (1, 16, 1), lora=None, training={"learningRate": 0.001}),
+        "1x16x1": build_spec(tiny_files, (1, 16, 1), training={"perDeviceEvalBatchSize": 5}),
+        "1x16x1 (again)": build_spec(tiny_files, (1, 16, 1), training={"perDeviceEvalBatchSize": 5}),
+        "1x1x16": build_spec(tiny_files, (1, 1, 16)),
+        "1x16x1, mean per rank": build_spec(tiny_files, (1, 16, 1), training=per_rank_mean),
+        "1x4x1, packed": build_spec(tiny_files, (1, 4, 1), dataset=PACKED_DATASET),
+        "1x4x1, packed, eager": build_spec(tiny_files, (1, 4, 1), dataset=PACKED_DATASET, attention="eager"),
+        "1x16x1, dpo": build_spec(tiny_files, (1, 16, 1), sft=None, dpo=DPO, row_variant=PAIRS),
+        "1x16x1, 4 bits": build_spec(tiny_files, (1, 16, 1), lora=NF4_LORA),
+        "1x16x1, weighted": build_spec(tiny_files, (1, 16, 1), row_variant=WEIGHTED),
+        "1x16x1, full": build_spec(tiny_files, (1, 16, 1), lora=None, training={"learningRate": 0.001}),
     }
     return run_cells(tmp_path_factory.mktemp("one") / "cells", cells, ranks=1)
 
 
 @pytest.mark.parametrize("metric", ["loss", "grad_norm", "eval_loss"])
 def test_metrics_do_not_depend_on_the_batch_layout(
-    two_rank_results: Results, one_rank_results: Results, metric: str
+    two_rank_results: Results, single_rank_results: Results, metric: str
 ) -> None:
     layouts = [
         two_rank_results["2x1x8"],
         two_rank_results["2x4x2"],
-        one_rank_results["1x16x1"],
-        one_rank_results["1x1x16"],
+        single_rank_results["1x16x1"],
+        single_rank_results["1x1x16"],
     ]
 
     assert len(layouts[0][metric]) == (1 if metric == "eval_loss" else STEPS)
@@ -212,31 +216,31 @@ def test_metrics_do_not_depend_on_the_batch_layout(
 
 
 def test_full_fine_tuning_does_not_depend_on_the_batch_layout(
-    two_rank_results: Results, one_rank_results: Results
+    two_rank_results: Results, single_rank_results: Results
 ) -> None:
     for metric in ("loss", "grad_norm", "eval_loss"):
         assert two_rank_results["2x4x2, full"][metric] == pytest.approx(
-            one_rank_results["1x16x1, full"][metric], rel=FOUR_DIGITS
+            single_rank_results["1x16x1, full"][metric], rel=FOUR_DIGITS
         )
 
 
 @pytest.mark.parametrize("metric", ["loss", "grad_norm", "rewards/margins", "eval_loss", "eval_rewards/accuracies"])
 def test_dpo_does_not_depend_on_the_batch_layout(
-    two_rank_results: Results, one_rank_results: Results, metric: str
+    two_rank_results: Results, single_rank_results: Results, metric: str
 ) -> None:
     for layout in ("2x4x2, dpo", "2x1x8, dpo"):
         assert two_rank_results[layout][metric] == pytest.approx(
-            one_rank_results["1x16x1, dpo"][metric], rel=FOUR_DIGITS, abs=1e-6
+            single_rank_results["1x16x1, dpo"][metric], rel=FOUR_DIGITS, abs=1e-6
         )
-    assert one_rank_results["1x16x1, dpo"]["loss"][-1] < one_rank_results["1x16x1, dpo"]["loss"][0] - 0.01
+    assert single_rank_results["1x16x1, dpo"]["loss"][-1] < single_rank_results["1x16x1, dpo"]["loss"][0] - 0.01
 
 
 @pytest.mark.parametrize("metric", ["loss", "grad_norm", "eval_loss"])
 def test_effect_of_message_weights_does_not_depend_on_the_batch_layout(
-    two_rank_results: Results, one_rank_results: Results, metric: str
+    two_rank_results: Results, single_rank_results: Results, metric: str
 ) -> None:
     assert two_rank_results["2x4x2, weighted"][metric] == pytest.approx(
-        one_rank_results["1x16x1, weighted"][metric], rel=FOUR_DIGITS
+        single_rank_results["1x16x1, weighted"][metric], rel=FOUR_DIGITS
     )
     assert two_rank_results["2x4x2, weighted"][metric] != pytest.approx(
         two_rank_results["2x4x2"][metric], rel=FOUR_DIGITS
@@ -245,20 +249,20 @@ def test_effect_of_message_weights_does_not_depend_on_the_batch_layout(
 
 @pytest.mark.parametrize("metric", ["loss", "grad_norm", "eval_loss"])
 def test_packed_training_does_not_depend_on_the_batch_layout(
-    two_rank_results: Results, one_rank_results: Results, metric: str
+    two_rank_results: Results, single_rank_results: Results, metric: str
 ) -> None:
     assert two_rank_results["2x2x1, packed"][metric] == pytest.approx(
-        one_rank_results["1x4x1, packed"][metric], rel=FOUR_DIGITS
+        single_rank_results["1x4x1, packed"][metric], rel=FOUR_DIGITS
     )
 
 
 @pytest.mark.parametrize("metric", ["loss", "grad_norm", "eval_loss"])
 def test_qlora_does_not_depend_on_the_batch_layout(
-    two_rank_results: Results, one_rank_results: Results, metric: str
+    two_rank_results: Results, single_rank_results: Results, metric: str
 ) -> None:
     for layout in ("2x4x2, 4 bits", "2x4x2, 4 bits, zero2"):
         assert two_rank_results[layout][metric] == pytest.approx(
-            one_rank_results["1x16x1, 4 bits"][metric], rel=FOUR_DIGITS
+            single_rank_results["1x16x1, 4 bits"][metric], rel=FOUR_DIGITS
         ), layout
     unquantized = two_rank_results["2x4x2"]
     assert two_rank_results["2x4x2, 4 bits"][metric] != pytest.approx(unquantized[metric], rel=FOUR_DIGITS), (
@@ -280,8 +284,8 @@ def test_qlora_dpo_uses_the_quantized_model_as_reference(two_rank_results: Resul
 
 
 @pytest.mark.parametrize("metric", ["loss", "grad_norm", "eval_loss"])
-def test_attention_backends_differ_only_by_rounding(one_rank_results: Results, metric: str) -> None:
-    sdpa, eager = one_rank_results["1x4x1, packed"], one_rank_results["1x4x1, packed, eager"]
+def test_attention_backends_differ_only_by_rounding(single_rank_results: Results, metric: str) -> None:
+    sdpa, eager = single_rank_results["1x4x1, packed"], single_rank_results["1x4x1, packed, eager"]
 
     assert eager[metric] == pytest.approx(sdpa[metric], rel=FOUR_DIGITS)
     assert eager["weights"] != sdpa["weights"], "both runs used the same backend"
@@ -297,12 +301,12 @@ def test_packed_training_resumed_within_an_epoch_equals_an_uninterrupted_run(two
     assert uninterrupted["loss"] != two_rank_results["2x2x1, packed"]["loss"], "dropout had no effect"
 
 
-def test_probe_does_not_change_the_result(two_rank_results: Results) -> None:
+def test_preflight_does_not_change_the_result(two_rank_results: Results) -> None:
     assert two_rank_results["2x2x1, packed, dropout, probe"] == two_rank_results["2x2x1, packed, dropout"]
 
 
 @pytest.mark.parametrize(
-    ("auto_cell", "explicit_cell"),
+    ("auto_run", "explicit_run"),
     [
         pytest.param("auto (in 846 MiB)", "2x4x2", id="by forecast"),
         pytest.param("auto, bfloat16 (at most 7 sequences)", "2x4x2, bfloat16", id="by trial"),
@@ -313,25 +317,25 @@ def test_probe_does_not_change_the_result(two_rank_results: Results) -> None:
     ],
 )
 def test_auto_batch_size_equals_the_largest_size_that_fits(
-    two_rank_results: Results, auto_cell: str, explicit_cell: str
+    two_rank_results: Results, auto_run: str, explicit_run: str
 ) -> None:
-    assert two_rank_results[auto_cell] == two_rank_results[explicit_cell]
+    assert two_rank_results[auto_run] == two_rank_results[explicit_run]
 
 
 @pytest.mark.parametrize("metric", ["loss", "grad_norm"])
 def test_mean_loss_per_rank_depends_on_the_batch_layout(
-    two_rank_results: Results, one_rank_results: Results, metric: str
+    two_rank_results: Results, single_rank_results: Results, metric: str
 ) -> None:
-    """Without averageTokensAcrossDevices, tokens have more weight on ranks with few target tokens."""
-    two, one = two_rank_results["2x8x1, mean per rank"][metric], one_rank_results["1x16x1, mean per rank"][metric]
+    """Without averageTokensAcrossDevices, tokens on ranks with few target tokens have more weight."""
+    two, one = two_rank_results["2x8x1, mean per rank"][metric], single_rank_results["1x16x1, mean per rank"][metric]
 
     assert max(abs(left / right - 1) for left, right in zip(two, one, strict=True)) > 10 * FOUR_DIGITS
     assert one == pytest.approx(
-        one_rank_results["1x16x1"][metric], rel=FOUR_DIGITS
+        single_rank_results["1x16x1"][metric], rel=FOUR_DIGITS
     )  # both means are equal with one rank
 
 
-def test_loader_processes_do_not_change_the_result(two_rank_results: Results) -> None:
+def test_data_loader_processes_do_not_change_the_result(two_rank_results: Results) -> None:
     assert two_rank_results["2x4x2, loader processes"] == two_rank_results["2x4x2"]
 
 
@@ -340,8 +344,8 @@ def test_bfloat16_losses_differ_by_at_most_one_percent(two_rank_results: Results
     assert two_rank_results["2x4x2, bfloat16"]["loss"] != pytest.approx(two_rank_results["2x4x2"]["loss"][:2], rel=1e-6)
 
 
-def test_restart_after_the_last_step_only_publishes_the_result(one_rank_results: Results) -> None:
-    assert one_rank_results["1x16x1 (again)"] == one_rank_results["1x16x1"]
+def test_restart_after_the_last_step_only_publishes_the_result(single_rank_results: Results) -> None:
+    assert single_rank_results["1x16x1 (again)"] == single_rank_results["1x16x1"]
 
 
 def test_gradient_checkpointing_does_not_change_the_loss(two_rank_results: Results) -> None:
@@ -350,22 +354,22 @@ def test_gradient_checkpointing_does_not_change_the_loss(two_rank_results: Resul
     )
 
 
-def test_full_result_loads_in_transformers_with_the_requested_dtype(
-    two_rank_results: Results, two_rank_folder: Path, files: tiny_text.TinyFiles
+def test_fully_trained_model_loads_in_transformers_with_the_requested_dtype(
+    two_rank_results: Results, two_rank_folder: Path, tiny_files: tiny_text.TinyFiles
 ) -> None:
     assert len(two_rank_results["2x4x2, full, bfloat16"]["loss"]) == 2
     trained = AutoModelForCausalLM.from_pretrained(two_rank_folder / "2x4x2, full, bfloat16" / "result")
-    base = AutoModelForCausalLM.from_pretrained(files.model)
+    base = AutoModelForCausalLM.from_pretrained(tiny_files.model)
 
     assert trained.dtype is torch.bfloat16
     assert not torch.equal(trained.lm_head.weight, base.lm_head.weight.bfloat16())
     assert trained.lm_head.weight is trained.model.embed_tokens.weight
 
 
-def test_trained_adapter_loads_in_peft(
-    two_rank_results: Results, two_rank_folder: Path, files: tiny_text.TinyFiles
+def test_trained_adapter_can_be_loaded_in_peft(
+    two_rank_results: Results, two_rank_folder: Path, tiny_files: tiny_text.TinyFiles
 ) -> None:
-    base = AutoModelForCausalLM.from_pretrained(files.model)
+    base = AutoModelForCausalLM.from_pretrained(tiny_files.model)
 
     adapted = PeftModel.from_pretrained(base, str(two_rank_folder / "2x4x2" / "result"))
 
@@ -381,7 +385,7 @@ def test_nan_loss_fails_the_job_before_a_checkpoint_is_saved(two_rank_results: R
     assert list((two_rank_folder / "2x4x2, not finite" / "checkpoints").iterdir()) == []
 
 
-def test_mixed_hardware_is_rejected_before_writing_unless_allowed(
+def test_mixed_hardware_is_rejected_before_output_is_written_unless_allowed(
     two_rank_results: Results, two_rank_folder: Path
 ) -> None:
     assert two_rank_results["2x4x2 (mixed)"]["error"] == "MixedHardware"

@@ -36,18 +36,20 @@ ROUNDING_ERROR = 1e-5
 
 
 @pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> tiny_text.TinyFiles:
+def tiny_files(tmp_path_factory: pytest.TempPathFactory) -> tiny_text.TinyFiles:
     return tiny_text.build(tmp_path_factory.mktemp("tiny"), rows=60, eval_rows=6)
 
 
-def build_spec(files: tiny_text.TinyFiles, preset: str, tuner: str, method: str, **training: Any) -> dict[str, Any]:
+def build_spec(
+    tiny_files: tiny_text.TinyFiles, preset: str, tuner: str, method: str, **training: Any
+) -> dict[str, Any]:
     rate = 0.01 if tuner == "lora" else 0.001
     rows_path = {"sft": lambda path: path, "dpo": tiny_text.get_preferences_path}[method]
     return {
-        "model": {"name": str(files.model)},
+        "model": {"name": str(tiny_files.model)},
         "dataset": {
-            "train": [{"name": str(rows_path(files.train))}],
-            "eval": [{"name": str(rows_path(files.eval))}],
+            "train": [{"name": str(rows_path(tiny_files.train))}],
+            "eval": [{"name": str(rows_path(tiny_files.eval))}],
             "numWorkers": 0,
         },
         **METHODS[method],
@@ -66,7 +68,7 @@ def build_spec(files: tiny_text.TinyFiles, preset: str, tuner: str, method: str,
     }
 
 
-def build_early_stopping_spec(files: tiny_text.TinyFiles, preset: str) -> dict[str, Any]:
+def build_early_stopping_spec(tiny_files: tiny_text.TinyFiles, preset: str) -> dict[str, Any]:
     """Build a spec whose evaluation loss falls for four steps and rises afterwards."""
     training = {
         "perDeviceTrainBatchSize": 2,
@@ -79,20 +81,20 @@ def build_early_stopping_spec(files: tiny_text.TinyFiles, preset: str) -> dict[s
         "earlyStoppingPatience": 2,
         "loadBestModelAtEnd": True,
     }
-    job_spec = build_spec(files, preset, "full", "sft", **training)
-    return {**job_spec, "dataset": {**job_spec["dataset"], "train": [{"name": f"{files.train}#4"}]}}
+    job_spec = build_spec(tiny_files, preset, "full", "sft", **training)
+    return {**job_spec, "dataset": {**job_spec["dataset"], "train": [{"name": f"{tiny_files.train}#4"}]}}
 
 
-def build_dpo_early_stopping_spec(files: tiny_text.TinyFiles) -> dict[str, Any]:
+def build_dpo_early_stopping_spec(tiny_files: tiny_text.TinyFiles) -> dict[str, Any]:
     job_spec = build_spec(
-        files, "ddp", "lora", "dpo", **build_early_stopping_spec(files, "ddp")["training"], saveTotalLimit=1
+        tiny_files, "ddp", "lora", "dpo", **build_early_stopping_spec(tiny_files, "ddp")["training"], saveTotalLimit=1
     )
     job_spec["training"] |= {"saveSteps": 1000, "metricForBestModel": "eval_rewards/accuracies"}
-    train = [{"name": f"{tiny_text.get_preferences_path(files.train)}#4"}]
+    train = [{"name": f"{tiny_text.get_preferences_path(tiny_files.train)}#4"}]
     return {**job_spec, "dataset": {**job_spec["dataset"], "train": train}}
 
 
-def format_cell_name(preset: str, tuner: str, method: str) -> str:
+def format_run_name(preset: str, tuner: str, method: str) -> str:
     return f"{preset}, {tuner}, {method}"
 
 
@@ -102,28 +104,30 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def results(files: tiny_text.TinyFiles, folder: Path) -> Results:
+def results(tiny_files: tiny_text.TinyFiles, folder: Path) -> Results:
     cells = {
-        format_cell_name(preset, tuner, method): build_spec(files, preset, tuner, method)
+        format_run_name(preset, tuner, method): build_spec(tiny_files, preset, tuner, method)
         for preset in ("ddp", *PRESETS)
         for tuner in TUNERS
         for method in METHODS
     }
-    cells |= {format_cell_name(preset, "full", "sft"): build_spec(files, preset, "full", "sft") for preset in SETTINGS}
-    for preset in PRESETS:
-        ddp, other = format_cell_name("ddp", "full", "sft"), format_cell_name(preset, "full", "sft")
-        cells[f"{preset} <- {ddp}"] = build_spec(files, preset, "full", "sft")
-        cells[f"{preset} <- {other}"] = build_spec(files, preset, "full", "sft")
-        cells[f"ddp <- {other}"] = build_spec(files, "ddp", "full", "sft")
     cells |= {
-        f"{preset}, early stopping": build_early_stopping_spec(files, preset) for preset in EARLY_STOPPING_PRESETS
+        format_run_name(preset, "full", "sft"): build_spec(tiny_files, preset, "full", "sft") for preset in SETTINGS
+    }
+    for preset in PRESETS:
+        ddp, other = format_run_name("ddp", "full", "sft"), format_run_name(preset, "full", "sft")
+        cells[f"{preset} <- {ddp}"] = build_spec(tiny_files, preset, "full", "sft")
+        cells[f"{preset} <- {other}"] = build_spec(tiny_files, preset, "full", "sft")
+        cells[f"ddp <- {other}"] = build_spec(tiny_files, "ddp", "full", "sft")
+    cells |= {
+        f"{preset}, early stopping": build_early_stopping_spec(tiny_files, preset) for preset in EARLY_STOPPING_PRESETS
     }
     cells |= {
-        f"{preset}, early stopping (from step 5)": build_early_stopping_spec(files, preset)
+        f"{preset}, early stopping (from step 5)": build_early_stopping_spec(tiny_files, preset)
         for preset in ("ddp", "zero3")
     }
-    cells["ddp, early stopping (again)"] = build_early_stopping_spec(files, "ddp")
-    cells["dpo, early stopping"] = build_dpo_early_stopping_spec(files)
+    cells["ddp, early stopping (again)"] = build_early_stopping_spec(tiny_files, "ddp")
+    cells["dpo, early stopping"] = build_dpo_early_stopping_spec(tiny_files)
     return run_cells(folder, cells, ranks=2)
 
 
@@ -137,7 +141,7 @@ def results(files: tiny_text.TinyFiles, folder: Path) -> Results:
 def test_every_sharding_strategy_has_the_same_losses_as_ddp(
     results: Results, preset: str, tuner: str, method: str
 ) -> None:
-    ddp, sharded = results[format_cell_name("ddp", tuner, method)], results[format_cell_name(preset, tuner, method)]
+    ddp, sharded = results[format_run_name("ddp", tuner, method)], results[format_run_name(preset, tuner, method)]
 
     for metric in ("loss", "grad_norm", "eval_loss"):
         assert sharded[metric] == pytest.approx(ddp[metric], rel=FOUR_DIGITS), metric
@@ -147,11 +151,11 @@ def test_every_sharding_strategy_has_the_same_losses_as_ddp(
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_checkpoints_can_be_resumed_between_ddp_and_every_preset(results: Results, preset: str) -> None:
-    uninterrupted = results[format_cell_name("ddp", "full", "sft")]
+    uninterrupted = results[format_run_name("ddp", "full", "sft")]
 
     for resumed in (
-        f"{preset} <- {format_cell_name('ddp', 'full', 'sft')}",
-        f"ddp <- {format_cell_name(preset, 'full', 'sft')}",
+        f"{preset} <- {format_run_name('ddp', 'full', 'sft')}",
+        f"ddp <- {format_run_name(preset, 'full', 'sft')}",
     ):
         assert results[resumed]["loss"] == pytest.approx(uninterrupted["loss"], rel=ROUNDING_ERROR), resumed
         assert results[resumed]["eval_loss"] == pytest.approx(uninterrupted["eval_loss"], rel=ROUNDING_ERROR), resumed
@@ -160,8 +164,8 @@ def test_checkpoints_can_be_resumed_between_ddp_and_every_preset(results: Result
 @pytest.mark.parametrize("preset", PRESETS)
 def test_resumed_run_is_bit_identical_to_an_uninterrupted_run(results: Results, preset: str) -> None:
     uninterrupted, resumed = (
-        results[format_cell_name(preset, "full", "sft")],
-        results[f"{preset} <- {format_cell_name(preset, 'full', 'sft')}"],
+        results[format_run_name(preset, "full", "sft")],
+        results[f"{preset} <- {format_run_name(preset, 'full', 'sft')}"],
     )
 
     for key in ("loss", "grad_norm", "eval_loss", "weights"):
@@ -171,8 +175,8 @@ def test_resumed_run_is_bit_identical_to_an_uninterrupted_run(results: Results, 
 @pytest.mark.parametrize("tuner", TUNERS)
 @pytest.mark.parametrize("preset", PRESETS)
 def test_published_weights_are_equal_to_those_of_ddp(results: Results, folder: Path, preset: str, tuner: str) -> None:
-    """Names, dtypes and values are the same."""
-    ddp, sharded = (load_weights(folder / format_cell_name(each, tuner, "sft") / "result") for each in ("ddp", preset))
+    """The names, dtypes and values of all tensors are equal."""
+    ddp, sharded = (load_weights(folder / format_run_name(each, tuner, "sft") / "result") for each in ("ddp", preset))
 
     assert ddp.keys() == sharded.keys()
     for name, tensor in ddp.items():

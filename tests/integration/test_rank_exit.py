@@ -31,14 +31,14 @@ if "ranks" in sys.orig_argv:
 
 
 @pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> tiny_text.TinyFiles:
+def tiny_files(tmp_path_factory: pytest.TempPathFactory) -> tiny_text.TinyFiles:
     return tiny_text.build(tmp_path_factory.mktemp("tiny"), rows=30, eval_rows=1)
 
 
-def build_spec(files: tiny_text.TinyFiles, **fields: Any) -> dict[str, Any]:
+def build_spec(tiny_files: tiny_text.TinyFiles, **fields: Any) -> dict[str, Any]:
     return {
-        "model": {"name": str(files.model)},
-        "dataset": {"train": [{"name": str(files.train)}], "numWorkers": 0},
+        "model": {"name": str(tiny_files.model)},
+        "dataset": {"train": [{"name": str(tiny_files.train)}], "numWorkers": 0},
         "sft": {},
         "lora": {"r": 4},
         "training": {"globalBatchSize": 4, "maxSteps": 2, "ddpTimeout": 10},
@@ -55,22 +55,24 @@ def build_preloading_environment(source: str, folder: Path) -> dict[str, str]:
     return {"PYTHONPATH": os.pathsep.join(map(str, (folder, REPOSITORY / "operator", REPOSITORY / "trainer")))}
 
 
-def test_upload_may_exceed_the_collective_timeout(files: tiny_text.TinyFiles, tmp_path: Path) -> None:
+def test_upload_may_exceed_the_collective_timeout(tiny_files: tiny_text.TinyFiles, tmp_path: Path) -> None:
     with serve_hub() as hub:
-        hub.delay_seconds = 7.0  # delay of each of the two requests
+        hub.delay_seconds = 7.0  # delay of each of the two requests to the Hub
         output = {"persistentVolumeClaim": {"claimName": "unused"}, "pushToHub": {"repo": "me/model"}}
         env = {"HF_ENDPOINT": hub.address, "HF_TOKEN": TOKEN}
-        pods = SupervisorJob(tmp_path, build_spec(files, output=output), nodes=2, ranks_per_node=1, env=env).run()
+        pods = SupervisorJob(tmp_path, build_spec(tiny_files, output=output), nodes=2, ranks_per_node=1, env=env).run()
 
     assert [pod.process.returncode for pod in pods] == [0, 0], pods[0].log + pods[1].log
     assert "adapter_model.safetensors" in hub.repositories["me/model"]
 
 
-def test_ranks_run_atexit_handlers_but_skip_interpreter_teardown(files: tiny_text.TinyFiles, tmp_path: Path) -> None:
+def test_ranks_run_atexit_handlers_but_skip_interpreter_teardown(
+    tiny_files: tiny_text.TinyFiles, tmp_path: Path
+) -> None:
     """Threads may deadlock during interpreter teardown."""
     (pod,) = SupervisorJob(
         tmp_path,
-        build_spec(files, numNodes=1),
+        build_spec(tiny_files, numNodes=1),
         ranks_per_node=1,
         env=build_preloading_environment(REPORT_TEARDOWN, tmp_path),
     ).run()
@@ -88,11 +90,11 @@ def test_ranks_run_atexit_handlers_but_skip_interpreter_teardown(files: tiny_tex
     ],
 )
 def test_crash_or_hang_after_publishing_does_not_fail_the_job(
-    files: tiny_text.TinyFiles, tmp_path: Path, exit_call: str, log_line: str
+    tiny_files: tiny_text.TinyFiles, tmp_path: Path, exit_call: str, log_line: str
 ) -> None:
     env = {**build_preloading_environment(CALL_AT_EXIT.format(call=exit_call), tmp_path), "FINETUNE_HANG_SECONDS": "5"}
 
-    pods = SupervisorJob(tmp_path, build_spec(files), nodes=2, ranks_per_node=1, env=env).run()
+    pods = SupervisorJob(tmp_path, build_spec(tiny_files), nodes=2, ranks_per_node=1, env=env).run()
 
     for pod in pods:
         assert log_line in pod.log
@@ -102,10 +104,10 @@ def test_crash_or_hang_after_publishing_does_not_fail_the_job(
 
 
 def test_ranks_that_crash_after_the_requested_checkpoint_count_as_stopped(
-    files: tiny_text.TinyFiles, tmp_path: Path
+    tiny_files: tiny_text.TinyFiles, tmp_path: Path
 ) -> None:
     training = {"globalBatchSize": 4, "maxSteps": 100_000}
-    job_spec = build_spec(files, numNodes=1, training=training)
+    job_spec = build_spec(tiny_files, numNodes=1, training=training)
     (pod,) = SupervisorJob(
         tmp_path,
         job_spec,

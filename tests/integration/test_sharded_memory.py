@@ -38,10 +38,10 @@ CELLS = (
 
 
 @pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> tiny_text.TinyFiles:
+def tiny_files(tmp_path_factory: pytest.TempPathFactory) -> tiny_text.TinyFiles:
     """Create identical rows and a model whose weights need more memory than its activations."""
-    files = tiny_text.build(tmp_path_factory.mktemp("sharded"), rows=16, eval_rows=1)
-    tiny_text.write_jsonl(files.train, [read_first_row(files)] * 16)
+    tiny_files = tiny_text.build(tmp_path_factory.mktemp("sharded"), rows=16, eval_rows=1)
+    tiny_text.write_jsonl(tiny_files.train, [read_first_row(tiny_files)] * 16)
     config = Qwen2Config(
         vocab_size=1024,
         hidden_size=256,
@@ -53,20 +53,20 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> tiny_text.TinyFiles:
         tie_word_embeddings=False,
     )
     torch.manual_seed(0)
-    Qwen2ForCausalLM(config).to(torch.bfloat16).save_pretrained(files.model)
-    return files
+    Qwen2ForCausalLM(config).to(torch.bfloat16).save_pretrained(tiny_files.model)
+    return tiny_files
 
 
-def read_first_row(files: tiny_text.TinyFiles) -> dict[str, Any]:
-    row: dict[str, Any] = json.loads(files.train.read_text().splitlines()[0])
+def read_first_row(tiny_files: tiny_text.TinyFiles) -> dict[str, Any]:
+    row: dict[str, Any] = json.loads(tiny_files.train.read_text().splitlines()[0])
     return row
 
 
-def build_spec(files: tiny_text.TinyFiles, cell: str) -> dict[str, Any]:
+def build_spec(tiny_files: tiny_text.TinyFiles, cell: str) -> dict[str, Any]:
     sharding, _, tuner = cell.removesuffix(" (tracked)").rpartition(", ")
     return {
-        "model": {"name": str(files.model)},
-        "dataset": {"train": [{"name": str(files.train)}], "numWorkers": 0},
+        "model": {"name": str(tiny_files.model)},
+        "dataset": {"train": [{"name": str(tiny_files.train)}], "numWorkers": 0},
         "sft": {},
         **TUNERS[tuner],
         **SHARDING[sharding],
@@ -77,16 +77,16 @@ def build_spec(files: tiny_text.TinyFiles, cell: str) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def measured_results(files: tiny_text.TinyFiles, tmp_path_factory: pytest.TempPathFactory) -> Results:
+def measured_results(tiny_files: tiny_text.TinyFiles, tmp_path_factory: pytest.TempPathFactory) -> Results:
     folder = tmp_path_factory.mktemp("measured") / "cells"
-    return run_cells(folder, {cell: build_spec(files, cell) for cell in CELLS}, ranks=RANKS)
+    return run_cells(folder, {cell: build_spec(tiny_files, cell) for cell in CELLS}, ranks=RANKS)
 
 
 @pytest.fixture(scope="module")
-def forecasts(files: tiny_text.TinyFiles) -> dict[str, Forecast]:
-    specs = {cell: TrainerSpec.model_validate(build_spec(files, cell)) for cell in CELLS}
-    tokenizer = AutoTokenizer.from_pretrained(files.model)
-    length = len(tokenizer.apply_chat_template(read_first_row(files)["messages"], return_dict=True)["input_ids"])
+def forecasts(tiny_files: tiny_text.TinyFiles) -> dict[str, Forecast]:
+    specs = {cell: TrainerSpec.model_validate(build_spec(tiny_files, cell)) for cell in CELLS}
+    tokenizer = AutoTokenizer.from_pretrained(tiny_files.model)
+    length = len(tokenizer.apply_chat_template(read_first_row(tiny_files)["messages"], return_dict=True)["input_ids"])
     plans = {cell: plan_training(spec, world_size=spec.world_size) for cell, spec in specs.items()}
     return {
         cell: forecast(plan, read_model(plan.spec), on_gpu=False, max_sample_length=length)

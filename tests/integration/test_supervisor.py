@@ -24,18 +24,18 @@ RANKS = 3
 
 
 @pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> tiny_text.TinyFiles:
+def tiny_files(tmp_path_factory: pytest.TempPathFactory) -> tiny_text.TinyFiles:
     return tiny_text.build(tmp_path_factory.mktemp("tiny"), rows=100, eval_rows=10)
 
 
-def build_spec(files: tiny_text.TinyFiles, **fields: Any) -> dict[str, Any]:
+def build_spec(tiny_files: tiny_text.TinyFiles, **fields: Any) -> dict[str, Any]:
     """Build a spec with dropout, which depends on random states, and with a short last step in each epoch.
 
     It has three ranks, because the sum of three gradients depends on their order, unlike the sum of two.
     """
     return {
-        "model": {"name": str(files.model)},
-        "dataset": {"train": [{"name": str(files.train)}], "numWorkers": 0},
+        "model": {"name": str(tiny_files.model)},
+        "dataset": {"train": [{"name": str(tiny_files.train)}], "numWorkers": 0},
         "sft": {},
         "lora": {"r": 16, "loraDropout": 0.1},
         "training": {
@@ -54,9 +54,9 @@ def build_spec(files: tiny_text.TinyFiles, **fields: Any) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def uninterrupted_run(
-    files: tiny_text.TinyFiles, tmp_path_factory: pytest.TempPathFactory
+    tiny_files: tiny_text.TinyFiles, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[SupervisorJob, SupervisorPod]:
-    job = SupervisorJob(tmp_path_factory.mktemp("uninterrupted"), build_spec(files), ranks_per_node=RANKS)
+    job = SupervisorJob(tmp_path_factory.mktemp("uninterrupted"), build_spec(tiny_files), ranks_per_node=RANKS)
     (pod,) = job.run()
     assert pod.process.returncode == 0, pod.log
     return job, pod
@@ -113,7 +113,7 @@ def test_rank_zero_logs_the_training_plan_and_every_step(
     assert "Warning" not in pod.log
 
 
-def test_output_has_the_documented_layout_and_is_world_readable(
+def test_output_folder_has_the_documented_layout_and_is_world_readable(
     uninterrupted_run: tuple[SupervisorJob, SupervisorPod],
 ) -> None:
     job, pod = uninterrupted_run
@@ -144,9 +144,9 @@ def test_attempt_with_a_published_result_exits_immediately(
 
 
 def test_killed_stopped_and_resumed_run_equals_an_uninterrupted_run(
-    files: tiny_text.TinyFiles, uninterrupted_run: tuple[SupervisorJob, SupervisorPod], tmp_path: Path
+    tiny_files: tiny_text.TinyFiles, uninterrupted_run: tuple[SupervisorJob, SupervisorPod], tmp_path: Path
 ) -> None:
-    job = SupervisorJob(tmp_path, build_spec(files), ranks_per_node=RANKS)
+    job = SupervisorJob(tmp_path, build_spec(tiny_files), ranks_per_node=RANKS)
 
     (killed,) = job.start()
     killed.wait_for_step(6)
@@ -218,9 +218,11 @@ def check_stopped_pod(pod: SupervisorPod, job: SupervisorJob) -> int:
     return step
 
 
-def test_stop_of_one_node_stops_both_nodes_with_one_checkpoint(files: tiny_text.TinyFiles, tmp_path: Path) -> None:
+def test_stopping_one_node_stops_both_nodes_after_one_checkpoint(
+    tiny_files: tiny_text.TinyFiles, tmp_path: Path
+) -> None:
     """A drain stops only one pod, but a checkpoint needs all ranks."""
-    job = SupervisorJob(tmp_path, build_spec(files), nodes=2, ranks_per_node=1)
+    job = SupervisorJob(tmp_path, build_spec(tiny_files), nodes=2, ranks_per_node=1)
 
     first, second = job.start()
     second.wait_for_step(2)
@@ -242,11 +244,11 @@ def read_last_checkpoint(stopped_pod: SupervisorPod) -> str:
 
 
 def test_malformed_row_is_a_permanent_failure_with_file_line_and_column(
-    files: tiny_text.TinyFiles, tmp_path: Path
+    tiny_files: tiny_text.TinyFiles, tmp_path: Path
 ) -> None:
     rows = tmp_path / "rows.jsonl"
-    rows.write_text(files.train.read_text() + '{"messages": [{"role": "user", "content": 7}]}\n')
-    job = SupervisorJob(tmp_path / "job", build_spec(files, dataset={"train": [{"name": str(rows)}]}))
+    rows.write_text(tiny_files.train.read_text() + '{"messages": [{"role": "user", "content": 7}]}\n')
+    job = SupervisorJob(tmp_path / "job", build_spec(tiny_files, dataset={"train": [{"name": str(rows)}]}))
 
     (pod,) = job.run()
 
@@ -259,8 +261,8 @@ def test_malformed_row_is_a_permanent_failure_with_file_line_and_column(
     assert not (job.output_folder / "job.json").exists()
 
 
-def test_ranks_exit_when_the_supervisor_is_killed(files: tiny_text.TinyFiles, tmp_path: Path) -> None:
-    (pod,) = SupervisorJob(tmp_path, build_spec(files)).start()
+def test_ranks_exit_when_the_supervisor_is_killed(tiny_files: tiny_text.TinyFiles, tmp_path: Path) -> None:
+    (pod,) = SupervisorJob(tmp_path, build_spec(tiny_files)).start()
     pod.wait_for_step(1)
     ranks = [heartbeat["pid"] for heartbeat in pod.heartbeats().values()]
 

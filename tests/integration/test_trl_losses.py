@@ -87,8 +87,8 @@ def save_trained_adapter(model: Path, folder: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def own_results(specs: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Results:
-    return run_cells(tmp_path_factory.mktemp("own_results") / "cells", specs, ranks=1)
+def finetune_trainer_results(specs: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Results:
+    return run_cells(tmp_path_factory.mktemp("finetune_trainer_results") / "cells", specs, ranks=1)
 
 
 @pytest.fixture(scope="module")
@@ -105,20 +105,26 @@ def trl_results(specs: dict[str, Any], tmp_path_factory: pytest.TempPathFactory)
 
 
 @pytest.mark.parametrize("cell", CELLS)
-def test_losses_and_gradient_norms_are_equal_to_trl(own_results: Results, trl_results: Results, cell: str) -> None:
-    assert len(own_results[cell]["loss"]) == STEPS
+def test_losses_and_gradient_norms_equal_those_of_trl(
+    finetune_trainer_results: Results, trl_results: Results, cell: str
+) -> None:
+    assert len(finetune_trainer_results[cell]["loss"]) == STEPS
     for metric in ("loss", "grad_norm"):
-        assert own_results[cell][metric] == pytest.approx(trl_results[cell][metric], rel=FOUR_DIGITS), metric
+        assert finetune_trainer_results[cell][metric] == pytest.approx(trl_results[cell][metric], rel=FOUR_DIGITS), (
+            metric
+        )
 
 
 @pytest.mark.parametrize("cell", [cell for cell in CELLS if not cell.startswith("sft")])
-def test_dpo_rewards_are_equal_to_trl(own_results: Results, trl_results: Results, cell: str) -> None:
+def test_dpo_rewards_equal_those_of_trl(finetune_trainer_results: Results, trl_results: Results, cell: str) -> None:
     for metric in METRICS:
-        assert own_results[cell][metric] == pytest.approx(trl_results[cell][metric], rel=FOUR_DIGITS, abs=1e-5), metric
-    assert abs(own_results[cell]["rewards/margins"][-1]) > 0.01
+        assert finetune_trainer_results[cell][metric] == pytest.approx(
+            trl_results[cell][metric], rel=FOUR_DIGITS, abs=1e-5
+        ), metric
+    assert abs(finetune_trainer_results[cell]["rewards/margins"][-1]) > 0.01
 
 
 @pytest.mark.parametrize("tuner", ["lora", "full"])
-def test_first_dpo_loss_is_log_two(own_results: Results, tuner: str) -> None:
-    assert own_results[f"sigmoid, {tuner}"]["loss"][0] == pytest.approx(0.693147, abs=1e-6)
-    assert own_results[f"sigmoid, {tuner}"]["loss"][-1] < 0.69
+def test_first_dpo_loss_is_log_two(finetune_trainer_results: Results, tuner: str) -> None:
+    assert finetune_trainer_results[f"sigmoid, {tuner}"]["loss"][0] == pytest.approx(0.693147, abs=1e-6)
+    assert finetune_trainer_results[f"sigmoid, {tuner}"]["loss"][-1] < 0.69

@@ -27,7 +27,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 WEIGHT_SHARDING_PRESETS = (
     "zero3",
     "fsdp2",
-)  # presets with which every rank gathers the weights of each layer from other ranks
+)  # sharding presets with which every rank gathers the weights of each layer from other ranks
 LEARNING_RATES = {"learningRate": 0.003, "visionLearningRate": 0.0003, "alignerLearningRate": 0.01}
 RESUMED_CELLS = ("qwen2_vl", "zero1", "zero2", "zero3", "fsdp2")
 PACKING_MODEL_TYPES = [model_type for model_type in tiny_vision.RECIPES if FAMILIES[model_type].supports_packing]
@@ -35,7 +35,7 @@ DPO = {"beta": 0.2, "rpoAlpha": 0.5}
 
 
 def count_images(row_number: int) -> int:
-    """Return the number of images of a row; two of three rows have none, so that many micro-batches lack images."""
+    """Return the number of images in a row; two of three rows have none, so that many micro-batches lack images."""
     return 0 if row_number % 3 else 1 + row_number % 2
 
 
@@ -44,8 +44,8 @@ def build_spec(
 ) -> dict[str, Any]:
     """Build a spec that trains every component with a separate learning rate.
 
-    `batch_layout`: micro-batch size and accumulation steps. `model_fields`: changes to spec.model. With these or with
-    LoRA, there is only one learning rate.
+    `batch_layout`: micro-batch size and accumulation steps. `model_fields`: changes to spec.model. With
+    `model_fields` or with LoRA, all components have the same learning rate.
     """
     per_device, accumulation = batch_layout
     training = {
@@ -135,7 +135,7 @@ def two_rank_results(models: dict[str, Path], rows: Path, video_rows: Path, two_
 
 
 @pytest.fixture(scope="module")
-def one_rank_results(
+def single_rank_results(
     models: dict[str, Path], rows: Path, video_rows: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Results:
     cells = {model_type: build_spec(model, rows, (8, 1)) for model_type, model in models.items()}
@@ -158,9 +158,9 @@ def one_rank_results(
 @pytest.mark.parametrize("tuner", ["", ", lora"])
 @pytest.mark.parametrize("model_type", tiny_vision.RECIPES)
 def test_ranks_without_images_do_not_change_gradients(
-    two_rank_results: Results, one_rank_results: Results, model_type: str, tuner: str, metric: str
+    two_rank_results: Results, single_rank_results: Results, model_type: str, tuner: str, metric: str
 ) -> None:
-    two, one = two_rank_results[model_type + tuner], one_rank_results[model_type + tuner]
+    two, one = two_rank_results[model_type + tuner], single_rank_results[model_type + tuner]
 
     assert two[metric] == pytest.approx(one[metric], rel=FOUR_DIGITS)
     assert len(one["loss"]) == STEPS
@@ -170,9 +170,9 @@ def test_ranks_without_images_do_not_change_gradients(
 @pytest.mark.parametrize("metric", ["loss", "grad_norm", "eval_loss"])
 @pytest.mark.parametrize("model_type", tiny_vision.VIDEO_MODEL_TYPES)
 def test_video_training_does_not_depend_on_the_batch_layout(
-    two_rank_results: Results, one_rank_results: Results, model_type: str, metric: str
+    two_rank_results: Results, single_rank_results: Results, model_type: str, metric: str
 ) -> None:
-    two, one = two_rank_results[f"{model_type}, videos"], one_rank_results[f"{model_type}, videos"]
+    two, one = two_rank_results[f"{model_type}, videos"], single_rank_results[f"{model_type}, videos"]
 
     assert two[metric] == pytest.approx(one[metric], rel=FOUR_DIGITS)
     assert one["loss"][-1] < one["loss"][0]
@@ -181,12 +181,12 @@ def test_video_training_does_not_depend_on_the_batch_layout(
 @pytest.mark.parametrize("metric", ["loss", "grad_norm", "eval_loss"])
 @pytest.mark.parametrize("model_type", PACKING_MODEL_TYPES)
 def test_packed_image_training_does_not_depend_on_the_batch_layout(
-    two_rank_results: Results, one_rank_results: Results, model_type: str, metric: str
+    two_rank_results: Results, single_rank_results: Results, model_type: str, metric: str
 ) -> None:
-    two, one = two_rank_results[f"{model_type}, packed"], one_rank_results[f"{model_type}, packed"]
+    two, one = two_rank_results[f"{model_type}, packed"], single_rank_results[f"{model_type}, packed"]
 
     assert two[metric] == pytest.approx(one[metric], rel=FOUR_DIGITS)
-    assert one["loss"] != one_rank_results[model_type]["loss"]
+    assert one["loss"] != single_rank_results[model_type]["loss"]
 
 
 def test_packed_image_training_can_be_resumed_and_sharded(two_rank_results: Results) -> None:
@@ -242,10 +242,12 @@ def test_every_component_is_trained_with_its_own_learning_rate(
 
 @pytest.mark.parametrize("metric", ["loss", "grad_norm", "rewards/margins", "eval_loss"])
 def test_dpo_with_images_does_not_depend_on_the_batch_layout(
-    two_rank_results: Results, one_rank_results: Results, metric: str
+    two_rank_results: Results, single_rank_results: Results, metric: str
 ) -> None:
-    assert two_rank_results["dpo"][metric] == pytest.approx(one_rank_results["dpo"][metric], rel=FOUR_DIGITS, abs=1e-6)
-    assert one_rank_results["dpo"]["loss"][-1] < one_rank_results["dpo"]["loss"][0]
+    assert two_rank_results["dpo"][metric] == pytest.approx(
+        single_rank_results["dpo"][metric], rel=FOUR_DIGITS, abs=1e-6
+    )
+    assert single_rank_results["dpo"]["loss"][-1] < single_rank_results["dpo"]["loss"][0]
 
 
 @pytest.mark.parametrize("model_type", tiny_vision.RECIPES)
@@ -268,7 +270,7 @@ def test_vision_encoder_and_aligner_are_frozen_by_default(
     assert two_rank_results["default freeze"]["loss"][-1] < two_rank_results["default freeze"]["loss"][0]
 
 
-def test_loader_processes_do_not_change_the_result(two_rank_results: Results) -> None:
+def test_data_loader_processes_do_not_change_the_result(two_rank_results: Results) -> None:
     for key in ("loss", "grad_norm", "weights"):
         assert two_rank_results["loader processes"][key] == two_rank_results["qwen2_vl"][key]
 

@@ -1,1 +1,1 @@
-"""PID 1 of a training pod, which starts and monitors the ranks. Uses only the standard library."""
+"""Supervisor of a training pod: runs as PID 1, starts and monitors the ranks, uses only the standard library."""

@@ -53,7 +53,7 @@ def _run_supervisor() -> int:
     except InvalidEnvironment as error:
         print(f"supervisor: {error}", file=sys.stderr)
         return EXIT_PERMANENT
-    return Supervisor(node, read_command(os.environ), early_stop_count=len(_EARLY_SIGNALS)).run()
+    return Supervisor(node, read_command(os.environ), early_signal_count=len(_EARLY_SIGNALS)).run()
 
 
 if __name__ == "__main__":

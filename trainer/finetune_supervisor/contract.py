@@ -53,7 +53,7 @@ USER_ERRORS = (
 
 
 class InvalidEnvironment(Exception):
-    """A variable that the operator sets is missing or has an invalid value."""
+    """An environment variable that the operator sets is missing or has an invalid value."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class RunFolder:
         return self.path / "torchrun"
 
     def have_ranks_started(self) -> bool:
-        """Return whether the ranks have started; the launcher creates their error file folders just before."""
+        """Return whether the launcher has created the error file folders, right before it starts the ranks."""
         return any(self.error_files.glob("*/attempt_*"))
 
     @property

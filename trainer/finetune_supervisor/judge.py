@@ -1,4 +1,4 @@
-"""Derives the final termination message and exit code of a node from its observed end, without I/O."""
+"""Derives the final termination message and exit code of a finished node from its observed state, without I/O."""
 
 from __future__ import annotations
 
@@ -17,89 +17,99 @@ _MAX_TAIL_CHARACTERS = 1500
 
 
 @dataclass(frozen=True)
-class NodeEnd:
+class FinishedNode:
     """Observed state of a node after its program has ended."""
 
     node: Node
-    running_message: TerminationMessage  # last message before the end
+    running_message: TerminationMessage  # last message before the program ended
     exit_code: int  # exit code of the program; negative for a signal
     time: float  # seconds since the epoch
     stop_request: StopRequest
     is_command: bool = False  # whether the program is a user command
     is_published: bool = False  # whether the result is complete
     hang: RankFailure | None = None
-    phases: frozenset[str] = frozenset()  # last phases of the ranks
+    phases: frozenset[str] = frozenset()  # last reported phases of the ranks
     failures: Failures = ()  # failures of the ranks or of the launcher
     output_tail: str = ""
 
 
-def judge(node_end: NodeEnd) -> TerminationMessage:
+def judge(finished_node: FinishedNode) -> TerminationMessage:
     """Return the final termination message of a node whose program has ended."""
     # A hang after publication counts as a success, because some libraries hang on shutdown.
-    if node_end.hang is not None:
+    if finished_node.hang is not None:
         return (
-            build_success_message(node_end.running_message, now=node_end.time)
-            if node_end.is_published
-            else build_rank_failure_message(node_end, node_end.hang)
+            build_success_message(finished_node.running_message, now=finished_node.time)
+            if finished_node.is_published
+            else build_rank_failure_message(finished_node, finished_node.hang)
         )
-    return _judge_command(node_end) if node_end.is_command else _judge_trainer(node_end)
+    return _judge_command(finished_node) if finished_node.is_command else _judge_trainer(finished_node)
 
 
-def _judge_trainer(node_end: NodeEnd) -> TerminationMessage:
+def _judge_trainer(finished_node: FinishedNode) -> TerminationMessage:
     # The node succeeded if all ranks finished or the result is complete.
-    if (node_end.exit_code == 0 and node_end.phases == {contract.DONE}) or node_end.is_published:
-        return build_success_message(node_end.running_message, now=node_end.time)
+    if (finished_node.exit_code == 0 and finished_node.phases == {contract.DONE}) or finished_node.is_published:
+        return build_success_message(finished_node.running_message, now=finished_node.time)
     # The node was stopped if its ranks saved a checkpoint or were terminated without one.
-    if node_end.phases == {contract.STOPPED}:
+    if finished_node.phases == {contract.STOPPED}:
         return build_stop_message(
-            node_end.running_message, "stopped on request; a checkpoint was saved", now=node_end.time
+            finished_node.running_message, "stopped on request; a checkpoint was saved", now=finished_node.time
         )
-    if node_end.stop_request.reason:
-        return build_stop_message(node_end.running_message, node_end.stop_request.reason, now=node_end.time)
-    # A rank failed. After a stop request, victims do not count, because they failed only when their peers were stopped.
-    failure = find_first_failure(node_end.failures)
-    if node_end.stop_request.is_requested and (failure is None or failure.victim):
+    if finished_node.stop_request.reason:
         return build_stop_message(
-            node_end.running_message, "stopped, but other nodes ended before a checkpoint was saved", now=node_end.time
+            finished_node.running_message, finished_node.stop_request.reason, now=finished_node.time
+        )
+    # A rank failed. After a stop request, victims do not count, because they failed only when their peers were stopped.
+    failure = find_first_failure(finished_node.failures)
+    if finished_node.stop_request.is_requested and (failure is None or failure.victim):
+        return build_stop_message(
+            finished_node.running_message,
+            "stopped, but other nodes ended before a checkpoint was saved",
+            now=finished_node.time,
         )
     if failure is not None:
-        return build_rank_failure_message(node_end, failure)
+        return build_rank_failure_message(finished_node, failure)
     # The cause of the failure is unknown.
-    if node_end.exit_code == 0:
+    if finished_node.exit_code == 0:
         message = "the ranks ended without an error and without a result"
-        return build_failure_message(node_end.running_message, "RankExited", message, now=node_end.time)
+        return build_failure_message(finished_node.running_message, "RankExited", message, now=finished_node.time)
     ending = (
-        f"ended by signal {-node_end.exit_code}" if node_end.exit_code < 0 else f"exited with code {node_end.exit_code}"
+        f"ended by signal {-finished_node.exit_code}"
+        if finished_node.exit_code < 0
+        else f"exited with code {finished_node.exit_code}"
     )
-    message = f"the launcher {ending}; the end of its output:\n{node_end.output_tail[-_MAX_TAIL_CHARACTERS:]}"
-    return build_failure_message(node_end.running_message, "LauncherFailed", message, now=node_end.time)
+    message = f"the launcher {ending}; the end of its output:\n{finished_node.output_tail[-_MAX_TAIL_CHARACTERS:]}"
+    return build_failure_message(finished_node.running_message, "LauncherFailed", message, now=finished_node.time)
 
 
-def _judge_command(node_end: NodeEnd) -> TerminationMessage:
+def _judge_command(finished_node: FinishedNode) -> TerminationMessage:
     # After a stop request, exit code 0 is not a success, because many scripts save at SIGTERM and exit with 0.
-    if node_end.stop_request.is_requested:
+    if finished_node.stop_request.is_requested:
         return build_stop_message(
-            node_end.running_message, node_end.stop_request.reason or "stopped on request", now=node_end.time
+            finished_node.running_message,
+            finished_node.stop_request.reason or "stopped on request",
+            now=finished_node.time,
         )
-    if node_end.exit_code == 0:
-        return build_success_message(node_end.running_message, now=node_end.time)
+    if finished_node.exit_code == 0:
+        return build_success_message(finished_node.running_message, now=finished_node.time)
     # Use the first failure that torchrun recorded, or else parse the output.
     explained = explain_failures(
-        node_end.failures, node_end.output_tail, find_rank=lambda failure: _find_global_rank(node_end, failure)
+        finished_node.failures,
+        finished_node.output_tail,
+        find_rank=lambda failure: _find_global_rank(finished_node, failure),
     )
     failure = find_first_failure(explained)
     if failure is None:
-        failure = parse_failure_report(node_end.output_tail, code=node_end.exit_code, time=node_end.time)
+        failure = parse_failure_report(finished_node.output_tail, code=finished_node.exit_code, time=finished_node.time)
     # Without an exception, report the last line of the output.
     if failure.error_type == "RankExited":
-        last_line = find_last_line(node_end.output_tail, rank=_find_global_rank(node_end, failure))
+        last_line = find_last_line(finished_node.output_tail, rank=_find_global_rank(finished_node, failure))
         message = f"exited with code {failure.exit_code}; its last line: {last_line}"
-        failure = replace(failure, message=message, stack=node_end.output_tail)
-    return build_rank_failure_message(node_end, failure)
+        failure = replace(failure, message=message, stack=finished_node.output_tail)
+    return build_rank_failure_message(finished_node, failure)
 
 
-def _find_global_rank(node_end: NodeEnd, failure: RankFailure) -> int | None:
-    return None if failure.local_rank is None else node_end.node.to_global_rank(failure.local_rank)
+def _find_global_rank(finished_node: FinishedNode, failure: RankFailure) -> int | None:
+    return None if failure.local_rank is None else finished_node.node.to_global_rank(failure.local_rank)
 
 
 def build_success_message(running_message: TerminationMessage, *, now: float) -> TerminationMessage:
@@ -121,11 +131,11 @@ def build_failure_message(
     )
 
 
-def build_rank_failure_message(node_end: NodeEnd, failure: RankFailure) -> TerminationMessage:
+def build_rank_failure_message(finished_node: FinishedNode, failure: RankFailure) -> TerminationMessage:
     """Build the final termination message of a node whose first failure is `failure`."""
     return replace(
-        build_failure_message(node_end.running_message, failure.error_type, failure.message, now=failure.time),
-        rank=_find_global_rank(node_end, failure),
+        build_failure_message(finished_node.running_message, failure.error_type, failure.message, now=failure.time),
+        rank=_find_global_rank(finished_node, failure),
         local_rank=failure.local_rank,
         stack=failure.stack[-_MAX_STACK_CHARACTERS:],
         exit_code=failure.exit_code,

@@ -1,4 +1,4 @@
-"""Messages of a node: its progress while it runs, and its termination message when it ends.
+"""Progress and termination messages of a node.
 
 This module is the only definition of their fields. finetune_api derives its validating classes and status.progress of
 the custom resource from them; pydantic reads the descriptions from the metadata. It uses only the standard library, see
@@ -106,7 +106,7 @@ class TerminationMessage:
     message: str = ""
     stack: str = ""  # tail of the traceback
     exit_code: int | None = None  # exit code of the rank
-    signal: int | None = None  # signal that ended the rank
+    signal: int | None = None  # signal that terminated the rank
     victim: bool = False  # whether the rank failed only because a peer failed
     time: float | None = None  # time of the failure in seconds since the epoch
     first_step: int | None = None  # step from which this attempt resumed

@@ -24,8 +24,8 @@ class StopAction(Enum):
 class StopRequest:
     """State of a stop request; times are in seconds of a monotonic clock.
 
-    `grace_seconds`: time between SIGTERM and the kubelet's SIGKILL. `reason`: why the program is ended without waiting
-    for a checkpoint, otherwise empty.
+    `grace_seconds`: time between SIGTERM and the kubelet's SIGKILL. `reason`: why the program is terminated without
+    waiting for a checkpoint; otherwise empty.
     """
 
     grace_seconds: float

@@ -18,7 +18,7 @@ from finetune_supervisor import contract
 from finetune_supervisor.contract import Node
 from finetune_supervisor.failures.rank_failures import RankFailure, read_failures
 from finetune_supervisor.judge import (
-    NodeEnd,
+    FinishedNode,
     build_failure_message,
     build_stop_message,
     build_success_message,
@@ -44,13 +44,13 @@ _MESSAGE_INTERVAL_SECONDS = 3.0
 class Supervisor:
     """Runs the program of one node until it ends.
 
-    `command`: None to run finetune_trainer. `early_stop_count`: number of stop signals received before construction.
+    `command`: None to run finetune_trainer. `early_signal_count`: number of stop signals received before construction.
     """
 
-    def __init__(self, node: Node, command: UserCommand | None, *, early_stop_count: int = 0) -> None:
+    def __init__(self, node: Node, command: UserCommand | None, *, early_signal_count: int = 0) -> None:
         self._node = node
         self._command = command
-        self._inbox = SignalInbox(early_stop_count)
+        self._inbox = SignalInbox(early_signal_count)
         self._output = ProcessOutput(node.log)
         self._reporter = NodeReporter(node, self._output)
         self._reports = ProgressReports(node) if command else None
@@ -79,10 +79,10 @@ class Supervisor:
         # Plan the program, and wait for node rank 0 unless the program includes a rendezvous.
         try:
             program = self._plan_program()
-            if not program.does_own_rendezvous:
-                is_required = self._command is not None and self._command.script is not None
+            if not program.has_own_rendezvous:
+                is_name_required = self._command is not None and self._command.script is not None
                 host, node_rank = self._node.master_addr, self._node.node_rank
-                wait_for_master(host, node_rank=node_rank, pause=self._pause, is_required=is_required)
+                wait_for_master(host, node_rank=node_rank, pause=self._pause, is_name_required=is_name_required)
         except InvalidCommand as error:
             return self._build_failure_message("InvalidSpec", str(error))
         except DnsTimeout as error:
@@ -99,7 +99,7 @@ class Supervisor:
         child.signal(signal.SIGKILL)
         child.wait_for_output(2.0)
         # Derive the final termination message.
-        return judge(self._observe_node_end(code))
+        return judge(self._observe_finished_node(code))
 
     def _plan_program(self) -> LaunchProgram:
         env = enable_flight_recorder(os.environ, self._node)
@@ -133,8 +133,8 @@ class Supervisor:
     def _check_for_hang(self, child: ChildProcess, detector: HangDetector, *, now: float) -> None:
         """Kill the ranks without saving a checkpoint if one of them hangs.
 
-        All nodes detect a hang at about the same time. If this node is stopped while a rank is close to its limit,
-        another node has detected the same hang first.
+        All nodes detect a hang at about the same time. If a stop signal arrives when a rank has used more
+        than 80 % of its limit, another node has probably detected the same hang first.
         """
         if self._hang is not None or self._stop.is_requested:
             return
@@ -182,8 +182,8 @@ class Supervisor:
         else:
             child.signal(signal.SIGKILL)
 
-    def _observe_node_end(self, code: int) -> NodeEnd:
-        return NodeEnd(
+    def _observe_finished_node(self, code: int) -> FinishedNode:
+        return FinishedNode(
             node=self._node,
             running_message=self._reporter.build_running_message(),
             exit_code=code,

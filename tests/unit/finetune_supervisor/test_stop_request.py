@@ -56,7 +56,7 @@ def test_first_signal_is_forwarded_to_a_command(phase: str) -> None:
     assert (stop.is_requested, stop.reason) == (True, "")
 
 
-def test_two_simultaneous_signals_cause_both_actions() -> None:
+def test_two_simultaneous_signals_request_a_checkpoint_and_terminate_the_ranks() -> None:
     stop, actions = advance(RUNNING, signal_count=2)
 
     assert actions == (StopAction.SAVE, StopAction.TERMINATE)

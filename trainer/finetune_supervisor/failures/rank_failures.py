@@ -31,7 +31,7 @@ Failures = tuple[RankFailure, ...]
 
 @dataclass(frozen=True)
 class RankExit:
-    """Exit of a failed rank, recorded by the launcher; a negative code is a signal."""
+    """Exit of a failed rank, recorded by the launcher; a negative code is a signal number."""
 
     code: int
     time: float
@@ -43,20 +43,20 @@ def find_first_failure(failures: Failures) -> RankFailure | None:
     return min(causes or failures, key=lambda failure: failure.time, default=None)
 
 
-def read_failures(run: RunFolder) -> Failures:
+def read_failures(run_folder: RunFolder) -> Failures:
     """Read the failures of all ranks of this node, or the failure of the launcher if no rank failed."""
-    exits = _read_rank_exits(run.rank_exits)
+    exits = _read_rank_exits(run_folder.rank_exits)
     with_error_file = {
         local_rank: _read_error_file(local_rank, path, exits.get(local_rank))
-        for local_rank, path in _find_error_files(run).items()
+        for local_rank, path in _find_error_files(run_folder).items()
     }
     without_error_file = {
         local_rank: build_failure_from_exit_code(local_rank, rank_exit.code, rank_exit.time)
         for local_rank, rank_exit in exits.items()
         if local_rank not in with_error_file
     }
-    if not with_error_file and not without_error_file and run.launcher_error.is_file():
-        return (_read_error_file(None, run.launcher_error, None),)
+    if not with_error_file and not without_error_file and run_folder.launcher_error.is_file():
+        return (_read_error_file(None, run_folder.launcher_error, None),)
     return (*with_error_file.values(), *without_error_file.values())
 
 
@@ -78,7 +78,7 @@ def _read_error_file(local_rank: int | None, path: Path, rank_exit: RankExit | N
 
 
 def build_failure_from_exit_code(local_rank: int | None, code: int, time: float) -> RankFailure:
-    """Return the failure of a rank or program without an error file; a negative code is a signal."""
+    """Return the failure of a rank or program without an error file; a negative code is a signal number."""
     if code >= 0:
         message = f"exited with code {code} without an exception; its last lines are in the log"
         return RankFailure(local_rank, "RankExited", message, time, exit_code=code)
@@ -97,9 +97,9 @@ def build_failure_from_exit_code(local_rank: int | None, code: int, time: float)
     )
 
 
-def _find_error_files(run: RunFolder) -> Mapping[int, Path]:
+def _find_error_files(run_folder: RunFolder) -> Mapping[int, Path]:
     """Return the error files by local rank, found at <run id>/attempt_0/<local rank>/error.json."""
-    paths = run.error_files.glob("*/attempt_*/*/error.json")
+    paths = run_folder.error_files.glob("*/attempt_*/*/error.json")
     return {int(path.parent.name): path for path in paths if path.parent.name.isdigit()}
 
 

@@ -32,7 +32,7 @@ def _encode_json(termination: TerminationMessage) -> bytes:
 
 
 def write_termination(path: Path, termination: TerminationMessage) -> None:
-    """Write the message in place, because the file is a mount of the kubelet and cannot be replaced."""
+    """Write the message in place, because the kubelet bind-mounts the file, so that it cannot be replaced."""
     data = encode_termination(termination)
     with path.open("wb", buffering=0) as file:
         file.write(data)

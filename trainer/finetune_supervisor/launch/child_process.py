@@ -18,7 +18,7 @@ from typing import BinaryIO
 from finetune_supervisor.launch.program import LaunchProgram
 
 _PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
-_TAIL_BYTES = 65_536  # enough for the tracebacks of all ranks and their output during shutdown
+_TAIL_BYTES = 65_536  # 64 KiB, enough for the tracebacks of all ranks and their shutdown output
 
 
 def die_with_parent() -> None:
@@ -34,7 +34,7 @@ def set_process_name(name: str) -> None:
 
 
 class ProcessOutput:
-    """Copies the output of a node to stdout and to a log file, and keeps its end in memory."""
+    """Copies the output of a node to stdout and to a log file, and keeps the last 64 KiB in memory."""
 
     def __init__(self, log_file: Path | None) -> None:
         self._tail: deque[bytes] = deque()
@@ -114,7 +114,7 @@ class ChildProcess:
             os.kill(self.pid, number)
 
     def has_survivors(self) -> bool:
-        """Return whether the process group is still alive, because a launcher may exit while torchrun still saves."""
+        """Return whether the process group still has processes; a launcher may exit before torchrun does."""
         if not self._signals_process_group:
             return False
         try:

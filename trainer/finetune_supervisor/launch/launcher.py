@@ -33,7 +33,7 @@ from finetune_supervisor.launch.rank_process import (
 from finetune_supervisor.launch.rendezvous import Rendezvous
 from finetune_supervisor.launch.wait_for_dns import wait_for_master
 
-_FAILURE_GRACE_SECONDS = 0.3  # time in which other ranks can report their own failures before they are terminated
+_FAILURE_GRACE_SECONDS = 0.3  # delay in which the other ranks can report their own failures before they are terminated
 _SIGKILL_DELAY_SECONDS = 30.0
 
 
@@ -174,7 +174,9 @@ class _RunningRanks:
         temporary.replace(self.run.rank_exits)
         if self.failed_at is None:
             self.failed_at = time.monotonic()
-            was_killed = code == -signal.SIGKILL  # after an external kill, other ranks have no better error
+            was_killed = (
+                code == -signal.SIGKILL
+            )  # after an external SIGKILL, the other ranks cannot report a better error
             self.terminate_at = self.failed_at + (0.0 if was_killed else _FAILURE_GRACE_SECONDS)
             others = "; stopping the other ranks of this node" if self.local_ranks else ""
             print(f"launcher: local rank {local_rank} ended with {code}{others}", file=sys.stderr, flush=True)

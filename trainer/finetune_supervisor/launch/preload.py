@@ -27,7 +27,7 @@ PRELOADABLE_LIBRARIES = frozenset(
 )
 _HARMLESS_CALLS = ("sys.path.append", "sys.path.insert", "warnings.filterwarnings", "warnings.simplefilter")
 _CUDA_ERROR_NOT_INITIALIZED = 3
-_OPTIMIZER_DEPENDENCY = "torch.distributed.tensor"  # its import takes 0.5 s of CPU time, including sympy
+_OPTIMIZER_DEPENDENCY = "torch.distributed.tensor"  # importing this module and sympy takes 0.5 s of CPU time
 
 
 def preload_script(script: Path) -> None:
@@ -60,7 +60,7 @@ def find_leading_imports(source: str) -> Iterator[ast.stmt]:
 
 
 def can_fork_safely() -> bool:
-    """Return whether this process can be forked safely, without other Python threads and without a GPU in use."""
+    """Return whether this process has no other Python threads and uses no GPU, so that it can be forked safely."""
     return sys.platform == "linux" and threading.active_count() == 1 and not _is_gpu_in_use()
 
 
@@ -104,7 +104,7 @@ def _is_harmless(statement: ast.stmt) -> bool:
 
 
 def _is_gpu_in_use() -> bool:
-    """Return whether this process has initialized CUDA or HIP, because a fork could not use the GPU."""
+    """Return whether this process has initialized CUDA or HIP; a fork of such a process cannot use the GPU."""
     with contextlib.suppress(OSError):  # the driver is not loaded
         cuda = ctypes.CDLL("libcuda.so.1", mode=os.RTLD_NOLOAD)
         if cuda.cuDeviceGetCount(ctypes.byref(ctypes.c_int())) != _CUDA_ERROR_NOT_INITIALIZED:

@@ -18,7 +18,7 @@ class LaunchProgram:
     working_dir: Path | None = None
     environment: Mapping[str, str] | None = None
     signals_process_group: bool = False  # for launchers that do not forward signals
-    does_own_rendezvous: bool = True
+    has_own_rendezvous: bool = True
 
 
 def plan_trainer_program(env: Mapping[str, str]) -> LaunchProgram:

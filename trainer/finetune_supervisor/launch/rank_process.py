@@ -66,7 +66,7 @@ def build_rank_environment(node: Node, local_rank: int, error_file: Path) -> dic
 
 
 def detach_fork(name: str) -> None:
-    """Detach a fork from the launcher: set its session, process name, signal handlers and NumPy seed."""
+    """Detach a fork from the launcher by setting a new session, process name, signal handlers and NumPy seed."""
     os.setsid()
     die_with_parent()
     for number in (signal.SIGTERM, signal.SIGCHLD):

@@ -28,7 +28,7 @@ class RendezvousTimeoutError(Exception):
 
 
 class Rendezvous:
-    """Rendezvous of one attempt; its keys contain the attempt, so that nodes of other attempts cannot join it."""
+    """Rendezvous of one attempt; its keys contain the attempt number, so that other attempts cannot join it."""
 
     def __init__(self, node: Node, *, timeout_seconds: float = JOIN_TIMEOUT_SECONDS) -> None:
         """Open the store on node rank 0, or connect to it on other nodes.
@@ -69,7 +69,7 @@ class Rendezvous:
                 ) from error
 
     def leave(self, pause: Callable[[float], None]) -> None:
-        """Leave the rendezvous; node rank 0 keeps its store open for at most a minute until the others have left."""
+        """Leave the rendezvous; node rank 0 keeps its store open until the others have left, for at most one minute."""
         self._store.set(f"{_LEFT}/{self._node.node_rank}", "")
         if self._node.node_rank == 0:
             deadline = time.monotonic() + LEAVE_TIMEOUT_SECONDS

@@ -34,7 +34,7 @@ class UserCommand:
 
 
 def read_command(env: Mapping[str, str]) -> UserCommand | None:
-    """Return spec.command, or None if finetune_trainer runs the job or must report an unreadable spec."""
+    """Return spec.command, or None if the spec has no command or is unreadable, which finetune_trainer reports."""
     try:
         raw = json.loads(Path(env.get(contract.CONFIG, "")).read_text(encoding="utf-8")).get("command")
     except (OSError, ValueError, AttributeError):
@@ -54,7 +54,7 @@ def plan_program(command: UserCommand, node: Node, env: Mapping[str, str]) -> La
     env = {**env, "PET_LOG_DIR": str(node.run.error_files)}
     if command.script is None:
         argv = _build_exec_argv(command, folder, env)
-        return LaunchProgram(argv, folder, env, signals_process_group=True, does_own_rendezvous=False)
+        return LaunchProgram(argv, folder, env, signals_process_group=True, has_own_rendezvous=False)
     if not (folder / command.script).is_file():
         raise InvalidCommand(f"spec.command.script: {command.script}: no such file in {folder}")
     return _plan_script_program(command.script, command.args, folder, env)
@@ -91,5 +91,5 @@ def _plan_script_program(script: str, args: tuple[str, ...], folder: Path, env: 
         )
     options = ("--max_restarts=0", f"--log_dir={env['PET_LOG_DIR']}")  # the operator restarts all nodes together
     return LaunchProgram(
-        (*build_supervisor_command(), "exec", torchrun, *options, *argv), folder, env, does_own_rendezvous=False
+        (*build_supervisor_command(), "exec", torchrun, *options, *argv), folder, env, has_own_rendezvous=False
     )

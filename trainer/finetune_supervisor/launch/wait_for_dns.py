@@ -17,16 +17,18 @@ class DnsTimeout(Exception):
     """The host name of node rank 0 did not resolve in time."""
 
 
-def wait_for_master(host: str, *, node_rank: int, pause: Callable[[float], None], is_required: bool = True) -> None:
+def wait_for_master(
+    host: str, *, node_rank: int, pause: Callable[[float], None], is_name_required: bool = True
+) -> None:
     """Wait until `host`, the address of node rank 0, resolves.
 
     Node rank 0 finds its own name in its hosts file.
-    The timeout is only 30 s if the name is not required, because the pod of node rank 0 may have ended already, which
-    removes its name. Raises DnsTimeout if a required name does not resolve.
+    If `is_name_required` is False, the timeout is only 30 s, because the pod of node rank 0 may have terminated
+    already, which removes its DNS record. Raises DnsTimeout if a required name does not resolve.
     """
     if _is_resolved_without_dns(host):
         return
-    started_at, timeout_seconds = time.monotonic(), TIMEOUT_SECONDS if is_required else OPTIONAL_TIMEOUT_SECONDS
+    started_at, timeout_seconds = time.monotonic(), TIMEOUT_SECONDS if is_name_required else OPTIONAL_TIMEOUT_SECONDS
     interval = 0.0 if node_rank == 0 else FIRST_LOOKUP_DELAY_SECONDS
     while True:
         pause(interval)
@@ -34,7 +36,7 @@ def wait_for_master(host: str, *, node_rank: int, pause: Callable[[float], None]
         if error is None:
             return
         waited_seconds = time.monotonic() - started_at
-        if waited_seconds >= timeout_seconds and not is_required:
+        if waited_seconds >= timeout_seconds and not is_name_required:
             return
         if waited_seconds >= timeout_seconds:
             raise DnsTimeout(

@@ -20,10 +20,10 @@ _PHASE_FACTORS: Mapping[str, float] = {
     contract.PUBLISH: 72,
 }
 _FIRST_STEP_FACTOR = 6
-_SLOW_STEP_FACTOR = 5  # multiple of the 99th percentile of recent step times
+_SLOW_STEP_FACTOR = 5  # minimum limit as a multiple of the 99th percentile of recent step times
 _MAX_RECENT_STEPS = 200
 _SUPERVISOR_PAUSE_SECONDS = 5.0  # a longer gap between calls means that the supervisor was suspended
-_NEAR_TIMEOUT_FRACTION = 0.8  # fraction of the limit after which a stopped rank counts as hanging
+_NEAR_TIMEOUT_FRACTION = 0.8  # after a stop signal, a rank counts as hanging beyond this fraction of its limit
 
 # Stack frames that show that a rank waits for other ranks, in a collective or in a call that waits for one.
 _WAITING_FRAMES = re.compile(
@@ -111,7 +111,7 @@ class HangDetector:
     def find_near_timeout(self, *, now: float) -> HeartbeatTimeout | None:
         """Return the timeout of a rank that has used more than 80 % of its limit, or None.
 
-        Used after a stop signal, because another node may have detected the same hang first.
+        After a stop signal, such a rank counts as hanging, because another node may have detected the same hang first.
         """
         timeout = self._find_longest_silence(now)
         return timeout if timeout and timeout.silent_seconds > _NEAR_TIMEOUT_FRACTION * timeout.limit_seconds else None
@@ -149,8 +149,8 @@ class HangDetector:
 
 
 @dataclass(frozen=True)
-class StuckRank:
-    """Process state and stack of a rank on a node with a hanging rank."""
+class InspectedRank:
+    """Process state and stack of a rank, inspected after a heartbeat timeout on its node."""
 
     local_rank: int
     rank: int
@@ -182,7 +182,7 @@ class StuckRank:
         return f"rank {self.rank} {'waits for other ranks' if self.is_waiting else 'is'} in {self.stack[0]}"
 
 
-def find_suspect_rank(ranks: Iterable[StuckRank]) -> StuckRank:
+def find_suspect_rank(ranks: Iterable[InspectedRank]) -> InspectedRank:
     """Return the rank that most likely blocks the others.
 
     Ranks that do not wait for others come first, then the rank with the oldest heartbeat.
@@ -204,7 +204,7 @@ def parse_stack(dump: str) -> tuple[str, ...]:
     return tuple(frames)
 
 
-def explain_hang(ranks: Sequence[StuckRank], timeout: HeartbeatTimeout) -> tuple[StuckRank | None, str]:
+def explain_hang(ranks: Sequence[InspectedRank], timeout: HeartbeatTimeout) -> tuple[InspectedRank | None, str]:
     """Return the suspect rank and the failure message; the rank is None if the state of all ranks is unknown."""
     silence = f"no heartbeat for {timeout.silent_seconds:.0f} s (limit {timeout.limit_seconds:.0f} s)"
     if not ranks:  # no rank has started, or a user command reports only progress

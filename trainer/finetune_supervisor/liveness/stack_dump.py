@@ -11,28 +11,28 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from finetune_supervisor.contract import RunFolder
-from finetune_supervisor.liveness.hang_detector import STOPPED_OR_DEAD_STATES, StuckRank, parse_stack
+from finetune_supervisor.liveness.hang_detector import STOPPED_OR_DEAD_STATES, InspectedRank, parse_stack
 from finetune_supervisor.liveness.heartbeat import Heartbeat
 
 DUMP_SIGNAL = signal.SIGUSR1
 _DUMP_TIMEOUT_SECONDS = 2.0
 
 
-def register_stack_dump(run: RunFolder, local_rank: int) -> None:
+def register_stack_dump(run_folder: RunFolder, local_rank: int) -> None:
     """Register a signal handler that dumps the stacks of this rank, even inside a collective that never returns."""
-    run.stack_dumps.mkdir(parents=True, exist_ok=True)
-    file = _get_dump_file(run, local_rank).open("ab", buffering=0)  # must stay open until the process exits
+    run_folder.stack_dumps.mkdir(parents=True, exist_ok=True)
+    file = _get_dump_file(run_folder, local_rank).open("ab", buffering=0)  # must stay open until the process exits
     faulthandler.register(DUMP_SIGNAL, file=file, all_threads=True)
 
 
-def request_stack_dumps(run: RunFolder, pids: Iterable[tuple[int, int]]) -> dict[int, str]:
+def request_stack_dumps(run_folder: RunFolder, pids: Iterable[tuple[int, int]]) -> dict[int, str]:
     """Return the stack dumps by local rank; `pids` are pairs of local rank and PID.
 
     The dump of a stopped process is empty.
     """
     requested_dumps = []
     for local_rank, pid in pids:
-        path = _get_dump_file(run, local_rank)
+        path = _get_dump_file(run_folder, local_rank)
         with contextlib.suppress(OSError):
             os.truncate(path, 0)  # raises OSError for a rank without a handler, which the signal would kill
             os.kill(pid, DUMP_SIGNAL)
@@ -45,15 +45,15 @@ def request_stack_dumps(run: RunFolder, pids: Iterable[tuple[int, int]]) -> dict
 
 
 def inspect_ranks(
-    run: RunFolder, heartbeats: Sequence[Heartbeat], silent_seconds: dict[int, float]
-) -> tuple[StuckRank, ...]:
+    run_folder: RunFolder, heartbeats: Sequence[Heartbeat], silent_seconds: dict[int, float]
+) -> tuple[InspectedRank, ...]:
     """Return state and stack of every rank that has sent a heartbeat; keys of `silent_seconds` are local ranks."""
     pids = {heartbeat.local_rank: heartbeat.pid for heartbeat in heartbeats if heartbeat.pid is not None}
     first_states = {local_rank: read_process_state(pid) for local_rank, pid in pids.items()}
-    stacks = request_stack_dumps(run, pids.items())
+    stacks = request_stack_dumps(run_folder, pids.items())
     second_states = {local_rank: read_process_state(pid) for local_rank, pid in pids.items()}
     return tuple(
-        StuckRank(
+        InspectedRank(
             local_rank=heartbeat.local_rank,
             rank=heartbeat.rank,
             silent_seconds=silent_seconds[heartbeat.local_rank],
@@ -69,12 +69,12 @@ def inspect_ranks(
 
 
 def _choose_process_state(first_state: str, second_state: str) -> str:
-    """Return the first state, or the second if the first is D, because short waits for a disk are normal."""
+    """Return the first state, or the second if the first is D, because short uninterruptible waits are normal."""
     return second_state if first_state == "D" else first_state
 
 
 def read_process_state(pid: int, proc_folder: Path = Path("/proc")) -> str:
-    """Return the state letter of a process, such as R, S, D, T or Z; empty without a process, `?` without /proc."""
+    """Return the state letter of a process, such as R, S, D, T or Z; empty if it does not exist, `?` without /proc."""
     if not proc_folder.is_dir():
         return "?"
     try:
@@ -98,5 +98,5 @@ def read_kernel_function(pid: int, proc_folder: Path = Path("/proc")) -> str:
     return "" if function == "0" else function
 
 
-def _get_dump_file(run: RunFolder, local_rank: int) -> Path:
-    return run.stack_dumps / f"rank-{local_rank}.txt"
+def _get_dump_file(run_folder: RunFolder, local_rank: int) -> Path:
+    return run_folder.stack_dumps / f"rank-{local_rank}.txt"

@@ -33,7 +33,7 @@ class NodeReporter:
         """Start the HTTP server of the node; `reports` receives the progress reports of a user command."""
         try:
             start_status_server(self._node, self._take_snapshot, reports=reports)
-        except OSError as error:  # training must continue without metrics
+        except OSError as error:  # training continues without the server
             port = self._node.status_port
             self._output.log(f"cannot listen on port {port}, so there is no /status and no /metrics: {error}")
 
@@ -42,7 +42,7 @@ class NodeReporter:
         return NodeSnapshot(heartbeats[0].phase if heartbeats else "", self.outcome, heartbeats)
 
     def build_running_message(self) -> TerminationMessage:
-        """Build the termination message of a node that has not ended yet."""
+        """Build the termination message of a node that is still running."""
         heartbeats = read_heartbeats(self._node.run.heartbeats)
         peaks = [heartbeat.peak_memory_bytes for heartbeat in heartbeats if heartbeat.peak_memory_bytes is not None]
         return TerminationMessage(
@@ -56,7 +56,7 @@ class NodeReporter:
         )
 
     def write_running_message(self) -> None:
-        """Write the message of the running node, in case the supervisor is killed."""
+        """Write the termination message of the running node, in case the supervisor is killed."""
         self._write_message(self.build_running_message())
 
     def write_final_message(self, message: TerminationMessage) -> None:

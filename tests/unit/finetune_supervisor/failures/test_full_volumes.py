@@ -40,5 +40,5 @@ def test_volume_with_free_space_is_not_appended() -> None:
     assert append_full_volumes(message, [Path("/output")]) == message
 
 
-def test_other_errors_are_unchanged() -> None:
+def test_messages_of_other_errors_are_unchanged() -> None:
     assert append_full_volumes("KeyError: 'messages'", FOLDERS) == "KeyError: 'messages'"

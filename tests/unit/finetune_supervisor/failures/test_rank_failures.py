@@ -26,7 +26,7 @@ def write_error_file(run_folder: RunFolder, local_rank: int, error: str, *, modi
     os.utime(path, (modified_at, modified_at))
 
 
-def write_exits(run_folder: RunFolder, **codes: int) -> None:
+def write_exit_codes(run_folder: RunFolder, **codes: int) -> None:
     exits = {name.removeprefix("rank"): {"code": code, "time": 100} for name, code in codes.items()}
     run_folder.rank_exits.write_text(json.dumps(exits))
 
@@ -37,7 +37,7 @@ def test_run_folder_without_files_has_no_failure(run_folder: RunFolder) -> None:
 
 def test_error_file_contains_type_message_and_stack(run_folder: RunFolder) -> None:
     write_error_file(run_folder, 1, "DatasetError: rows.jsonl line 3: expected: a list", modified_at=100.5)
-    write_exits(run_folder, rank1=1)
+    write_exit_codes(run_folder, rank1=1)
 
     failure = find_first_failure(read_failures(run_folder))
 
@@ -90,7 +90,7 @@ def test_victim_is_the_first_failure_if_all_failures_are_victims(run_folder: Run
 
 def test_killed_rank_without_error_file_is_the_first_failure(run_folder: RunFolder) -> None:
     write_error_file(run_folder, 0, f"RuntimeError: {CONNECTION_LOST}", modified_at=99.5)
-    write_exits(run_folder, rank0=1, rank1=-9)
+    write_exit_codes(run_folder, rank0=1, rank1=-9)
 
     failure = find_first_failure(read_failures(run_folder))
 
@@ -100,7 +100,7 @@ def test_killed_rank_without_error_file_is_the_first_failure(run_folder: RunFold
 
 
 def test_rank_terminated_by_torchrun_is_a_victim(run_folder: RunFolder) -> None:
-    write_exits(run_folder, rank0=-15, rank1=42)
+    write_exit_codes(run_folder, rank0=-15, rank1=42)
 
     failure = find_first_failure(read_failures(run_folder))
 

@@ -137,7 +137,7 @@ def test_output_without_exception_has_no_root_exception(text: str) -> None:
 
 
 @pytest.mark.parametrize("code", [1, -6], ids=["exit code 1", "SIGABRT"])
-def test_exception_of_a_terminated_rank_is_the_cause_of_its_victim(code: int) -> None:
+def test_exception_of_a_terminated_rank_is_the_root_cause(code: int) -> None:
     output = INTERLEAVED_EXCEPTIONS.replace("[rank1]", "[rank4]").replace("[rank0]", "[rank5]")
 
     failure = parse_failure_report(output + TORCHRUN_REPORT.format(code=code) + LAUNCHER_EXCEPTION, code=1, time=5.0)
@@ -146,13 +146,13 @@ def test_exception_of_a_terminated_rank_is_the_cause_of_its_victim(code: int) ->
     assert (failure.victim, failure.signal) == (False, None)
 
 
-def test_abort_is_the_cause_if_no_other_rank_raised_an_exception() -> None:
+def test_abort_is_the_root_cause_if_no_other_rank_raised_an_exception() -> None:
     failure = parse_failure_report(TORCHRUN_REPORT.format(code=-6) + LAUNCHER_EXCEPTION, code=1, time=5.0)
 
     assert (failure.local_rank, failure.signal, failure.victim) == (1, 6, False)
 
 
-def test_exception_logged_earlier_is_not_the_cause() -> None:
+def test_exception_logged_earlier_is_not_the_root_cause() -> None:
     text = (
         USER_EXCEPTION.replace("ValueError", "TimeoutError").replace("row 7 has no label", "try again") + USER_EXCEPTION
     )
@@ -163,7 +163,7 @@ def test_exception_logged_earlier_is_not_the_cause() -> None:
     assert cause.error_type == "ValueError"
 
 
-def test_launcher_exception_is_not_the_cause() -> None:
+def test_launcher_exception_is_not_the_root_cause() -> None:
     failure = parse_failure_report(
         USER_EXCEPTION + TORCHRUN_REPORT.format(code=1) + LAUNCHER_EXCEPTION, code=1, time=5.0
     )
@@ -180,7 +180,7 @@ def find_rank(failure: RankFailure) -> int | None:
     return failure.local_rank
 
 
-def test_victim_detected_first_does_not_hide_the_cause() -> None:
+def test_victim_detected_first_does_not_hide_the_root_cause() -> None:
     """The victim aborts on shutdown, and torchrun terminates the rank with the exception before it exits."""
     aborted, terminated = build_failure_from_exit_code(0, -6, 5.0), build_failure_from_exit_code(1, -15, 5.0)
 
@@ -195,7 +195,7 @@ def test_victim_detected_first_does_not_hide_the_cause() -> None:
     )
 
 
-def test_terminated_rank_keeps_its_failure_if_another_rank_is_the_cause() -> None:
+def test_terminated_rank_keeps_its_failure_if_another_rank_is_the_root_cause() -> None:
     killed, terminated = build_failure_from_exit_code(0, -9, 5.0), build_failure_from_exit_code(1, -15, 5.0)
 
     assert explain_failures((killed, terminated), INTERLEAVED_EXCEPTIONS, find_rank=find_rank) == (killed, terminated)

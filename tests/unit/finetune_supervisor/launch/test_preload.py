@@ -1,4 +1,4 @@
-"""Tests of early imports in the launcher and of the conditions for a fork."""
+"""Tests of preloading libraries in the launcher and of the conditions for forking it."""
 
 import ast
 import ctypes
@@ -59,7 +59,7 @@ def test_library_imports_between_harmless_statements_are_found() -> None:
         pytest.param("import dotenv", id="other library"),
     ],
 )
-def test_search_ends_at_a_statement_that_could_affect_imports(first_statement: str) -> None:
+def test_leading_imports_end_at_a_statement_that_could_affect_imports(first_statement: str) -> None:
     assert list_leading_imports(f"import numpy\n{first_statement}\nimport torch\n") == ["import numpy"]
 
 

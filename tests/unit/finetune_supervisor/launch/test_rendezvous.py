@@ -44,7 +44,7 @@ def test_missing_nodes_are_named_in_the_error(tmp_path: Path) -> None:
         rendezvous.wait_for_all()
 
 
-def test_nodes_of_different_attempts_do_not_join_each_other(tmp_path: Path) -> None:
+def test_nodes_of_different_attempts_do_not_share_a_rendezvous(tmp_path: Path) -> None:
     """A zombie of an earlier attempt can connect to the store, but not join the current attempt."""
     port = find_free_port()
     rendezvous = Rendezvous(node(tmp_path, attempt=2, master_port=port), timeout_seconds=1)

@@ -44,7 +44,7 @@ def test_script_is_run_by_the_launcher(tmp_path: Path) -> None:
     program = plan_program(user_command, node(tmp_path, node_rank=1), ENV)
 
     assert program.argv[-4:] == ("ranks", "train.py", "--out", "/output/default/bert")
-    assert (program.working_dir, program.signals_process_group, program.does_own_rendezvous) == (tmp_path, False, True)
+    assert (program.working_dir, program.signals_process_group, program.has_own_rendezvous) == (tmp_path, False, True)
 
 
 def test_torchrun_of_another_python_is_used_if_this_python_has_no_torch(
@@ -61,15 +61,15 @@ def test_torchrun_of_another_python_is_used_if_this_python_has_no_torch(
 
     logs = f"--log_dir={tmp_path / 'torchrun'}"
     assert program.argv[-5:] == ("exec", str(torchrun), "--max_restarts=0", logs, "train.py")
-    assert not program.does_own_rendezvous
+    assert not program.has_own_rendezvous
 
 
-def test_exec_command_is_unchanged_and_signals_go_to_its_process_group(tmp_path: Path) -> None:
+def test_exec_command_is_unchanged_and_signals_are_sent_to_its_process_group(tmp_path: Path) -> None:
     program = plan_program(build_command(exec=("sh", "-c", "echo $(EMPTY)")), node(tmp_path), ENV)
 
     assert program.argv[-3:][1:] == ("-c", "echo ")
     assert program.argv[-3].endswith("/sh")
-    assert (program.signals_process_group, program.does_own_rendezvous) == (True, False)
+    assert (program.signals_process_group, program.has_own_rendezvous) == (True, False)
     assert program.environment is not None
     assert program.environment["PET_LOG_DIR"] == str(tmp_path / "torchrun")
 

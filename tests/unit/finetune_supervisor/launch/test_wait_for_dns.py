@@ -76,10 +76,10 @@ def test_address_needs_no_dns_lookup(clock: FakeClock, host: str, monkeypatch: p
     assert clock.lookups_at == []
 
 
-def test_optional_name_has_a_short_timeout(clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The program of node rank 0 may have ended before another node starts."""
+def test_lookup_of_an_optional_name_has_a_short_timeout(clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The program of node rank 0 may have terminated before another node starts."""
     monkeypatch.setattr(socket, "getaddrinfo", build_getaddrinfo(clock, resolves_at=1000))
 
-    wait_for_master("bert-0-0.bert", node_rank=1, pause=clock.pause, is_required=False)
+    wait_for_master("bert-0-0.bert", node_rank=1, pause=clock.pause, is_name_required=False)
 
     assert 30 <= clock.now < 45

@@ -15,7 +15,7 @@ from finetune_supervisor.contract import RunFolder
 from finetune_supervisor.liveness.hang_detector import (
     HangDetector,
     HeartbeatTimeout,
-    StuckRank,
+    InspectedRank,
     explain_hang,
     parse_stack,
 )
@@ -49,7 +49,7 @@ def build_detector(
     return detector
 
 
-def record_until(detector: HangDetector, *heartbeats: Heartbeat, end_time: float) -> None:
+def advance_and_record(detector: HangDetector, *heartbeats: Heartbeat, end_time: float) -> None:
     """Advance to `end_time` in steps of one second without heartbeats, and then record these heartbeats."""
     while detector.recorded_at + 1 < end_time:
         detector.record_heartbeats((), now=detector.recorded_at + 1)
@@ -66,7 +66,7 @@ def record_until(detector: HangDetector, *heartbeats: Heartbeat, end_time: float
         ((build_heartbeat(),), 10.0),
         ((build_heartbeat(phase=contract.EVAL),), 60.0),
         ((build_heartbeat(phase=contract.SAVE),), 60.0),
-        ((build_heartbeat(phase=contract.PUBLISH),), 720.0),  # may include an upload to the Hub
+        ((build_heartbeat(phase=contract.PUBLISH),), 720.0),  # publishing may include an upload to the Hub
         ((build_heartbeat(phase=contract.DONE),), 10.0),
     ],
 )
@@ -87,11 +87,11 @@ def test_step_limit_applies_to_a_stopped_process_in_every_phase(phase: str) -> N
 
 def test_pause_of_the_supervisor_does_not_cause_a_timeout() -> None:
     detector = build_detector(build_heartbeat())
-    record_until(detector, end_time=8.0)
+    advance_and_record(detector, end_time=8.0)
     detector.record_heartbeats((), now=1000.0)
 
     assert detector.find_timeout(now=1001.0) is None
-    record_until(detector, end_time=1002.5)
+    advance_and_record(detector, end_time=1002.5)
     assert detector.find_timeout(now=1002.5) is not None
 
 
@@ -101,16 +101,16 @@ def test_limit_of_zero_disables_detection() -> None:
 
 def test_unchanged_heartbeat_does_not_reset_the_timeout() -> None:
     detector = build_detector(build_heartbeat())
-    record_until(detector, build_heartbeat(), end_time=9.0)
+    advance_and_record(detector, build_heartbeat(), end_time=9.0)
     assert detector.find_timeout(now=10.5) is not None
 
-    record_until(detector, build_heartbeat(time=1.0), end_time=10.5)
+    advance_and_record(detector, build_heartbeat(time=1.0), end_time=10.5)
     assert detector.find_timeout(now=20.0) is None
 
 
 def test_clock_jump_in_heartbeat_times_is_ignored() -> None:
     detector = build_detector(build_heartbeat(time=1e9))
-    record_until(detector, build_heartbeat(time=5.0), end_time=8.0)
+    advance_and_record(detector, build_heartbeat(time=5.0), end_time=8.0)
 
     assert detector.find_timeout(now=17.0) is None
 
@@ -118,35 +118,35 @@ def test_clock_jump_in_heartbeat_times_is_ignored() -> None:
 def test_slow_steps_raise_the_limit_but_evaluations_do_not() -> None:
     detector = build_detector(build_heartbeat(step=4))
     for number in range(1, 6):
-        record_until(detector, build_heartbeat(step=4 + number, time=number), end_time=6.0 * number)
+        advance_and_record(detector, build_heartbeat(step=4 + number, time=number), end_time=6.0 * number)
     assert detector.find_timeout(now=30.0 + 29.9) is None
     timeout = detector.find_timeout(now=30.0 + 30.1)
     assert timeout is not None
     assert timeout.limit_seconds == 30.0  # five times the step time of 6 s
 
-    record_until(detector, build_heartbeat(step=9, time=6, phase=contract.EVAL), end_time=31.0)
-    record_until(detector, build_heartbeat(step=9, time=7), end_time=80.0)
-    record_until(detector, build_heartbeat(step=10, time=8), end_time=86.0)
+    advance_and_record(detector, build_heartbeat(step=9, time=6, phase=contract.EVAL), end_time=31.0)
+    advance_and_record(detector, build_heartbeat(step=9, time=7), end_time=80.0)
+    advance_and_record(detector, build_heartbeat(step=10, time=8), end_time=86.0)
     assert detector.find_timeout(now=86.0 + 30.1) is not None
 
 
 def test_heartbeats_are_expected_once_the_ranks_have_started(tmp_path: Path) -> None:
     run = RunFolder(tmp_path)
     detector = build_detector(rank_count=0)
-    record_until(detector, end_time=1000.0)
+    advance_and_record(detector, end_time=1000.0)
     assert (detector.find_timeout(now=1000.0), run.have_ranks_started()) == (None, False)
 
     (tmp_path / "torchrun" / "none_ab12" / "attempt_0" / "0").mkdir(parents=True)
     assert run.have_ranks_started()
     detector.expect_heartbeats([0], now=1000.0)
     detector.expect_heartbeats([0], now=1020.0)
-    record_until(detector, end_time=1031.0)
+    advance_and_record(detector, end_time=1031.0)
     assert detector.find_timeout(now=1031.0) == HeartbeatTimeout(0, 31.0, 30.0)
 
 
 def test_rank_that_exceeds_its_limit_by_the_largest_factor_is_returned() -> None:
     detector = build_detector(build_heartbeat(0, phase=contract.EVAL), build_heartbeat(1), rank_count=2)
-    record_until(detector, build_heartbeat(0, phase=contract.EVAL, time=1), end_time=1.0)
+    advance_and_record(detector, build_heartbeat(0, phase=contract.EVAL, time=1), end_time=1.0)
 
     assert detector.find_timeout(now=15.0) == HeartbeatTimeout(1, 15.0, 10.0)
 
@@ -163,14 +163,14 @@ def test_user_command_is_monitored_after_its_first_report() -> None:
     detector = build_detector(rank_count=0)
     assert detector.find_timeout(now=1000.0) is None
 
-    record_until(detector, build_heartbeat(), end_time=1000.0)
+    advance_and_record(detector, build_heartbeat(), end_time=1000.0)
     assert detector.find_timeout(now=1011.0) is not None
 
 
-def build_stuck_rank(
+def build_inspected_rank(
     rank: int, *, state: str = "S", stack: tuple[str, ...] = COLLECTIVE_STACK, silent_seconds: float = 11.0
-) -> StuckRank:
-    return StuckRank(rank % 4, rank, silent_seconds, contract.TRAIN, 12, state, "", stack)
+) -> InspectedRank:
+    return InspectedRank(rank % 4, rank, silent_seconds, contract.TRAIN, 12, state, "", stack)
 
 
 TIMEOUT = HeartbeatTimeout(0, 12.0, 10.0)
@@ -180,20 +180,22 @@ TIMEOUT = HeartbeatTimeout(0, 12.0, 10.0)
     ("suspect", "message_start"),
     [
         (
-            build_stuck_rank(6, state="T", stack=()),
+            build_inspected_rank(6, state="T", stack=()),
             "rank 6 is stopped by a signal (SIGSTOP): no heartbeat for 12 s (limit 10 s)",
         ),
         (
-            replace(build_stuck_rank(6, state="D", stack=()), kernel_function="nfs_wait"),
+            replace(build_inspected_rank(6, state="D", stack=()), kernel_function="nfs_wait"),
             "rank 6 waits for a device or a file system",
         ),
-        (build_stuck_rank(6, state="", stack=()), "rank 6 has disappeared"),
-        (build_stuck_rank(6, stack=()), "rank 6 does not respond"),
-        (build_stuck_rank(6, stack=LOADING_STACK), "rank 6 is in /v/finetune_trainer/data/images.py:40 in open"),
+        (build_inspected_rank(6, state="", stack=()), "rank 6 has disappeared"),
+        (build_inspected_rank(6, stack=()), "rank 6 does not respond"),
+        (build_inspected_rank(6, stack=LOADING_STACK), "rank 6 is in /v/finetune_trainer/data/images.py:40 in open"),
     ],
 )
-def test_rank_that_does_not_wait_for_others_is_the_suspect(suspect: StuckRank, message_start: str) -> None:
-    found, message = explain_hang([build_stuck_rank(4, silent_seconds=99.0), build_stuck_rank(5), suspect], TIMEOUT)
+def test_rank_that_does_not_wait_for_others_is_the_suspect(suspect: InspectedRank, message_start: str) -> None:
+    found, message = explain_hang(
+        [build_inspected_rank(4, silent_seconds=99.0), build_inspected_rank(5), suspect], TIMEOUT
+    )
 
     assert found is suspect
     assert found.is_suspicious
@@ -203,7 +205,7 @@ def test_rank_that_does_not_wait_for_others_is_the_suspect(suspect: StuckRank, m
 
 
 def test_no_rank_is_suspicious_if_all_wait_for_others() -> None:
-    found, _ = explain_hang([build_stuck_rank(4), build_stuck_rank(5, silent_seconds=11.5)], TIMEOUT)
+    found, _ = explain_hang([build_inspected_rank(4), build_inspected_rank(5, silent_seconds=11.5)], TIMEOUT)
 
     assert found is not None
     assert (found.rank, found.is_suspicious) == (5, False)

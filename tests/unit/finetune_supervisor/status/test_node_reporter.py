@@ -1,4 +1,4 @@
-"""Tests of the termination messages of running and ended nodes."""
+"""Tests of the termination messages of running and finished nodes."""
 
 import json
 import os
@@ -61,7 +61,7 @@ def test_message_before_the_first_heartbeat_has_no_progress(reporter: NodeReport
 
 
 @pytest.mark.parametrize(
-    ("final_message", "names_volume"),
+    ("final_message", "is_volume_named"),
     [
         pytest.param(build_failure_message(TerminationMessage(), "OSError", NO_SPACE, now=1.0), True, id="failed"),
         pytest.param(build_stop_message(TerminationMessage(), NO_SPACE, now=1.0), False, id="stopped"),
@@ -72,14 +72,14 @@ def test_only_the_message_of_a_failed_node_names_full_volumes(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     final_message: TerminationMessage,
-    names_volume: bool,
+    is_volume_named: bool,
 ) -> None:
     full = os.statvfs_result((4096, 4096, 100, 0, 0, 0, 0, 0, 0, 255))
     monkeypatch.setattr(os, "statvfs", lambda _: full)
 
     reporter.write_final_message(final_message)
 
-    assert (f", {tmp_path})" in read_message(tmp_path)["message"]) is names_volume
+    assert (f", {tmp_path})" in read_message(tmp_path)["message"]) is is_volume_named
     assert reporter.outcome == final_message.outcome
 
 

@@ -108,7 +108,7 @@ def test_user_guide_snippet_sends_a_report(running_server: RunningServer, monkey
     assert heartbeat.progress == TrainingProgress(step=12, total_steps=60, loss=1.5)
 
 
-def test_first_step_time_is_set_once_steps_advance(running_server: RunningServer) -> None:
+def test_first_step_time_is_set_once_the_step_increases(running_server: RunningServer) -> None:
     times = []
     for step in (20, 20, 21, 22):  # the first report may contain the step of a resumed checkpoint
         running_server.post(build_report(current_step=step))
