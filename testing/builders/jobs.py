@@ -21,7 +21,7 @@ RawBody = dict[str, Any]
 
 
 def spec(**fields: Any) -> RawBody:
-    """Return a valid spec of two nodes with two ranks each, updated with `fields` (camelCase)."""
+    """Return a valid spec for two nodes with two ranks each, updated with `fields` (camelCase)."""
     return {
         "model": {"name": "/data/model"},
         "dataset": {"train": [{"name": "/data/train.jsonl"}]},

@@ -54,6 +54,6 @@ def list_create_requests(cluster: RecordingCluster) -> list[str]:
     return [line for line in cluster.requests if line.startswith("create")]
 
 
-def read_written_status(result: PassResult) -> JobStatus:
-    """Return the job status after the pass."""
-    return FineTuneJob.parse(result.job).status
+def read_written_status(pass_result: PassResult) -> JobStatus:
+    """Return the job status that the pass has written."""
+    return FineTuneJob.parse(pass_result.job).status

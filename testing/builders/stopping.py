@@ -1,4 +1,4 @@
-"""Builders of a running job and of pods that end its attempt."""
+"""Builders of a running job and of pods whose termination stops its attempt."""
 
 from typing import Any
 

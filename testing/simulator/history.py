@@ -39,7 +39,7 @@ TWO_NODES = Workload(num_nodes=2)
 
 
 class Liveness(StrEnum):
-    """Liveness property of a history: the outcome that the job must reach under any faults."""
+    """Liveness property of a history, that is, the outcome that the job must reach despite all faults."""
 
     ENDS = "ends, or reports what it waits for"
     COMPLETES = "completes, or reports what it waits for"
@@ -48,16 +48,16 @@ class Liveness(StrEnum):
 
 @dataclass(frozen=True)
 class Scenario:
-    """Faults and settings that are chosen before a history starts; all other choices are drawn while it runs."""
+    """Faults and settings of a history, drawn before it starts; all other choices are drawn while it runs."""
 
     workload: Workload = TWO_NODES
-    fields: dict[str, Any] = field(default_factory=dict)
+    spec_fields: dict[str, Any] = field(default_factory=dict)
     network_faults: NetworkFaults = NO_FAULTS
     incidents: tuple[tuple[Trigger, Incident], ...] = ()
-    # start of each new leader, and seconds for which the previous leader still acts
+    # start of each new leader, and seconds for which the previous leader continues to act
     takeovers: tuple[tuple[Trigger, float], ...] = ()
     liveness: Liveness = Liveness.ENDS
-    resumes_at_end: bool = True
+    is_resumed_at_end: bool = True
     faults_end_seconds: float = 60.0
 
 
@@ -92,7 +92,7 @@ def _report_task_error(monitor: InvariantMonitor, context: dict[str, Any]) -> No
 
 
 async def _run_history(scenario: Scenario, choices: Choices) -> HistoryResult:
-    world = World(choices, scenario.workload, network_faults=scenario.network_faults, **scenario.fields)
+    world = World(choices, scenario.workload, network_faults=scenario.network_faults, **scenario.spec_fields)
     world.has_split_brain = bool(scenario.takeovers)
     monitor = InvariantMonitor(world, has_split_brain=world.has_split_brain)
     asyncio.get_running_loop().set_exception_handler(lambda _, context: _report_task_error(monitor, context))
@@ -125,9 +125,9 @@ async def _run_phases(world: World, monitor: InvariantMonitor, scenario: Scenari
     await _advance(world, monitor, is_done=None, limit_seconds=scenario.faults_end_seconds)
     world.end_faults()
     _recover_k8s_nodes(world, scenario)
-    if scenario.resumes_at_end:
+    if scenario.is_resumed_at_end:
         world.edit_spec(suspend=False)
-    # the job must end, or report a valid reason to wait
+    # the job must finish, or report a valid reason to wait
     is_ended = await _advance(world, monitor, is_done=world.is_finished, limit_seconds=HORIZON_SECONDS)
     if monitor.violations:
         return
@@ -135,13 +135,13 @@ async def _run_phases(world: World, monitor: InvariantMonitor, scenario: Scenari
         if not _is_waiting_legitimately(world):
             monitor.report(f"no end: {world.status.get('phase')} {world.status.get('conditions')}")
         return
-    # after the end of the job nothing may change
+    # after the job has finished, nothing may change
     await _advance(world, monitor, is_done=None, limit_seconds=SETTLING_SECONDS)
     await _check_settled(world, monitor)
 
 
 def _schedule_fault(world: World, trigger: Trigger, inject: Callable[[], None]) -> None:
-    """Schedule a fault, which is skipped if it becomes due after the end of all faults."""
+    """Schedule a fault, which is skipped if it becomes due after fault injection has ended."""
 
     def start() -> None:
         asyncio.get_running_loop().call_later(trigger.seconds, lambda: None if world.faults_ended else inject())
@@ -162,7 +162,7 @@ def _inject(world: World, incident: Incident) -> None:
 
 
 def _recover_k8s_nodes(world: World, scenario: Scenario) -> None:
-    """Recover all Kubernetes nodes but the spare ones, so that the job does not stay pending forever."""
+    """Recover all Kubernetes nodes except the spare ones, so that the job does not stay pending forever."""
     disconnected = [k8s_node for k8s_node in world.k8s_nodes.nodes if not k8s_node.connected.is_set()]
     for k8s_node in disconnected[SPARE_K8S_NODES:]:
         world.node_controllers.recover(k8s_node)
@@ -185,7 +185,7 @@ async def _advance(
 
 
 def _is_waiting_legitimately(world: World) -> bool:
-    """Return whether the job waits for nodes or for a taken name, and its status reports that."""
+    """Return whether the job waits for Kubernetes nodes or for a name in use, and its status reports this reason."""
     pending_reason: str = world.status.get("waiting", {}).get("reason", "")
     if pending_reason == Reason.NAME_TAKEN:
         return world.has_foreign_objects()
@@ -207,7 +207,7 @@ def _check_liveness(world: World, monitor: InvariantMonitor, liveness: Liveness)
 
 
 async def _check_settled(world: World, monitor: InvariantMonitor) -> None:
-    """Check that after the end of the job no process runs, nothing is written, and no pod of a deleted job remains."""
+    """Check that no process of the finished job runs, nothing is written, and no pod of a deleted job remains."""
     if not world.is_finished():
         monitor.report("the job did not stay ended")
     for process in world.list_running_processes():

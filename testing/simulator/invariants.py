@@ -41,7 +41,7 @@ class InvariantMonitor:
         self._has_split_brain = has_split_brain
         # uids of removed or relabelled pods that may still run
         self._removed_while_running: set[str] = set()
-        self._confirmed_ended: set[str] = set()  # uids of ended pods, even if their status changes later
+        self._confirmed_ended: set[str] = set()  # uids of terminated pods, even if their status changes later
         self._newest_pod_uids: dict[str, str] = {}  # pod name -> uid of the newest pod
         self._last_job: tuple[RawBody, JobStatus] = ({}, JobStatus())  # body and parsed status at the last commit
         # ((job uid, attempt), seconds for which running nodes have waited for pending ones)
@@ -93,7 +93,7 @@ class InvariantMonitor:
         return any(abs(operator.clock_offset.total_seconds()) < OPERATOR_REACTION_SECONDS for operator in operators)
 
     def check_output(self) -> None:
-        """Check that no zombie publishes, that there is at most one result, and that processes run their job's spec."""
+        """Check that no zombie publishes, at most one result exists, and every process uses the spec of its own job."""
         for folder in self._world.trainer.folders.values():
             groups = [(publication.attempt, publication.group) for publication in folder.publications]
             if groups != sorted(groups):
@@ -114,22 +114,26 @@ class InvariantMonitor:
             if change.actor == "scheduler":
                 self._check_placement(change)
             if by_operator and get_controller_uid(change.body) == self._world.job_uid:
-                messages = self._check_created_pod(change) if change.before is None else self._check_deleted_pod(change)
+                messages = (
+                    self._check_created_pod(change) if change.old_body is None else self._check_deleted_pod(change)
+                )
                 for message in messages:
                     self.report(message)
-        if by_operator and change.before and self._is_foreign(change.before):
+        if by_operator and change.old_body and self._is_foreign(change.old_body):
             self.report(f"{change.type} {change.kind} {change.body['metadata']['name']}, which belongs to a stranger")
-        if change.kind == names.FINETUNEJOB_KIND and by_operator and change.before and change.after:
-            for message in self._check_status(change.before, change.after):
+        if change.kind == names.FINETUNEJOB_KIND and by_operator and change.old_body and change.new_body:
+            for message in self._check_status(change.old_body, change.new_body):
                 self.report(message)
 
     def _record_pod(self, change: Change) -> None:
         metadata = change.body["metadata"]
-        if (change.after is None and change.actor in ("user", *FORCED_DELETION_ACTORS)) or _has_changed_labels(change):
+        if (change.new_body is None and change.actor in ("user", *FORCED_DELETION_ACTORS)) or _has_changed_labels(
+            change
+        ):
             self._removed_while_running.add(metadata["uid"])
-        if change.before is None:
+        if change.old_body is None:
             self._newest_pod_uids[metadata["name"]] = metadata["uid"]
-        elif (pod := observe_pod(change.before, gone=False)) and not pod.may_run(self._world.now()):
+        elif (pod := observe_pod(change.old_body, gone=False)) and not pod.may_run(self._world.now()):
             self._confirmed_ended.add(pod.uid)
 
     def _is_foreign(self, body: RawBody) -> bool:
@@ -169,12 +173,12 @@ class InvariantMonitor:
             yield from self._check_older_attempts_ended(new_pod)
 
     def _check_older_attempts_ended(self, new_pod: NodeObservation) -> Iterator[str]:
-        """Check that no pod of another attempt runs, except where the operator cannot observe it."""
+        """Check that no pod of another attempt runs, except pods that the operator cannot observe."""
         for _, pod in self._world.list_pods():
             other = observe_pod(pod, gone=False)
             if other is None or other.attempt == new_pod.attempt or other.uid in self._confirmed_ended:
                 continue
-            if _counts_as_running(other) and other.may_run(self._world.now()):
+            if _is_considered_running(other) and other.may_run(self._world.now()):
                 yield f"{new_pod.pod_name} was created while {other.pod_name} may run"
         for process in self._world.list_running_processes():
             _, k8s_node = self._world.k8s_nodes.processes[process.pod_uid]
@@ -256,7 +260,7 @@ class InvariantMonitor:
             return False
         evidence = next((each for each in record.evidence if each.node_rank == cause.node_rank), None)
         if evidence and self._newest_pod_uids.get(evidence.pod_name, cause.pod_uid) != cause.pod_uid:
-            return False  # the evidence comes from a pod that replaced the root cause
+            return False  # the evidence comes from a pod that replaced the pod of the root cause
         if evidence and evidence.exit_code is not None:
             return not evidence.victim  # after a network fault, all nodes are victims
         pod = next((pod for _, pod in self._world.list_pods() if pod["metadata"]["uid"] == cause.pod_uid), None)
@@ -316,23 +320,23 @@ class InvariantMonitor:
             return
         for _, pod in self._world.list_pods():
             node = observe_pod(pod, gone=False)
-            if node and _counts_as_running(node) and node.may_run(self._world.now()):
+            if node and _is_considered_running(node) and node.may_run(self._world.now()):
                 yield f"Suspended while {node.pod_name} may run"
 
 
-def _counts_as_running(pod: NodeObservation) -> bool:
+def _is_considered_running(pod: NodeObservation) -> bool:
     """Return whether the operator must treat the pod as running.
 
-    A terminating pod without labels does not count, because it ends without a further request and is fenced.
+    A terminating pod without labels does not count, because it stops without a further request and is fenced.
     """
     return not (pod.relabelled and pod.deleting)
 
 
 def _has_changed_labels(change: Change) -> bool:
-    """Return whether the labels were changed, so that label selectors miss the pod or match it wrongly."""
-    if change.before is None or change.after is None:
+    """Return whether the labels were changed, so that label selectors miss the pod or match it by mistake."""
+    if change.old_body is None or change.new_body is None:
         return False
-    return bool(change.before["metadata"].get("labels") != change.after["metadata"].get("labels"))
+    return bool(change.old_body["metadata"].get("labels") != change.new_body["metadata"].get("labels"))
 
 
 def _get_container_state(pod: RawBody) -> RawBody:

@@ -41,13 +41,13 @@ DrawScenario = Callable[[Choices], Scenario]
 
 
 def all_faults(choices: Choices) -> Scenario:
-    """Inject any fault, with one leader at a time."""
+    """Draw a scenario with faults of all kinds and one leader at a time."""
     incidents = (*USER_INCIDENTS, *TRAINER_INCIDENTS, *NODE_INCIDENTS, *OPERATOR_INCIDENTS)
     return _build_scenario(choices, incidents, network_faults=_draw_network_faults(choices))
 
 
 def split_brain(choices: Choices) -> Scenario:
-    """Inject any fault while several operators act as leaders."""
+    """Draw a scenario with faults of all kinds, in which several operators act as leaders."""
     incidents = (*USER_INCIDENTS, *TRAINER_INCIDENTS, *NODE_INCIDENTS, *OPERATOR_INCIDENTS)
     return _build_scenario(
         choices,
@@ -58,7 +58,7 @@ def split_brain(choices: Choices) -> Scenario:
 
 
 def stale_caches(choices: Choices) -> Scenario:
-    """Delay watch events for a long time while operators and users act."""
+    """Draw a scenario in which watch events have long delays while operators and users act."""
     network_faults = NetworkFaults(
         slow_requests=_draw_rate(choices, 10.0),
         crashes=_draw_rate(choices, 5.0),
@@ -69,12 +69,12 @@ def stale_caches(choices: Choices) -> Scenario:
 
 
 def failing_job_nodes(choices: Choices) -> Scenario:
-    """Inject failures of the job's nodes on a healthy cluster with a reliable network."""
+    """Draw a scenario in which nodes of the job fail on a healthy cluster with a reliable network."""
     return _build_scenario(choices, (kill_container, kill_rank, hang_rank, cut_power), network_faults=NO_FAULTS)
 
 
 def operator_faults(choices: Choices) -> Scenario:
-    """Inject faults only into operators and their connections; training must continue undisturbed."""
+    """Draw a scenario with faults only of operators and their connections; the first attempt must complete."""
     return Scenario(
         workload=Workload(num_nodes=choices.pick((2, 1, 3)), rendezvous_timeout_seconds=3600.0),
         network_faults=_draw_network_faults(choices),
@@ -85,9 +85,10 @@ def operator_faults(choices: Choices) -> Scenario:
 
 
 def lost_k8s_nodes(choices: Choices) -> Scenario:
-    """Lose and recover Kubernetes nodes during long training runs; the losses must not use up the restart budget.
+    """Draw a scenario in which Kubernetes nodes are lost and recover during long training runs.
 
-    A few restarts are allowed, because a failure is unexplained if a pod is removed before an operator observes it.
+    The losses must not use up the restart budget. A few restarts are allowed, because a failure is unexplained if a
+    pod is removed before an operator observes it.
     """
     policy = {
         "maxRestarts": 3,
@@ -102,7 +103,7 @@ def lost_k8s_nodes(choices: Choices) -> Scenario:
             step_seconds=choices.pick((2.0, 40.0)),
             rendezvous_timeout_seconds=3600.0,
         ),
-        fields={"restartPolicy": policy},
+        spec_fields={"restartPolicy": policy},
         network_faults=choices.pick((NO_FAULTS, _draw_network_faults(choices))),
         incidents=_draw_incidents(
             choices, (*NODE_LOSSES, *NODE_LOSSES, evict_pod, *OPERATOR_INCIDENTS), extra_delays=(30.0, 300.0)
@@ -114,8 +115,11 @@ def lost_k8s_nodes(choices: Choices) -> Scenario:
 
 
 def resource_faults(choices: Choices) -> Scenario:
-    """Inject broken GPUs, full nodes, hangs and OOM failures; a job with a large restart budget must complete."""
-    fields = {
+    """Draw a scenario with broken GPUs, full nodes, hangs and OOM failures.
+
+    The job has a large restart budget and must complete.
+    """
+    spec_fields = {
         "restartPolicy": {"maxRestarts": 20, "backoffSeconds": 1, "maxBackoffSeconds": 20},
         "startupDeadlineSeconds": choices.pick((20, 0, 60)),
         "training": {"perDeviceTrainBatchSize": choices.pick((4, 1, 6))},
@@ -126,7 +130,7 @@ def resource_faults(choices: Choices) -> Scenario:
         workload=Workload(
             num_nodes=choices.pick((2, 1, 3)), total_steps=choices.pick((6, 30)), hang_timeout_seconds=30.0
         ),
-        fields=fields,
+        spec_fields=spec_fields,
         network_faults=choices.pick((NO_FAULTS, _draw_network_faults(choices))),
         incidents=_draw_incidents(choices, incidents, extra_delays=(10.0, 100.0)),
         takeovers=_draw_takeovers(choices),
@@ -136,8 +140,11 @@ def resource_faults(choices: Choices) -> Scenario:
 
 
 def user_interference(choices: Choices) -> Scenario:
-    """Inject user interference and clock jumps; a job with a large restart budget must complete."""
-    fields = {
+    """Draw a scenario with user interference and clock jumps.
+
+    The job has a large restart budget and must complete.
+    """
+    spec_fields = {
         "restartPolicy": {
             "maxRestarts": 20,
             "maxInfrastructureRestarts": 50,
@@ -152,7 +159,7 @@ def user_interference(choices: Choices) -> Scenario:
             total_steps=choices.pick((6, 15, 30)),
             rendezvous_timeout_seconds=choices.pick((120.0, 3600.0)),
         ),
-        fields=fields,
+        spec_fields=spec_fields,
         network_faults=choices.pick((NO_FAULTS, _draw_network_faults(choices))),
         incidents=_draw_incidents(choices, USER_INTERFERENCE, extra_delays=(10.0, 100.0)),
         takeovers=_draw_takeovers(choices),
@@ -185,17 +192,17 @@ def _build_scenario(
 ) -> Scenario:
     return Scenario(
         workload=Workload(num_nodes=choices.pick((2, 1, 3)), total_steps=choices.pick((6, 15))),
-        fields=_draw_fields(choices),
+        spec_fields=_draw_spec_fields(choices),
         network_faults=network_faults,
         incidents=_draw_incidents(choices, incidents),
         takeovers=takeovers,
-        resumes_at_end=choices.pick((True, True, True, False)),
+        is_resumed_at_end=choices.pick((True, True, True, False)),
         faults_end_seconds=choices.pick((60.0, 240.0)),
     )
 
 
-def _draw_fields(choices: Choices) -> dict[str, Any]:
-    """Draw the spec fields that do not follow from the workload."""
+def _draw_spec_fields(choices: Choices) -> dict[str, Any]:
+    """Draw the spec fields that the workload does not determine."""
     policy = {
         "maxRestarts": choices.pick((1, 0, 3)),
         "maxInfrastructureRestarts": choices.pick((1, 0, 3)),
@@ -203,7 +210,7 @@ def _draw_fields(choices: Choices) -> dict[str, Any]:
         "maxBackoffSeconds": 20,
         "avoidFailingNodes": choices.pick((True, True, False)),
     }
-    fields: dict[str, Any] = {"restartPolicy": policy}
+    spec_fields: dict[str, Any] = {"restartPolicy": policy}
     for name, values in (
         ("activeDeadlineSeconds", (None, None, None, 5, 20, 60)),
         ("pendingDeadlineSeconds", (None, None, None, 5, 30, 200)),
@@ -213,8 +220,8 @@ def _draw_fields(choices: Choices) -> dict[str, Any]:
     ):
         value = choices.pick(values)
         if value is not None:
-            fields[name] = value
-    return fields
+            spec_fields[name] = value
+    return spec_fields
 
 
 def _draw_network_faults(choices: Choices) -> NetworkFaults:
@@ -250,6 +257,6 @@ def _draw_trigger(choices: Choices, extra_delays: tuple[float, ...] = ()) -> Tri
 
 
 def _draw_takeovers(choices: Choices, *, min_takeovers: int = 0) -> tuple[tuple[Trigger, float], ...]:
-    """Draw the trigger of each leader change and the seconds for which the former leader still acts."""
+    """Draw the trigger of each leader change and the seconds for which the former leader continues to act."""
     count = min_takeovers + choices.draw_number(MAX_TAKEOVERS + 1 - min_takeovers)
     return tuple((_draw_trigger(choices), choices.pick(OVERLAPS_SECONDS)) for _ in range(count))

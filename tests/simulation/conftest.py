@@ -1,4 +1,4 @@
-"""Disable warnings in simulation tests, because the simulated faults cause thousands of them."""
+"""Fixture that disables log warnings in simulation tests, because simulated faults cause thousands of them."""
 
 import logging
 from collections.abc import Iterator

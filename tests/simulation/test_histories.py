@@ -10,7 +10,7 @@ import pytest
 from testing.simulator.scenarios import SCENARIO_KINDS
 from testing.simulator.search import explain, search
 
-HISTORIES = int(os.environ.get("FINETUNE_HISTORIES", "10500"))  # total number of histories of all kinds
+HISTORIES = int(os.environ.get("FINETUNE_HISTORIES", "10500"))  # total number over all kinds of histories
 CHUNKS = 6  # chunks per kind, which run in parallel processes
 CHUNK_SIZE = -(-HISTORIES // len(SCENARIO_KINDS) // CHUNKS)
 

@@ -108,7 +108,7 @@ def test_node_memory_is_proportional_to_the_number_of_ranks(
 
 
 @given(model_shapes(), ACTIVATIONS, RANK_LAYOUTS, st.integers(0, 10**12))
-def test_total_grows_at_least_by_the_added_bytes(
+def test_total_memory_grows_by_at_least_the_added_bytes(
     shape: ModelShape, activation_memory: ActivationMemory, rank_layout: RankLayout, added_bytes: int
 ) -> None:
     before = break_down_rank_memory(shape, activation_memory, rank_layout).total
@@ -149,42 +149,46 @@ def architectures(draw: st.DrawFn) -> Architecture:
     return Architecture(config, torch.bfloat16 if lora else torch.float32, lora)
 
 
-def measure_total_bytes(architecture: Architecture, **fields: Any) -> int:
+def forecast_total_bytes(architecture: Architecture, **fields: Any) -> int:
     step_fields = {"checkpointing": False, "autocast": torch.bfloat16, "loss": compute_unmasked_token_loss, **fields}
     return measure_step_peak(architecture, SimulatedStep(**step_fields)).total
 
 
 @settings(max_examples=6, deadline=None)
 @given(architectures(), st.integers(1, 3), st.integers(16, 200), st.integers(1, 100), st.booleans())
-def test_step_memory_never_decreases_with_batch_or_length(
-    architecture: Architecture, batch: int, length: int, added_length: int, checkpointing: bool
+def test_step_memory_does_not_decrease_with_batch_size_or_sequence_length(
+    architecture: Architecture, batch_size: int, sequence_length: int, added_tokens: int, gradient_checkpointing: bool
 ) -> None:
-    total_bytes = measure_total_bytes(architecture, batch=batch, length=length, checkpointing=checkpointing)
+    total_bytes = forecast_total_bytes(
+        architecture, batch=batch_size, length=sequence_length, checkpointing=gradient_checkpointing
+    )
 
-    assert total_bytes <= measure_total_bytes(architecture, batch=batch + 1, length=length, checkpointing=checkpointing)
-    assert total_bytes <= measure_total_bytes(
-        architecture, batch=batch, length=length + added_length, checkpointing=checkpointing
+    assert total_bytes <= forecast_total_bytes(
+        architecture, batch=batch_size + 1, length=sequence_length, checkpointing=gradient_checkpointing
+    )
+    assert total_bytes <= forecast_total_bytes(
+        architecture, batch=batch_size, length=sequence_length + added_tokens, checkpointing=gradient_checkpointing
     )
 
 
 @settings(max_examples=6, deadline=None)
 @given(architectures(), st.integers(1, 3), st.integers(16, 200))
 def test_gradient_checkpointing_adds_at_most_the_layer_inputs(
-    architecture: Architecture, batch: int, length: int
+    architecture: Architecture, batch_size: int, sequence_length: int
 ) -> None:
-    """With one layer, checkpointing saves no memory and adds at most the stored layer inputs."""
-    stored = measure_total_bytes(architecture, batch=batch, length=length)
-    recomputed = measure_total_bytes(architecture, batch=batch, length=length, checkpointing=True)
+    """With one layer, gradient checkpointing saves no memory and adds at most the stored layer inputs."""
+    stored = forecast_total_bytes(architecture, batch=batch_size, length=sequence_length)
+    recomputed = forecast_total_bytes(architecture, batch=batch_size, length=sequence_length, checkpointing=True)
 
-    assert recomputed <= stored + 2 * batch * length * architecture.config.hidden_size * 4
+    assert recomputed <= stored + 2 * batch_size * sequence_length * architecture.config.hidden_size * 4
 
 
 @settings(max_examples=6, deadline=None)
 @given(architectures(), st.integers(16, 200))
-def test_evaluation_needs_at_most_the_memory_of_training(architecture: Architecture, length: int) -> None:
-    assert measure_total_bytes(architecture, batch=1, length=length, is_training=False) <= measure_total_bytes(
-        architecture, batch=1, length=length
-    )
+def test_evaluation_needs_at_most_the_memory_of_training(architecture: Architecture, sequence_length: int) -> None:
+    assert forecast_total_bytes(
+        architecture, batch=1, length=sequence_length, is_training=False
+    ) <= forecast_total_bytes(architecture, batch=1, length=sequence_length)
 
 
 @settings(max_examples=6, deadline=None)

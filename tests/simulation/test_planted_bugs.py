@@ -87,8 +87,12 @@ def skip_fencing_of_older_pods(patch: pytest.MonkeyPatch) -> None:
 def never_count_restarts(patch: pytest.MonkeyPatch) -> None:
     """Do not charge restarts to the restart budget."""
 
-    def plan_restart(verdict: Any, ended: Any, earlier: Any, counts: Any, job: Any) -> restart_budget.RestartPlan:
-        return replace(restart_budget.plan_restart(verdict, ended, earlier, counts, job), counts=counts)
+    def plan_restart(
+        verdict: Any, ended_attempt: Any, earlier_attempts: Any, counts: Any, job: Any
+    ) -> restart_budget.RestartPlan:
+        return replace(
+            restart_budget.plan_restart(verdict, ended_attempt, earlier_attempts, counts, job), counts=counts
+        )
 
     patch.setattr(stop_attempt, "plan_restart", plan_restart)
 
@@ -119,9 +123,9 @@ def overwrite_newer_status(patch: pytest.MonkeyPatch) -> None:
 
 
 def judge_on_first_evidence(patch: pytest.MonkeyPatch) -> None:
-    """Treat the first node whose end is observed as the root cause."""
+    """Treat the first node that is observed to have terminated as the root cause."""
 
-    def judge_at_once(context: JobContext) -> Decision:
+    def judge_immediately(context: JobContext) -> Decision:
         return (
             stop_attempt._judge_attempt(context, context.record)
             if context.record.reason in ("NodeFailed", "NodeDeleted")
@@ -129,11 +133,11 @@ def judge_on_first_evidence(patch: pytest.MonkeyPatch) -> None:
         )
 
     original = stop_attempt.continue_stopping
-    patch.setattr(decide, "continue_stopping", judge_at_once)
+    patch.setattr(decide, "continue_stopping", judge_immediately)
 
 
 def stop_finished_job(patch: pytest.MonkeyPatch) -> None:
-    """Stop a job again if it is suspended after its end."""
+    """Stop a finished job again if it is suspended."""
     original = decide._clean_up_finished_job
 
     def clean_up_finished(context: JobContext) -> Decision:
@@ -147,7 +151,7 @@ def stop_finished_job(patch: pytest.MonkeyPatch) -> None:
 
 
 def never_fence_lost_pods(patch: pytest.MonkeyPatch) -> None:
-    """Assume that a terminating pod on a lost Kubernetes node may run as long as it exists."""
+    """Assume that a terminating pod on a lost Kubernetes node may run until its object is removed."""
     patch.setattr(NodeObservation, "may_run", lambda node, now: not node.ended)
 
 
@@ -190,7 +194,7 @@ def treat_every_hang_as_root_cause(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(rules, "RULES", tuple(rank_hung if rule is original else rule for rule in rules.RULES))
 
 
-def avoid_after_one_failure(patch: pytest.MonkeyPatch) -> None:
+def avoid_k8s_node_after_one_failure(patch: pytest.MonkeyPatch) -> None:
     """Avoid a Kubernetes node after its first suspicious failure."""
     patch.setattr(node_avoidance, "_STRIKE_LIMIT", 1)
 
@@ -241,7 +245,7 @@ def halve_the_effective_batch(patch: pytest.MonkeyPatch) -> None:
 
 
 def delete_foreign_objects(patch: pytest.MonkeyPatch) -> None:
-    """Identify objects by name only."""
+    """Identify objects only by name, so that foreign objects are deleted."""
 
     async def find_uid(cluster: KubernetesCluster, target: ObjectRef) -> str | None:
         live = await cluster.get(target.kind, target.namespace, target.name)
@@ -307,7 +311,7 @@ PLANTED_BUGS = (
     (charge_lost_k8s_nodes_to_job_budget, "lost_k8s_nodes"),
     (blame_uncreated_pod, "lost_k8s_nodes"),
     (treat_every_hang_as_root_cause, "failing_job_nodes"),
-    (avoid_after_one_failure, "lost_k8s_nodes"),
+    (avoid_k8s_node_after_one_failure, "lost_k8s_nodes"),
     (avoid_every_k8s_node, "lost_k8s_nodes"),
     (omit_avoidance_from_pods, "resource_faults"),
     (never_avoid_k8s_nodes, "resource_faults"),

@@ -62,7 +62,7 @@ def test_simulator_passes_the_conformance_checks(check: Check) -> None:
 async def observe_pod_on_lost_k8s_node(
     lose_k8s_node: Callable[[World, KubernetesNode], None],
 ) -> list[tuple[bool, bool, bool, str]]:
-    """Observe a pod before the loss of its Kubernetes node, ten minutes later and after the recovery.
+    """Observe a pod before its Kubernetes node is lost, ten minutes later and after the node has recovered.
 
     Each observation is (pod exists, pod is terminating, process runs, reason of the disruption).
     """
@@ -105,7 +105,7 @@ def taint_out_of_service(world: World, k8s_node: KubernetesNode) -> None:
 
 
 @pytest.mark.parametrize(
-    ("lose_k8s_node", "expected"),
+    ("lose_k8s_node", "expected_observation"),
     [
         (stop_kubelet, (True, True, True, "DeletionByTaintManager")),
         (delete_k8s_node, (False, False, True, "")),
@@ -113,16 +113,16 @@ def taint_out_of_service(world: World, k8s_node: KubernetesNode) -> None:
     ],
 )
 def test_process_on_lost_kubernetes_node_runs_until_kubelet_recovers(
-    lose_k8s_node: Callable[[World, KubernetesNode], None], expected: tuple[bool, bool, bool, str]
+    lose_k8s_node: Callable[[World, KubernetesNode], None], expected_observation: tuple[bool, bool, bool, str]
 ) -> None:
     before, lost, recovered = run_in_virtual_time(observe_pod_on_lost_k8s_node(lose_k8s_node))
 
     assert before == (True, False, True, "")
-    assert lost == expected
+    assert lost == expected_observation
     assert recovered == (False, False, False, "")
 
 
-def test_expected_results_match_the_checks() -> None:
+def test_every_check_has_expected_results() -> None:
     assert set(EXPECTED_RESULTS) == {check.__name__ for check in CHECKS}
 
 
@@ -136,11 +136,11 @@ def test_history_without_faults_completes_with_few_writes() -> None:
 def test_shrinking_removes_and_lowers_choices() -> None:
     candidates = []
 
-    def fails(choices: list[int]) -> bool:
+    def is_failing(choices: list[int]) -> bool:
         candidates.append(choices)
         return 7 in choices and choices[:1] != [7]
 
-    assert shrink([3, 1, 4, 7, 5, 9, 2, 6], fails, max_runs=100) == [0, 7]
+    assert shrink([3, 1, 4, 7, 5, 9, 2, 6], is_failing, max_runs=100) == [0, 7]
     assert len(candidates) < 100
 
 

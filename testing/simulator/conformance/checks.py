@@ -137,7 +137,7 @@ async def check_status_updates(cluster: ClusterUnderTest) -> Facts:
     written_job = await _write_status(cluster, path)
     facts["the spec is unchanged"] = (await cluster.read(names.FINETUNEJOB_KIND, name))["spec"] == written_job["spec"]
     facts["generation"] = written_job["metadata"]["generation"]
-    facts["an equal status keeps the version"] = await _is_version_kept_by_rewrite(cluster, path)
+    facts["an equal status keeps the version"] = await _is_version_unchanged_by_rewrite(cluster, path)
     stale = {**written_job, "metadata": {**written_job["metadata"], "resourceVersion": "1"}, "status": {"restarts": 7}}
     facts["write the status on an old version"] = await cluster.request("PUT", f"{path}/status", stale)
     other = {**written_job, "metadata": {**written_job["metadata"], "uid": "other"}, "status": {"restarts": 8}}
@@ -150,7 +150,7 @@ async def check_status_updates(cluster: ClusterUnderTest) -> Facts:
 
 
 async def check_graceful_deletion(cluster: ClusterUnderTest) -> Facts:
-    """Check that later delete requests only shorten the grace period of a running pod, whose name stays taken."""
+    """Check that later delete requests only shorten the grace period of a running pod, whose name remains in use."""
     name = "terminating"
     facts: Facts = {"create": await cluster.create(set_namespace(cluster, cluster.build_long_running_pod(name)))}
     await cluster.wait_for_phase(name, phase="Running")
@@ -178,7 +178,7 @@ async def check_graceful_deletion(cluster: ClusterUnderTest) -> Facts:
 
 
 async def check_deletion_without_kubelet(cluster: ClusterUnderTest) -> Facts:
-    """Check that unscheduled and ended pods are removed without a grace period."""
+    """Check that unscheduled and terminated pods are removed without a grace period."""
     facts: Facts = {}
     await cluster.create(set_namespace(cluster, cluster.build_unschedulable_pod("unscheduled")))
     facts["delete an unscheduled pod"] = await cluster.request(
@@ -187,10 +187,10 @@ async def check_deletion_without_kubelet(cluster: ClusterUnderTest) -> Facts:
     facts["read the unscheduled pod"] = await cluster.request("GET", cluster.get_object_path("Pod", "unscheduled"))
     await cluster.create(set_namespace(cluster, cluster.build_short_lived_pod("ended")))
     await cluster.wait_for_phase("ended", phase="Failed")
-    facts["delete an ended pod"] = await cluster.request(
+    facts["delete a terminated pod"] = await cluster.request(
         "DELETE", cluster.get_object_path("Pod", "ended"), {"gracePeriodSeconds": 30}
     )
-    facts["read the ended pod"] = await cluster.request("GET", cluster.get_object_path("Pod", "ended"))
+    facts["read the terminated pod"] = await cluster.request("GET", cluster.get_object_path("Pod", "ended"))
     return facts
 
 
@@ -304,7 +304,7 @@ async def _write_status(cluster: ClusterUnderTest, path: str) -> RawBody:
                 raise
 
 
-async def _is_version_kept_by_rewrite(cluster: ClusterUnderTest, path: str) -> bool:
+async def _is_version_unchanged_by_rewrite(cluster: ClusterUnderTest, path: str) -> bool:
     while True:
         current = await cluster.api.call_once("GET", path)
         try:

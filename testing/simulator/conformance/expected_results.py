@@ -44,8 +44,8 @@ EXPECTED_RESULTS: dict[str, dict[str, Any]] = {
     "check_deletion_without_kubelet": {
         "delete an unscheduled pod": "ok",
         "read the unscheduled pod": "404 NotFound",
-        "delete an ended pod": "ok",
-        "read the ended pod": "404 NotFound",
+        "delete a terminated pod": "ok",
+        "read the terminated pod": "404 NotFound",
     },
     "check_event_order": {
         "types": ["ADDED", "MODIFIED", "DELETED"],

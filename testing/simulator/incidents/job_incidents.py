@@ -95,7 +95,7 @@ def raise_in_rank(world: World) -> None:
 
 
 def hang_rank(world: World) -> None:
-    """Make a rank hang, as after SIGSTOP or in a GPU kernel that never ends."""
+    """Make a rank hang, as after SIGSTOP or in a GPU kernel that never finishes."""
     if process := world.pick_process():
         world.trainer.hang(process)
 
@@ -125,7 +125,7 @@ def exit_without_result(world: World) -> None:
 
 
 def block_image_pulls(world: World) -> None:
-    """Make image pulls fail temporarily."""
+    """Temporarily make image pulls fail."""
     world.k8s_nodes.image_available = False
 
     def allow_image_pulls() -> None:
@@ -143,7 +143,7 @@ def crash_operator(world: World) -> None:
 
 
 def partition_operator(world: World) -> None:
-    """Disconnect the newest operator from the API server temporarily."""
+    """Temporarily disconnect the newest operator from the API server."""
     operator = world.operators[-1]
     operator.link.is_partitioned = True
 
@@ -172,7 +172,7 @@ def replace_config_map(world: World) -> None:
 
 OPERATOR_INCIDENTS: tuple[Incident, ...] = (crash_operator, edit_annotation, partition_operator)
 
-USER_INCIDENTS: tuple[Incident, ...] = (  # repeated incidents are drawn more often
+USER_INCIDENTS: tuple[Incident, ...] = (  # an incident that is listed several times is drawn more often
     *(4 * (suspend_job_temporarily, delete_pod)),
     *(2 * (force_delete_pod, evict_pod, evict_pod_by_taint, resume_job)),
     suspend_job,

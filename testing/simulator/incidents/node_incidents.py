@@ -6,7 +6,7 @@ from testing.simulator.world.world import World
 
 
 def stop_kubelet_temporarily(world: World) -> None:
-    """Stop a kubelet temporarily; its containers keep running."""
+    """Temporarily stop a kubelet; its containers keep running."""
     k8s_node = _pick_k8s_node(world, "is lost")
     world.node_controllers.stop_kubelet(k8s_node)
     recover_later(world, lambda: world.node_controllers.recover(k8s_node))
@@ -25,7 +25,7 @@ def cut_power(world: World) -> None:
 
 
 def partition_k8s_node(world: World) -> None:
-    """Disconnect a Kubernetes node temporarily from the API server and from the other ranks."""
+    """Temporarily disconnect a Kubernetes node from the API server and from the other ranks."""
     k8s_node = _pick_k8s_node(world, "is partitioned")
     world.node_controllers.partition(k8s_node)
     reconnect_functions = [world.trainer.partition(process) for process in world.k8s_nodes.list_processes_on(k8s_node)]
@@ -56,7 +56,7 @@ def delete_k8s_node(world: World) -> None:
 
 
 def taint_k8s_node_out_of_service(world: World) -> None:
-    """Stop a kubelet temporarily and taint its node as out of service."""
+    """Temporarily stop a kubelet and taint its node as out of service."""
     k8s_node = _pick_k8s_node(world, "is out of service")
     world.node_controllers.stop_kubelet(k8s_node)
     world.node_controllers.taint_out_of_service(k8s_node)
@@ -65,12 +65,12 @@ def taint_k8s_node_out_of_service(world: World) -> None:
 
 def break_gpu(world: World) -> None:
     """Break a GPU, so that every process on its Kubernetes node fails; at most one GPU breaks."""
-    if not any(k8s_node.gpu_broken for k8s_node in world.k8s_nodes.nodes):
+    if not any(k8s_node.has_broken_gpu for k8s_node in world.k8s_nodes.nodes):
         world.k8s_nodes.break_gpu(_pick_k8s_node(world, "has a broken GPU"))
 
 
 def fill_cluster(world: World) -> None:
-    """Prevent the scheduling of any pod temporarily."""
+    """Temporarily prevent the scheduling of all pods."""
     world.k8s_nodes.accepts_pods = False
 
     def free_resources() -> None:
@@ -80,14 +80,14 @@ def fill_cluster(world: World) -> None:
 
 
 def occupy_k8s_nodes(world: World) -> None:
-    """Occupy all Kubernetes nodes except one or two temporarily with pods of other users."""
+    """Temporarily occupy all Kubernetes nodes except one or two with pods of other users."""
     k8s_nodes = world.k8s_nodes.nodes
     free_names = {k8s_nodes[world.choices.draw_number(len(k8s_nodes))].name for _ in range(2)}
     occupied_nodes = [k8s_node for k8s_node in k8s_nodes if k8s_node.name not in free_names]
 
     def set_occupied(occupied: bool) -> None:
         for k8s_node in occupied_nodes:
-            k8s_node.occupied = occupied
+            k8s_node.is_occupied = occupied
 
     set_occupied(True)
     recover_later(world, lambda: set_occupied(False))
@@ -109,7 +109,7 @@ NODE_LOSSES: tuple[Incident, ...] = (
     *(2 * (reclaim_k8s_node, taint_k8s_node_out_of_service, delete_k8s_node)),
 )
 
-NODE_INCIDENTS: tuple[Incident, ...] = (  # repeated incidents are drawn more often
+NODE_INCIDENTS: tuple[Incident, ...] = (  # an incident that is listed several times is drawn more often
     *NODE_LOSSES,
     *(2 * (partition_k8s_node, fill_cluster, occupy_k8s_nodes)),
     break_gpu,

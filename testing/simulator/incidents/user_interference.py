@@ -44,7 +44,7 @@ def edit_service(world: World) -> None:
     """Edit the Service so that its selector no longer matches any pod."""
     key = Key("Service", JOB.namespace, names.service_name(JOB.name))
     if service := world.server.get(key):
-        world.server.change(key, actor="user", spec={**service["spec"], "selector": {"app": "another"}})
+        world.server.replace_fields(key, actor="user", spec={**service["spec"], "selector": {"app": "another"}})
 
 
 def delete_config_map(world: World) -> None:
@@ -53,7 +53,7 @@ def delete_config_map(world: World) -> None:
 
 
 def edit_labels(world: World) -> None:
-    """Change labels of a pod or of the Service, so that label selectors miss it or match it wrongly."""
+    """Change labels of a pod or of the Service, so that label selectors miss it or match it by mistake."""
     labelled_objects = [
         (key, body)
         for kind in ("Pod", "Service")
@@ -66,7 +66,7 @@ def edit_labels(world: World) -> None:
         value = world.choices.pick(("", "another"))
         labels = {**existing["metadata"]["labels"], label: value}
         nonempty_labels = {label: value for label, value in labels.items() if value}
-        world.server.change(key, actor="user", metadata={**existing["metadata"], "labels": nonempty_labels})
+        world.server.replace_fields(key, actor="user", metadata={**existing["metadata"], "labels": nonempty_labels})
 
 
 def reject_pods_in_kubelets(world: World) -> None:
@@ -94,7 +94,7 @@ def shift_operator_clock(world: World) -> None:
     recover_later(world, correct_clock)
 
 
-USER_INTERFERENCE: tuple[Incident, ...] = (  # repeated incidents are drawn more often
+USER_INTERFERENCE: tuple[Incident, ...] = (  # an incident that is listed several times is drawn more often
     *(4 * (recreate_job, exhaust_quota)),
     *(
         2

@@ -38,22 +38,22 @@ class Change:
 
     version: int
     kind: str
-    before: RawBody | None
-    after: RawBody | None
+    old_body: RawBody | None
+    new_body: RawBody | None
     actor: str
     time: float
 
     @property
     def body(self) -> RawBody:
         """Object in the watch event, in its new state or, for a deletion, in its last state."""
-        body = self.after or self.before
+        body = self.new_body or self.old_body
         assert body is not None
         return body
 
     @property
     def type(self) -> str:
         """Type of the watch event: ADDED, MODIFIED or DELETED."""
-        return "DELETED" if self.after is None else "ADDED" if self.before is None else "MODIFIED"
+        return "DELETED" if self.new_body is None else "ADDED" if self.old_body is None else "MODIFIED"
 
 
 class SimulatedApiServer:
@@ -64,7 +64,7 @@ class SimulatedApiServer:
         self._objects: dict[Key, RawBody] = {}
         self._last_uid = 0
         self.version = 1
-        self.oldest_version = 0  # a watch from an older version gets 410 Gone
+        self.oldest_version = 0  # a watch from an older version fails with 410 Gone
         self.history: list[Change] = []
         self.listeners: list[Callable[[Change], None]] = []
         self.pod_quota: int | None = None  # maximum number of active pods, None without a quota
@@ -79,7 +79,7 @@ class SimulatedApiServer:
         return iter([(key, body) for key, body in self._objects.items() if key.kind == kind])
 
     def handle(self, method: str, path: str, *, body: RawBody | None, params: dict[str, str], actor: str) -> RawBody:
-        """Return the response to one request.
+        """Handle a request and return the response.
 
         Raises: ApiError
         """
@@ -100,7 +100,7 @@ class SimulatedApiServer:
         raise ApiError(f"{method} {path} is not simulated", status=405)
 
     def create(self, manifest: RawBody, *, actor: str) -> RawBody:
-        """Create an object; its name stays taken until the object is removed."""
+        """Create an object; its name remains in use until the object is removed."""
         new_metadata = manifest["metadata"]
         key = Key(manifest["kind"], new_metadata["namespace"], new_metadata["name"])
         if existing := self._objects.get(key):
@@ -122,7 +122,7 @@ class SimulatedApiServer:
             body.pop("status", None)
         return self._commit(key, body, actor=actor)
 
-    def change(self, key: Key, *, actor: str, **fields: Any) -> RawBody | None:
+    def replace_fields(self, key: Key, *, actor: str, **fields: Any) -> RawBody | None:
         """Replace top-level fields of an object as a cluster component; return None if it does not exist."""
         existing = self._objects.get(key)
         if existing is None:
@@ -151,9 +151,9 @@ class SimulatedApiServer:
 
     def remove(self, key: Key, *, actor: str) -> RawBody:
         """Remove the object immediately, without a grace period."""
-        before = self._objects.pop(key)
-        self._record(key, before, None, actor=actor)
-        return before
+        old_body = self._objects.pop(key)
+        self._record(key, old_body, None, actor=actor)
+        return old_body
 
     def find_position_after(self, version: int) -> int:
         """Return the index in the history at which a watch from this version starts."""
@@ -216,18 +216,18 @@ class SimulatedApiServer:
         return self._commit(key, {**existing, "metadata": metadata}, actor=actor)
 
     def _commit(self, key: Key, body: RawBody, *, actor: str) -> RawBody:
-        before = self._objects.get(key)
+        old_body = self._objects.get(key)
         body = {**body, "metadata": {**body["metadata"], "resourceVersion": str(self.version + 1)}}
         self._objects[key] = body
-        self._record(key, before, body, actor=actor)
+        self._record(key, old_body, body, actor=actor)
         return body
 
-    def _record(self, key: Key, before: RawBody | None, after: RawBody | None, *, actor: str) -> None:
+    def _record(self, key: Key, old_body: RawBody | None, new_body: RawBody | None, *, actor: str) -> None:
         self.version += 1
-        if after is None and before is not None:  # a deletion increments the version
-            before = {**before, "metadata": {**before["metadata"], "resourceVersion": str(self.version)}}
+        if new_body is None and old_body is not None:  # a deletion increments the version
+            old_body = {**old_body, "metadata": {**old_body["metadata"], "resourceVersion": str(self.version)}}
         time = asyncio.get_running_loop().time()
-        change = Change(self.version, key.kind, before, after, actor, time)
+        change = Change(self.version, key.kind, old_body, new_body, actor, time)
         self.history.append(change)
         for listener in self.listeners:
             listener(change)

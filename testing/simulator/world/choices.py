@@ -48,10 +48,10 @@ class ReplayedChoices(Choices):
         return min(next(self._recorded, 0), upper_bound - 1)
 
 
-def shrink(choices: list[int], fails: Callable[[list[int]], bool], *, max_runs: int) -> list[int]:
-    """Return a shorter list of smaller choices that still fails.
+def shrink(choices: list[int], is_failing: Callable[[list[int]], bool], *, max_runs: int) -> list[int]:
+    """Return a shorter list of smaller choices for which `is_failing` still returns True.
 
-    Removes slices of choices or sets them to 0, longer slices first, in at most `max_runs` calls of `fails`.
+    Removes slices of choices or sets them to 0, longer slices first, and calls `is_failing` at most `max_runs` times.
     """
     size = len(choices)
     while size:
@@ -61,7 +61,7 @@ def shrink(choices: list[int], fails: Callable[[list[int]], bool], *, max_runs: 
             zeroed = [*prefix, *(0 for _ in choices[start : start + size]), *suffix]
             for candidate in ([*prefix, *suffix], zeroed):
                 max_runs -= 1
-                if candidate != choices and fails(candidate):
+                if candidate != choices and is_failing(candidate):
                     choices = candidate
                     break
             else:

@@ -16,7 +16,7 @@ class CachedConfigMap:
 class ConfigMapCache:
     """ConfigMap caches of all kubelets.
 
-    A kubelet stops watching a ConfigMap once it is immutable, and forgets it with the last pod that mounts it
+    A kubelet stops watching a ConfigMap once it is immutable, and drops it with the last pod that mounts it
     (decisions/118). Therefore a ConfigMap that was deleted and created again under the same name is not read again.
     """
 

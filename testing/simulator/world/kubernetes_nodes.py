@@ -17,7 +17,7 @@ from testing.simulator.world.config_map_cache import ConfigMapCache
 from testing.simulator.world.trainer import EPOCH, ContainerExit, Trainer, TrainerProcess
 
 POLL_SECONDS = 5.0
-PHASE_LAG_SECONDS = 1.1  # delay between the container state and the pod phase
+PHASE_LAG_SECONDS = 1.1  # delay of the pod phase after the container state
 ORPHAN_GRACE_SECONDS = 30.0  # grace period of a container whose pod object was removed
 _TERMINATION = TypeAdapter(Termination)
 
@@ -28,18 +28,18 @@ class KubernetesNode:
 
     name: str
     connected: asyncio.Event = field(default_factory=asyncio.Event)  # set while the kubelet can reach the API server
-    kubelet_running: bool = True  # also true while the kubelet is partitioned
-    registered: bool = True  # the Node object exists
-    tainted: bool = False  # unreachable or out of service; no pod is scheduled here
-    occupied: bool = False  # pods of other users occupy the node
-    gpu_broken: bool = False
+    is_kubelet_running: bool = True  # also true while the kubelet is partitioned
+    is_registered: bool = True  # whether the Node object exists
+    is_tainted: bool = False  # unreachable or out of service; no pod is scheduled here
+    is_occupied: bool = False  # pods of other users occupy the node
+    has_broken_gpu: bool = False
     rejects_pods: bool = False  # the kubelet has fewer free resources than the scheduler assumes
     loss_count: int = 0
 
     @property
     def is_schedulable(self) -> bool:
         """Whether the scheduler may assign a pod to this node."""
-        return self.registered and not self.tainted and not self.occupied
+        return self.is_registered and not self.is_tainted and not self.is_occupied
 
 
 class KubernetesNodes:
@@ -69,7 +69,7 @@ class KubernetesNodes:
 
     def break_gpu(self, k8s_node: KubernetesNode) -> None:
         """Break the GPU of a node, so that all its current and future processes soon fail with an ECC error."""
-        k8s_node.gpu_broken = True
+        k8s_node.has_broken_gpu = True
         for process in self.list_processes_on(k8s_node):
             self.spawn(self._fail_after_delay(process))
 
@@ -77,7 +77,7 @@ class KubernetesNodes:
         """Replace status fields of a pod if it exists."""
         pod = self._server.get(key)
         if pod is not None:
-            self._server.change(key, actor=actor, status={**pod["status"], **fields})
+            self._server.replace_fields(key, actor=actor, status={**pod["status"], **fields})
 
     def set_condition(self, key: Key, condition: RawBody, *, actor: str = "kubelet", **fields: Any) -> None:
         """Replace a condition and optional status fields of a pod if the pod exists and something changes."""
@@ -101,7 +101,7 @@ class KubernetesNodes:
     def _on_change(self, change: Change) -> None:
         if change.kind != "Pod" or "labels" not in change.body["metadata"]:
             return  # a foreign pod never runs; it only occupies a name
-        if change.before is None:
+        if change.old_body is None:
             self.spawn(self._schedule(_build_key(change.body), change.body["metadata"]["uid"]))
         else:
             self._handle_deletion(change)
@@ -121,7 +121,7 @@ class KubernetesNodes:
             await asyncio.sleep(POLL_SECONDS)
         k8s_node = self._choices.pick(candidates)
         scheduled = {"type": "PodScheduled", "status": "True", "lastTransitionTime": format_time(self._server.now())}
-        pod = self._server.change(
+        pod = self._server.replace_fields(
             key,
             actor="scheduler",
             spec={**pod["spec"], "nodeName": k8s_node.name},
@@ -131,7 +131,7 @@ class KubernetesNodes:
         await self._run_pod(pod, k8s_node)
 
     def _find_schedulable_nodes(self, pod: RawBody) -> list[KubernetesNode]:
-        """Return the nodes that fit the pod, including nodes whose loss is not detected yet."""
+        """Return the nodes to which the pod can be assigned, including nodes whose loss is not detected yet."""
         if not self.accepts_pods or pod["spec"].get("nodeSelector"):
             return []
         excluded = _find_excluded_nodes(pod)
@@ -148,7 +148,7 @@ class KubernetesNodes:
         """Run the pod; a partitioned kubelet starts pods that it received earlier and handles deletions later."""
         key, uid = _build_key(pod), pod["metadata"]["uid"]
         await asyncio.sleep(self._choices.pick((0.5, 2.0, 6.0)))
-        if not k8s_node.kubelet_running:
+        if not k8s_node.is_kubelet_running:
             await k8s_node.connected.wait()
         while not (k8s_node.connected.is_set() and self._is_terminating(key, uid)) and not (
             self.image_available and self._has_volumes(pod)
@@ -166,7 +166,7 @@ class KubernetesNodes:
             return
         process = self._trainer.start(read_process(pod, self._mount_config_maps(pod, k8s_node)))
         self.processes[uid] = process, k8s_node
-        if k8s_node.gpu_broken:
+        if k8s_node.has_broken_gpu:
             self.spawn(self._fail_after_delay(process))
         state: RawBody = {"running": {"startedAt": format_time(self._server.now())}}
         if not k8s_node.connected.is_set():
@@ -195,7 +195,7 @@ class KubernetesNodes:
 
     async def _report_exit(self, key: Key, uid: str, process: TrainerProcess, k8s_node: KubernetesNode) -> None:
         exit_result = await process.exit_future
-        finished_at = EPOCH + timedelta(seconds=process.end_time)  # long ago if the node was partitioned
+        finished_at = EPOCH + timedelta(seconds=process.end_time)  # may be long ago if the node was partitioned
         state = {"terminated": _build_terminated_state(exit_result, finished_at)}
         await asyncio.sleep(self._choices.pick((0.1, 0.8, 3.0)))
         await k8s_node.connected.wait()
@@ -218,8 +218,8 @@ class KubernetesNodes:
         process, k8s_node = self.processes.get(metadata["uid"], (None, None))
         if process is None or k8s_node is None or not process.is_running:
             return
-        before = (change.before or {"metadata": {}})["metadata"].get("deletionTimestamp")
-        if change.after is None:
+        before = (change.old_body or {"metadata": {}})["metadata"].get("deletionTimestamp")
+        if change.new_body is None:
             self.spawn(self._terminate(process, k8s_node, delay_seconds=2.0, grace_seconds=ORPHAN_GRACE_SECONDS))
         elif metadata.get("deletionTimestamp") != before:
             self.spawn(

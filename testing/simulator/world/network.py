@@ -17,7 +17,7 @@ class NetworkFaults:
     """Probabilities of network faults, in percent of all requests or watch events."""
 
     slow_requests: float = 0.0
-    rejected_requests: float = 0.0  # requests fail without effect: 500, 429 or no response
+    rejected_requests: float = 0.0  # requests fail without effect, with status 500 or 429 or without a response
     lost_responses: float = 0.0  # requests take effect, but their responses are lost
     crashes: float = 0.0  # the operator crashes before or after a request takes effect
     delayed_events: float = 0.0  # watch events are delayed
@@ -29,7 +29,7 @@ NO_FAULTS = NetworkFaults()
 
 
 class Link(ApiClient):
-    """Connection of one operator, which retries as the real client does, in virtual time."""
+    """Connection of an operator to the API server, which retries in virtual time as the real client does."""
 
     def __init__(
         self, server: SimulatedApiServer, choices: Choices, *, actor: str, on_crash: Callable[[], None]
@@ -149,10 +149,10 @@ def _build_watch_event(change: Change, selector: str) -> RawBody | None:
 
     If the object no longer matches, the event is DELETED with the last matching state.
     """
-    before = change.before is not None and matches_selector(change.before, selector)
-    if change.after is not None and matches_selector(change.after, selector):
-        return {"type": "MODIFIED" if before else "ADDED", "object": change.after}
-    if not before or change.before is None:
+    before = change.old_body is not None and matches_selector(change.old_body, selector)
+    if change.new_body is not None and matches_selector(change.new_body, selector):
+        return {"type": "MODIFIED" if before else "ADDED", "object": change.new_body}
+    if not before or change.old_body is None:
         return None
-    metadata = {**change.before["metadata"], "resourceVersion": str(change.version)}
-    return {"type": "DELETED", "object": {**change.before, "metadata": metadata}}
+    metadata = {**change.old_body["metadata"], "resourceVersion": str(change.version)}
+    return {"type": "DELETED", "object": {**change.old_body, "metadata": metadata}}

@@ -25,7 +25,7 @@ class NodeControllers:
 
     def stop_kubelet(self, k8s_node: KubernetesNode) -> None:
         """Stop the kubelet; the pods of the node are evicted after their toleration time."""
-        k8s_node.kubelet_running = False
+        k8s_node.is_kubelet_running = False
         self.partition(k8s_node)
 
     def partition(self, k8s_node: KubernetesNode) -> None:
@@ -36,17 +36,17 @@ class NodeControllers:
 
     def recover(self, k8s_node: KubernetesNode) -> None:
         """Restart or reconnect the kubelet, and register the node again if its Node object was deleted."""
-        k8s_node.kubelet_running, k8s_node.registered, k8s_node.tainted = True, True, False
+        k8s_node.is_kubelet_running, k8s_node.is_registered, k8s_node.is_tainted = True, True, False
         k8s_node.connected.set()
 
     def delete_node(self, k8s_node: KubernetesNode) -> None:
         """Delete the Node object; pod GC then removes the pods of the node."""
-        k8s_node.registered = False
-        self._k8s_nodes.spawn(self._collect_pods(k8s_node, lambda: not k8s_node.registered, terminating_only=False))
+        k8s_node.is_registered = False
+        self._k8s_nodes.spawn(self._collect_pods(k8s_node, lambda: not k8s_node.is_registered, terminating_only=False))
 
     def taint_out_of_service(self, k8s_node: KubernetesNode) -> None:
         """Add the out-of-service taint, so that pods are removed without waiting for the kubelet."""
-        k8s_node.tainted = True
+        k8s_node.is_tainted = True
         for key, _ in self._list_pods_on(k8s_node):
             self.disrupt_pod(key, "DeletionByTaintManager", actor=TAINT_EVICTION)
         loss_number = k8s_node.loss_count
@@ -80,7 +80,7 @@ class NodeControllers:
         """Evict each pod of an unreachable node after its toleration time, as taint eviction does."""
         await asyncio.sleep(UNSCHEDULABLE_SECONDS)
         if k8s_node.loss_count == loss_number and not k8s_node.connected.is_set():
-            k8s_node.tainted = True
+            k8s_node.is_tainted = True
         await asyncio.sleep(UNREACHABLE_SECONDS - UNSCHEDULABLE_SECONDS)
         evicted_uids: set[str] = set()  # includes pods that were already terminating
         waited_seconds = 0.0
@@ -122,9 +122,9 @@ class GarbageCollector:
 
     def _on_change(self, change: Change) -> None:
         if change.kind == names.FINETUNEJOB_KIND:
-            if change.after is None or "deletionTimestamp" in change.body["metadata"]:
+            if change.new_body is None or "deletionTimestamp" in change.body["metadata"]:
                 self._k8s_nodes.spawn(self._collect(change.body))
-        elif change.before is None and (owner := self._find_absent_owner(change.body)):
+        elif change.old_body is None and (owner := self._find_absent_owner(change.body)):
             self._k8s_nodes.spawn(self._collect(owner))
 
     def _find_absent_owner(self, body: RawBody) -> RawBody | None:

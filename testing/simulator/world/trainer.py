@@ -82,7 +82,7 @@ class TrainingGroup:
         self.task: asyncio.Task[None] | None = None
         self.can_step = asyncio.Event()  # cleared while a rank hangs
         self.can_step.set()
-        self.hanging_process: TrainerProcess | None = None  # None if a network partition stops the training
+        self.hanging_process: TrainerProcess | None = None  # None if a network partition blocks the training
 
     @property
     def attempt(self) -> int:
@@ -96,7 +96,7 @@ class Trainer:
     def __init__(self, workload: Workload, choices: Choices) -> None:
         self.folders: defaultdict[str, SimulatedOutputFolder] = defaultdict(SimulatedOutputFolder)  # keyed by job uid
         self.processes: list[TrainerProcess] = []
-        # (job uid, attempt) -> process whose exit or hang ended the training
+        # (job uid, attempt) -> process whose exit or hang stopped the training
         self.root_causes: dict[tuple[str, int], TrainerProcess] = {}
         self._workload = workload
         self._choices = choices
@@ -110,7 +110,7 @@ class Trainer:
         return process
 
     def kill(self, process: TrainerProcess, *, reason: str = "Error", code: int = KILLED) -> None:
-        """Kill the process; its termination message is the last one that was written periodically."""
+        """Kill the process; its termination message remains the last one that was written periodically."""
         self._end(
             process,
             ContainerExit(code, self._build_termination_message(process, Outcome.RUNNING, is_final=False), reason),
@@ -207,7 +207,7 @@ class Trainer:
                 if stop:
                     group.state = "ended"
                     for process in members:
-                        self._end_stopped(process, "stopped by SIGTERM; a checkpoint was saved")
+                        self._end_as_stopped(process, "stopped by SIGTERM; a checkpoint was saved")
                     return
             folder.finish(self._build_publication(group, "result"))
         except LockLost:
@@ -233,11 +233,11 @@ class Trainer:
         if process.stop_requests > 1 or group is None or group.state == "waiting":
             await asyncio.sleep(0.5)
             if not ignores_sigterm:
-                self._end_stopped(process, "stopped before training began")
+                self._end_as_stopped(process, "stopped before training began")
         elif group.state == "ended":
             await asyncio.sleep(min(3.0, grace_seconds))
             if not ignores_sigterm:
-                self._end_stopped(process, "stopped, but other nodes ended before a checkpoint was saved")
+                self._end_as_stopped(process, "stopped, but other nodes ended before a checkpoint was saved")
         await asyncio.wait((process.exit_future,), timeout=grace_seconds)
         self.kill(process)
 
@@ -271,7 +271,7 @@ class Trainer:
     def _succeed(self, process: TrainerProcess) -> None:
         self._end(process, ContainerExit(0, self._build_termination_message(process, Outcome.SUCCEEDED), "Completed"))
 
-    def _end_stopped(self, process: TrainerProcess, message: str) -> None:
+    def _end_as_stopped(self, process: TrainerProcess, message: str) -> None:
         self._end(
             process, ContainerExit(STOPPED, self._build_termination_message(process, Outcome.STOPPED, message=message))
         )

@@ -128,7 +128,7 @@ class World:
         asyncio.get_running_loop().call_later(self.choices.pick((1.0, 15.0, 90.0)), self.start_operator)
 
     def take_over(self, overlap_seconds: float) -> None:
-        """Start another leader; former leaders act for `overlap_seconds` more."""
+        """Start another leader; the former leaders continue to act for `overlap_seconds`."""
         earlier_leaders = [operator for operator in self.operators if operator.is_running]
         self.start_operator()
         for operator in earlier_leaders:
@@ -160,13 +160,13 @@ class World:
         if self.job is not None:
             metadata = self.job["metadata"]
             metadata = {**metadata, "generation": metadata["generation"] + 1}
-            self.server.change(JOB, actor="user", metadata=metadata, spec={**self.job["spec"], **fields})
+            self.server.replace_fields(JOB, actor="user", metadata=metadata, spec={**self.job["spec"], **fields})
 
     def edit_annotation(self) -> None:
         """Change an annotation as a user, so that earlier resource versions are outdated."""
         if self.job is not None:
             annotations = {"touched": str(self.time)}
-            self.server.change(JOB, actor="user", metadata={**self.job["metadata"], "annotations": annotations})
+            self.server.replace_fields(JOB, actor="user", metadata={**self.job["metadata"], "annotations": annotations})
 
     def delete(self, key: Key, options: RawBody) -> None:
         """Delete an object as a user if it exists."""
@@ -203,7 +203,7 @@ class World:
         return len(usable) < required
 
     def has_foreign_objects(self) -> bool:
-        """Return whether there are foreign objects that may occupy a name of the job."""
+        """Return whether foreign objects may occupy a name that the job needs."""
         kinds = ("Pod", "ConfigMap")
         return any("labels" not in body["metadata"] for kind in kinds for _, body in self.server.list_objects(kind))
 
