@@ -11,7 +11,7 @@ from finetune_operator.core.conditions import acknowledge_generation
 from finetune_operator.observation.ownership import get_controller_uid
 from finetune_operator.observation.pods import NodeObservation, observe_pod
 from finetune_operator.plan.manifests import is_intact_headless_service
-from testing.simulator.world.apiserver import Change, Key, RawBody
+from testing.simulator.world.apiserver import Change, ObjectKey, RawBody
 from testing.simulator.world.node_controllers import FORCED_DELETION_ACTORS
 from testing.simulator.world.world import JOB, World
 
@@ -28,7 +28,7 @@ NEXT_STATES = {
 DEFAULT_STARTUP_DEADLINE_SECONDS = 600
 REASONS_WITH_OWN_TIMEOUT = (Reason.IMAGE_PULL_FAILED, Reason.CONTAINER_CREATING)
 ACTIVE_STATES = (AttemptState.STARTING, AttemptState.RUNNING)
-SERVICE = Key("Service", JOB.namespace, names.service_name(JOB.name))
+SERVICE = ObjectKey("Service", JOB.namespace, names.service_name(JOB.name))
 OPERATOR_REACTION_SECONDS = 120.0  # maximum reaction time of a running operator under network faults
 
 
@@ -89,7 +89,7 @@ class InvariantMonitor:
 
     def _can_operator_act(self) -> bool:
         """Return whether an operator is running, can reach the API server and has a roughly correct clock."""
-        operators = (o for o in self._world.operators if o.is_running and not o.link.is_partitioned)
+        operators = (o for o in self._world.operators if o.is_running and not o.connection.is_partitioned)
         return any(abs(operator.clock_offset.total_seconds()) < OPERATOR_REACTION_SECONDS for operator in operators)
 
     def check_output(self) -> None:

@@ -17,7 +17,7 @@ from testing.processes.torchrun import Results, run_cells
 
 pytestmark = pytest.mark.slow
 
-STEPS = 6  # 60 rows with an effective batch of 16: the fourth step of each epoch has 12 rows
+STEPS = 6  # with 60 rows and an effective batch of 16, the fourth step of each epoch has 12 rows
 FOUR_DIGITS = 1e-4
 PAIRS, WEIGHTED = ".pairs", ".weighted"
 DPO = {"beta": 0.2, "rpoAlpha": 0.5}

@@ -62,8 +62,8 @@ def read_first_row(tiny_files: tiny_text.TinyFiles) -> dict[str, Any]:
     return row
 
 
-def build_spec(tiny_files: tiny_text.TinyFiles, cell: str) -> dict[str, Any]:
-    sharding, _, tuner = cell.removesuffix(" (tracked)").rpartition(", ")
+def build_spec(tiny_files: tiny_text.TinyFiles, run_name: str) -> dict[str, Any]:
+    sharding, _, tuner = run_name.removesuffix(" (tracked)").rpartition(", ")
     return {
         "model": {"name": str(tiny_files.model)},
         "dataset": {"train": [{"name": str(tiny_files.train)}], "numWorkers": 0},
@@ -79,37 +79,37 @@ def build_spec(tiny_files: tiny_text.TinyFiles, cell: str) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def measured_results(tiny_files: tiny_text.TinyFiles, tmp_path_factory: pytest.TempPathFactory) -> Results:
     folder = tmp_path_factory.mktemp("measured") / "cells"
-    return run_cells(folder, {cell: build_spec(tiny_files, cell) for cell in CELLS}, ranks=RANKS)
+    return run_cells(folder, {run_name: build_spec(tiny_files, run_name) for run_name in CELLS}, ranks=RANKS)
 
 
 @pytest.fixture(scope="module")
 def forecasts(tiny_files: tiny_text.TinyFiles) -> dict[str, Forecast]:
-    specs = {cell: TrainerSpec.model_validate(build_spec(tiny_files, cell)) for cell in CELLS}
+    specs = {run_name: TrainerSpec.model_validate(build_spec(tiny_files, run_name)) for run_name in CELLS}
     tokenizer = AutoTokenizer.from_pretrained(tiny_files.model)
     length = len(tokenizer.apply_chat_template(read_first_row(tiny_files)["messages"], return_dict=True)["input_ids"])
-    plans = {cell: plan_training(spec, world_size=spec.world_size) for cell, spec in specs.items()}
+    plans = {run_name: plan_training(spec, world_size=spec.world_size) for run_name, spec in specs.items()}
     return {
-        cell: forecast(plan, read_model(plan.spec), on_gpu=False, max_sample_length=length)
-        for cell, plan in plans.items()
+        run_name: forecast(plan, read_model(plan.spec), on_gpu=False, max_sample_length=length)
+        for run_name, plan in plans.items()
     }
 
 
-@pytest.mark.parametrize("cell", CELLS)
+@pytest.mark.parametrize("run_name", CELLS)
 def test_forecast_is_close_to_the_measured_peak(
-    cell: str, measured_results: Results, forecasts: dict[str, Forecast]
+    run_name: str, measured_results: Results, forecasts: dict[str, Forecast]
 ) -> None:
-    peak_bytes = max(measured_results[cell]["peak_bytes"])
+    peak_bytes = max(measured_results[run_name]["peak_bytes"])
 
-    assert 0.97 * peak_bytes <= forecasts[cell].rank.total <= 1.15 * peak_bytes
+    assert 0.97 * peak_bytes <= forecasts[run_name].rank.total <= 1.15 * peak_bytes
 
 
-@pytest.mark.parametrize("cell", CELLS)
+@pytest.mark.parametrize("run_name", CELLS)
 def test_forecast_is_close_to_the_memory_held_between_steps(
-    cell: str, measured_results: Results, forecasts: dict[str, Forecast]
+    run_name: str, measured_results: Results, forecasts: dict[str, Forecast]
 ) -> None:
     """FSDP2 frees gradients after the update; ZeRO-3 does not shard small weights such as those of adapters."""
     transient_parts = {"gathered weights", "gradients in transit", "gradient buckets", "gradients for the update"}
-    transient_parts |= {"activations", "logits and loss"} | ({"gradients"} if cell.startswith("fsdp2") else set())
-    held_bytes = sum(part.size for part in forecasts[cell].rank.parts if part.name not in transient_parts)
+    transient_parts |= {"activations", "logits and loss"} | ({"gradients"} if run_name.startswith("fsdp2") else set())
+    held_bytes = sum(part.size for part in forecasts[run_name].rank.parts if part.name not in transient_parts)
 
-    assert held_bytes == pytest.approx(measured_results[cell]["held_bytes"][-1], rel=0.06)
+    assert held_bytes == pytest.approx(measured_results[run_name]["held_bytes"][-1], rel=0.06)

@@ -104,24 +104,24 @@ def trl_results(specs: dict[str, Any], tmp_path_factory: pytest.TempPathFactory)
     return results
 
 
-@pytest.mark.parametrize("cell", CELLS)
+@pytest.mark.parametrize("run_name", CELLS)
 def test_losses_and_gradient_norms_equal_those_of_trl(
-    finetune_trainer_results: Results, trl_results: Results, cell: str
+    finetune_trainer_results: Results, trl_results: Results, run_name: str
 ) -> None:
-    assert len(finetune_trainer_results[cell]["loss"]) == STEPS
+    assert len(finetune_trainer_results[run_name]["loss"]) == STEPS
     for metric in ("loss", "grad_norm"):
-        assert finetune_trainer_results[cell][metric] == pytest.approx(trl_results[cell][metric], rel=FOUR_DIGITS), (
-            metric
-        )
-
-
-@pytest.mark.parametrize("cell", [cell for cell in CELLS if not cell.startswith("sft")])
-def test_dpo_rewards_equal_those_of_trl(finetune_trainer_results: Results, trl_results: Results, cell: str) -> None:
-    for metric in METRICS:
-        assert finetune_trainer_results[cell][metric] == pytest.approx(
-            trl_results[cell][metric], rel=FOUR_DIGITS, abs=1e-5
+        assert finetune_trainer_results[run_name][metric] == pytest.approx(
+            trl_results[run_name][metric], rel=FOUR_DIGITS
         ), metric
-    assert abs(finetune_trainer_results[cell]["rewards/margins"][-1]) > 0.01
+
+
+@pytest.mark.parametrize("run_name", [run_name for run_name in CELLS if not run_name.startswith("sft")])
+def test_dpo_rewards_equal_those_of_trl(finetune_trainer_results: Results, trl_results: Results, run_name: str) -> None:
+    for metric in METRICS:
+        assert finetune_trainer_results[run_name][metric] == pytest.approx(
+            trl_results[run_name][metric], rel=FOUR_DIGITS, abs=1e-5
+        ), metric
+    assert abs(finetune_trainer_results[run_name]["rewards/margins"][-1]) > 0.01
 
 
 @pytest.mark.parametrize("tuner", ["lora", "full"])

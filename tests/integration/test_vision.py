@@ -214,27 +214,27 @@ def test_every_sharding_strategy_has_the_same_losses_as_ddp(two_rank_results: Re
         assert sharded[metric] == pytest.approx(ddp[metric], rel=FOUR_DIGITS), metric
 
 
-@pytest.mark.parametrize("name", RESUMED_CELLS)
+@pytest.mark.parametrize("run_name", RESUMED_CELLS)
 def test_resumed_run_with_several_learning_rates_equals_an_uninterrupted_run(
-    two_rank_results: Results, name: str
+    two_rank_results: Results, run_name: str
 ) -> None:
-    assert two_rank_results[f"{name} (from step 2)"] == two_rank_results[name]
+    assert two_rank_results[f"{run_name} (from step 2)"] == two_rank_results[run_name]
 
 
-@pytest.mark.parametrize("name", ["zero2 <- qwen2_vl", "qwen2_vl <- zero2"])
+@pytest.mark.parametrize("run_name", ["zero2 <- qwen2_vl", "qwen2_vl <- zero2"])
 def test_checkpoint_with_several_learning_rates_resumes_with_another_strategy(
-    two_rank_results: Results, name: str
+    two_rank_results: Results, run_name: str
 ) -> None:
-    assert two_rank_results[name]["loss"] == pytest.approx(two_rank_results["qwen2_vl"]["loss"], rel=1e-5)
-    assert two_rank_results[name]["eval_loss"] == pytest.approx(two_rank_results["qwen2_vl"]["eval_loss"], rel=1e-5)
+    assert two_rank_results[run_name]["loss"] == pytest.approx(two_rank_results["qwen2_vl"]["loss"], rel=1e-5)
+    assert two_rank_results[run_name]["eval_loss"] == pytest.approx(two_rank_results["qwen2_vl"]["eval_loss"], rel=1e-5)
 
 
-@pytest.mark.parametrize("name", ["qwen2_vl", *PRESETS])
+@pytest.mark.parametrize("run_name", ["qwen2_vl", *PRESETS])
 def test_every_component_is_trained_with_its_own_learning_rate(
-    two_rank_results: Results, two_rank_folder: Path, models: dict[str, Path], name: str
+    two_rank_results: Results, two_rank_folder: Path, models: dict[str, Path], run_name: str
 ) -> None:
     """AdamW changes a weight by the learning rate in the first step, and by at most about as much in later steps."""
-    changes = find_largest_changes(models["qwen2_vl"], two_rank_folder / name / "result", "qwen2_vl")
+    changes = find_largest_changes(models["qwen2_vl"], two_rank_folder / run_name / "result", "qwen2_vl")
 
     for component, rate in (("language", 0.003), ("vision", 0.0003), ("aligner", 0.01)):
         assert rate * 0.9 < changes[component] < rate * STEPS, component

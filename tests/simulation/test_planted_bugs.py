@@ -88,10 +88,10 @@ def never_count_restarts(patch: pytest.MonkeyPatch) -> None:
     """Do not charge restarts to the restart budget."""
 
     def plan_restart(
-        verdict: Any, ended_attempt: Any, earlier_attempts: Any, counts: Any, job: Any
+        verdict: Any, failed_attempt: Any, earlier_attempts: Any, counts: Any, job: Any
     ) -> restart_budget.RestartPlan:
         return replace(
-            restart_budget.plan_restart(verdict, ended_attempt, earlier_attempts, counts, job), counts=counts
+            restart_budget.plan_restart(verdict, failed_attempt, earlier_attempts, counts, job), counts=counts
         )
 
     patch.setattr(stop_attempt, "plan_restart", plan_restart)

@@ -111,13 +111,13 @@ class Node:
     uid: str
     attempt: int
     node_rank: int
-    nodes: int
+    num_nodes: int
     ranks_per_node: int
     world_size: int
     master_addr: str
     master_port: int
     output: Path | None  # None for a command without spec.output
-    run: RunFolder
+    run_folder: RunFolder
     termination_log: Path
     status_port: int
     grace_seconds: float
@@ -132,13 +132,13 @@ class Node:
             uid=read_text(env, JOB_UID),
             attempt=read_int(env, ATTEMPT),
             node_rank=read_int(env, "NODE_RANK"),
-            nodes=read_int(env, "NNODES"),
+            num_nodes=read_int(env, "NNODES"),
             ranks_per_node=read_int(env, "NPROC_PER_NODE"),
             world_size=read_int(env, WORLD_SIZE),
             master_addr=read_text(env, "MASTER_ADDR"),
             master_port=read_int(env, "MASTER_PORT"),
             output=Path(env[OUTPUT]) if env.get(OUTPUT) else None,
-            run=RunFolder(Path(read_text(env, RUN_DIR))),
+            run_folder=RunFolder(Path(read_text(env, RUN_DIR))),
             termination_log=Path(env.get(TERMINATION_LOG) or DEFAULT_TERMINATION_LOG),
             status_port=read_int(env, STATUS_PORT, default=DEFAULT_STATUS_PORT),
             grace_seconds=read_int(env, GRACE_SECONDS, default=120),

@@ -120,9 +120,9 @@ class Supervisor:
                 written_at = now
                 self._reporter.write_running_message()
             # Record heartbeats; ranks of the trainer must send them from the start.
-            if self._command is None and self._node.run.have_ranks_started():
+            if self._command is None and self._node.run_folder.have_ranks_started():
                 detector.expect_heartbeats(range(self._node.ranks_per_node), now=now)
-            heartbeats = read_heartbeats(self._node.run.heartbeats)
+            heartbeats = read_heartbeats(self._node.run_folder.heartbeats)
             detector.record_heartbeats(heartbeats, now=now)
             # Handle hangs, then stop requests.
             self._check_for_hang(child, detector, now=now)
@@ -145,11 +145,11 @@ class Supervisor:
     def _kill_hung_ranks(
         self, child: ChildProcess, detector: HangDetector, timeout: HeartbeatTimeout, *, now: float
     ) -> None:
-        heartbeats = read_heartbeats(self._node.run.heartbeats)
+        heartbeats = read_heartbeats(self._node.run_folder.heartbeats)
         silent_seconds = {
             heartbeat.local_rank: detector.get_silent_seconds(heartbeat.local_rank, now=now) for heartbeat in heartbeats
         }
-        suspect, message = explain_hang(inspect_ranks(self._node.run, heartbeats, silent_seconds), timeout)
+        suspect, message = explain_hang(inspect_ranks(self._node.run_folder, heartbeats, silent_seconds), timeout)
         self._hang = RankFailure(
             local_rank=suspect.local_rank if suspect else None,
             error_type=contract.HANG,
@@ -174,7 +174,7 @@ class Supervisor:
             child.signal(signal.SIGTERM)
         elif action is StopAction.SAVE:
             self._output.log("stop requested: the ranks save a checkpoint at the next step and end")
-            self._node.run.stop_request.touch()
+            self._node.run_folder.stop_request.touch()
             self._reporter.write_running_message()
         elif action is StopAction.TERMINATE:
             self._output.log(self._stop.reason)
@@ -192,8 +192,8 @@ class Supervisor:
             is_command=self._command is not None,
             is_published=self._is_published(),
             hang=self._hang,
-            phases=frozenset(heartbeat.phase for heartbeat in read_heartbeats(self._node.run.heartbeats)),
-            failures=read_failures(self._node.run),
+            phases=frozenset(heartbeat.phase for heartbeat in read_heartbeats(self._node.run_folder.heartbeats)),
+            failures=read_failures(self._node.run_folder),
             output_tail=self._output.read_tail(),
         )
 
@@ -221,10 +221,10 @@ def _remove_leftovers(node: Node) -> None:
 
     Shared memory counts against the memory limit of the pod.
     """
-    for folder in (node.run.heartbeats, node.run.error_files, node.run.stack_dumps):
+    for folder in (node.run_folder.heartbeats, node.run_folder.error_files, node.run_folder.stack_dumps):
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
-    for file in (node.run.rank_exits, node.run.launcher_error, node.run.stop_request):
+    for file in (node.run_folder.rank_exits, node.run_folder.launcher_error, node.run_folder.stop_request):
         file.unlink(missing_ok=True)
     if os.getpid() == 1:  # only in a container; local mode must not delete shared memory of other programs
         for entry in Path("/dev/shm").iterdir():  # noqa: S108

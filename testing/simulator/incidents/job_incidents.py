@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 
 from finetune_operator import names
-from testing.simulator.world.apiserver import Key
+from testing.simulator.world.apiserver import ObjectKey
 from testing.simulator.world.world import JOB, World
 
 RECOVERY_DELAYS_SECONDS = (10.0, 100.0, 400.0)
@@ -145,10 +145,10 @@ def crash_operator(world: World) -> None:
 def partition_operator(world: World) -> None:
     """Temporarily disconnect the newest operator from the API server."""
     operator = world.operators[-1]
-    operator.link.is_partitioned = True
+    operator.connection.is_partitioned = True
 
     def reconnect() -> None:
-        operator.link.is_partitioned = False
+        operator.connection.is_partitioned = False
 
     recover_later(world, reconnect)
 
@@ -156,7 +156,7 @@ def partition_operator(world: World) -> None:
 def take_pod_name(world: World) -> None:
     """Create a foreign pod with the name that the next attempt needs."""
     name = names.pod_name(JOB.name, (world.status.get("attempt") or 0) + 1, 0)
-    if world.server.get(Key("Pod", JOB.namespace, name)) is None:
+    if world.server.get(ObjectKey("Pod", JOB.namespace, name)) is None:
         metadata = {"name": name, "namespace": JOB.namespace}
         world.server.create({"kind": "Pod", "apiVersion": "v1", "metadata": metadata, "spec": {}}, actor="stranger")
 

@@ -12,7 +12,7 @@ from testing.simulator.incidents.job_incidents import (
     suspend_job_temporarily,
 )
 from testing.simulator.incidents.node_incidents import occupy_k8s_nodes, stop_kubelet_temporarily
-from testing.simulator.world.apiserver import Key
+from testing.simulator.world.apiserver import ObjectKey
 from testing.simulator.world.world import JOB, World
 
 CLOCK_OFFSETS_SECONDS = (-20.0, 5.0, -20_000.0, 20_000.0)
@@ -37,12 +37,12 @@ def exhaust_quota(world: World) -> None:
 
 def delete_service(world: World) -> None:
     """Delete the Service of the job."""
-    world.delete(Key("Service", JOB.namespace, names.service_name(JOB.name)), {})
+    world.delete(ObjectKey("Service", JOB.namespace, names.service_name(JOB.name)), {})
 
 
 def edit_service(world: World) -> None:
     """Edit the Service so that its selector no longer matches any pod."""
-    key = Key("Service", JOB.namespace, names.service_name(JOB.name))
+    key = ObjectKey("Service", JOB.namespace, names.service_name(JOB.name))
     if service := world.server.get(key):
         world.server.replace_fields(key, actor="user", spec={**service["spec"], "selector": {"app": "another"}})
 

@@ -24,7 +24,7 @@ TERMINAL = ("Succeeded", "Failed")
 FOREGROUND = "foregroundDeletion"
 
 
-class Key(NamedTuple):
+class ObjectKey(NamedTuple):
     """Kind, namespace and name of an object."""
 
     kind: str
@@ -61,7 +61,7 @@ class SimulatedApiServer:
 
     def __init__(self, now: Callable[[], datetime]) -> None:
         self.now = now
-        self._objects: dict[Key, RawBody] = {}
+        self._objects: dict[ObjectKey, RawBody] = {}
         self._last_uid = 0
         self.version = 1
         self.oldest_version = 0  # a watch from an older version fails with 410 Gone
@@ -70,11 +70,11 @@ class SimulatedApiServer:
         self.pod_quota: int | None = None  # maximum number of active pods, None without a quota
         self._committed = asyncio.Event()
 
-    def get(self, key: Key) -> RawBody | None:
+    def get(self, key: ObjectKey) -> RawBody | None:
         """Return the object with this key, or None."""
         return self._objects.get(key)
 
-    def list_objects(self, kind: str) -> Iterator[tuple[Key, RawBody]]:
+    def list_objects(self, kind: str) -> Iterator[tuple[ObjectKey, RawBody]]:
         """Iterate over the current objects of a kind."""
         return iter([(key, body) for key, body in self._objects.items() if key.kind == kind])
 
@@ -102,7 +102,7 @@ class SimulatedApiServer:
     def create(self, manifest: RawBody, *, actor: str) -> RawBody:
         """Create an object; its name remains in use until the object is removed."""
         new_metadata = manifest["metadata"]
-        key = Key(manifest["kind"], new_metadata["namespace"], new_metadata["name"])
+        key = ObjectKey(manifest["kind"], new_metadata["namespace"], new_metadata["name"])
         if existing := self._objects.get(key):
             message = f'{COLLECTIONS[key.kind][1]} "{key.name}" already exists'
             message = f"object is being deleted: {message}" if "deletionTimestamp" in existing["metadata"] else message
@@ -122,7 +122,7 @@ class SimulatedApiServer:
             body.pop("status", None)
         return self._commit(key, body, actor=actor)
 
-    def replace_fields(self, key: Key, *, actor: str, **fields: Any) -> RawBody | None:
+    def replace_fields(self, key: ObjectKey, *, actor: str, **fields: Any) -> RawBody | None:
         """Replace top-level fields of an object as a cluster component; return None if it does not exist."""
         existing = self._objects.get(key)
         if existing is None:
@@ -130,7 +130,7 @@ class SimulatedApiServer:
         body = {**existing, **fields}
         return existing if body == existing else self._commit(key, body, actor=actor)
 
-    def delete(self, key: Key, options: RawBody, *, actor: str) -> RawBody:
+    def delete(self, key: ObjectKey, options: RawBody, *, actor: str) -> RawBody:
         """Delete an object, gracefully if it is a pod with a kubelet, and in the foreground if requested."""
         existing = self._read(key)
         expected_uid = options.get("preconditions", {}).get("uid")
@@ -149,7 +149,7 @@ class SimulatedApiServer:
             return self._commit(key, {**existing, "metadata": metadata}, actor=actor)
         return self.remove(key, actor=actor)
 
-    def remove(self, key: Key, *, actor: str) -> RawBody:
+    def remove(self, key: ObjectKey, *, actor: str) -> RawBody:
         """Remove the object immediately, without a grace period."""
         old_body = self._objects.pop(key)
         self._record(key, old_body, None, actor=actor)
@@ -169,12 +169,12 @@ class SimulatedApiServer:
     def _count_active_pods(self) -> int:
         return sum(pod["status"]["phase"] not in TERMINAL for _, pod in self.list_objects("Pod"))
 
-    def _read(self, key: Key) -> RawBody:
+    def _read(self, key: ObjectKey) -> RawBody:
         if (existing := self._objects.get(key)) is None:
             raise ApiError(f'{COLLECTIONS[key.kind][1]} "{key.name}" not found', status=404, reason="NotFound")
         return existing
 
-    def _list(self, key: Key, selector: str) -> RawBody:
+    def _list(self, key: ObjectKey, selector: str) -> RawBody:
         items = [
             body
             for k, body in self.list_objects(key.kind)
@@ -188,7 +188,7 @@ class SimulatedApiServer:
             "items": items,
         }
 
-    def _put(self, key: Key, body: RawBody, section: str, *, actor: str) -> RawBody:
+    def _put(self, key: ObjectKey, body: RawBody, section: str, *, actor: str) -> RawBody:
         existing, new_metadata = self._read(key), body["metadata"]
         if new_metadata.get("uid", existing["metadata"]["uid"]) != existing["metadata"]["uid"]:
             raise _conflict_error(
@@ -199,7 +199,7 @@ class SimulatedApiServer:
         updated = {**existing, section: body.get(section, {})}
         return existing if updated == existing else self._commit(key, updated, actor=actor)
 
-    def _delete_pod(self, key: Key, existing: RawBody, grace_seconds: int | None, *, actor: str) -> RawBody:
+    def _delete_pod(self, key: ObjectKey, existing: RawBody, grace_seconds: int | None, *, actor: str) -> RawBody:
         """Delete a pod; later requests can only shorten the grace period, which starts at the first request."""
         metadata, phase = existing["metadata"], existing["status"].get("phase")
         if grace_seconds is None:
@@ -215,14 +215,14 @@ class SimulatedApiServer:
         metadata = {**metadata, "deletionTimestamp": format_time(deadline), "deletionGracePeriodSeconds": grace_seconds}
         return self._commit(key, {**existing, "metadata": metadata}, actor=actor)
 
-    def _commit(self, key: Key, body: RawBody, *, actor: str) -> RawBody:
+    def _commit(self, key: ObjectKey, body: RawBody, *, actor: str) -> RawBody:
         old_body = self._objects.get(key)
         body = {**body, "metadata": {**body["metadata"], "resourceVersion": str(self.version + 1)}}
         self._objects[key] = body
         self._record(key, old_body, body, actor=actor)
         return body
 
-    def _record(self, key: Key, old_body: RawBody | None, new_body: RawBody | None, *, actor: str) -> None:
+    def _record(self, key: ObjectKey, old_body: RawBody | None, new_body: RawBody | None, *, actor: str) -> None:
         self.version += 1
         if new_body is None and old_body is not None:  # a deletion increments the version
             old_body = {**old_body, "metadata": {**old_body["metadata"], "resourceVersion": str(self.version)}}
@@ -235,7 +235,7 @@ class SimulatedApiServer:
         self._committed = asyncio.Event()
 
 
-def parse_path(path: str) -> tuple[Key, bool]:
+def parse_path(path: str) -> tuple[ObjectKey, bool]:
     """Return the key of a URL path and whether it ends in /status; the name of a list path is empty."""
     segments = path.strip("/").split("/")
     segments = segments[2:] if segments[0] == "api" else segments[3:]
@@ -243,7 +243,7 @@ def parse_path(path: str) -> tuple[Key, bool]:
     if segments[0] == "namespaces":
         namespace, segments = segments[1], segments[2:]
     name = segments[1] if len(segments) > 1 else ""
-    return Key(KINDS[segments[0]], namespace, name), segments[2:] == ["status"]
+    return ObjectKey(KINDS[segments[0]], namespace, name), segments[2:] == ["status"]
 
 
 def format_time(time: datetime) -> str:
@@ -251,6 +251,6 @@ def format_time(time: datetime) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def _conflict_error(key: Key, message: str) -> ApiError:
+def _conflict_error(key: ObjectKey, message: str) -> ApiError:
     plural = COLLECTIONS[key.kind][1]
     return ApiError(f'Operation cannot be fulfilled on {plural} "{key.name}": {message}', status=409, reason="Conflict")

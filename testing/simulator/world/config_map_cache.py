@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from testing.simulator.world.apiserver import Key, RawBody, SimulatedApiServer
+from testing.simulator.world.apiserver import ObjectKey, RawBody, SimulatedApiServer
 
 
 @dataclass
@@ -22,9 +22,9 @@ class ConfigMapCache:
 
     def __init__(self, server: SimulatedApiServer) -> None:
         self._server = server
-        self._cached: dict[tuple[str, Key], CachedConfigMap] = {}  # keyed by node name and ConfigMap
+        self._cached: dict[tuple[str, ObjectKey], CachedConfigMap] = {}  # keyed by node name and ConfigMap
 
-    def mount(self, node_name: str, key: Key, pod_uid: str) -> RawBody | None:
+    def mount(self, node_name: str, key: ObjectKey, pod_uid: str) -> RawBody | None:
         """Return the ConfigMap that the kubelet of the node mounts into the pod, or None if it does not exist."""
         existing_uids = {pod["metadata"]["uid"] for _, pod in self._server.list_objects("Pod")}
         cached = self._cached.get((node_name, key))

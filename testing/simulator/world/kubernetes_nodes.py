@@ -11,7 +11,7 @@ from pydantic import TypeAdapter
 from finetune_api.termination import Termination
 from finetune_operator import names
 from finetune_operator.observation.ownership import get_controller_uid
-from testing.simulator.world.apiserver import TERMINAL, Change, Key, RawBody, SimulatedApiServer, format_time
+from testing.simulator.world.apiserver import TERMINAL, Change, ObjectKey, RawBody, SimulatedApiServer, format_time
 from testing.simulator.world.choices import Choices
 from testing.simulator.world.config_map_cache import ConfigMapCache
 from testing.simulator.world.trainer import EPOCH, ContainerExit, Trainer, TrainerProcess
@@ -73,13 +73,13 @@ class KubernetesNodes:
         for process in self.list_processes_on(k8s_node):
             self.spawn(self._fail_after_delay(process))
 
-    def set_status(self, key: Key, *, actor: str = "kubelet", **fields: Any) -> None:
+    def set_status(self, key: ObjectKey, *, actor: str = "kubelet", **fields: Any) -> None:
         """Replace status fields of a pod if it exists."""
         pod = self._server.get(key)
         if pod is not None:
             self._server.replace_fields(key, actor=actor, status={**pod["status"], **fields})
 
-    def set_condition(self, key: Key, condition: RawBody, *, actor: str = "kubelet", **fields: Any) -> None:
+    def set_condition(self, key: ObjectKey, condition: RawBody, *, actor: str = "kubelet", **fields: Any) -> None:
         """Replace a condition and optional status fields of a pod if the pod exists and something changes."""
         if pod := self._server.get(key):
             others = {other["type"]: other for other in pod["status"].get("conditions", ())}
@@ -106,7 +106,7 @@ class KubernetesNodes:
         else:
             self._handle_deletion(change)
 
-    async def _schedule(self, key: Key, uid: str) -> None:
+    async def _schedule(self, key: ObjectKey, uid: str) -> None:
         """Schedule and run the pod with this uid; a later pod of the same name is ignored."""
         await asyncio.sleep(self._choices.pick((0.02, 0.3)))
         while True:
@@ -176,7 +176,7 @@ class KubernetesNodes:
         self._report_state(key, uid, state, phase="Running")
         await self._report_exit(key, uid, process, k8s_node)
 
-    def _report_volumes(self, key: Key, uid: str, *, ready: bool) -> None:
+    def _report_volumes(self, key: ObjectKey, uid: str, *, ready: bool) -> None:
         pod = self._server.get(key)
         if pod is None or pod["metadata"]["uid"] != uid:
             return
@@ -193,7 +193,7 @@ class KubernetesNodes:
         mounted = (self._config_map_cache.mount(k8s_node.name, key, uid) for key in _list_config_map_keys(pod))
         return [body for body in mounted if body is not None]
 
-    async def _report_exit(self, key: Key, uid: str, process: TrainerProcess, k8s_node: KubernetesNode) -> None:
+    async def _report_exit(self, key: ObjectKey, uid: str, process: TrainerProcess, k8s_node: KubernetesNode) -> None:
         exit_result = await process.exit_future
         finished_at = EPOCH + timedelta(seconds=process.end_time)  # may be long ago if the node was partitioned
         state = {"terminated": _build_terminated_state(exit_result, finished_at)}
@@ -235,7 +235,7 @@ class KubernetesNodes:
         await k8s_node.connected.wait()
         self._trainer.terminate(process, grace_seconds)
 
-    def _report_state(self, key: Key, uid: str, state: RawBody, *, phase: str | None = None) -> None:
+    def _report_state(self, key: ObjectKey, uid: str, state: RawBody, *, phase: str | None = None) -> None:
         pod = self._server.get(key)
         if pod is None or pod["metadata"]["uid"] != uid:
             return
@@ -243,11 +243,11 @@ class KubernetesNodes:
         phase_update = {} if phase is None or is_terminal else {"phase": phase}
         self.set_status(key, containerStatuses=[{"name": names.CONTAINER, "state": state}], **phase_update)
 
-    def _is_terminating(self, key: Key, uid: str) -> bool:
+    def _is_terminating(self, key: ObjectKey, uid: str) -> bool:
         pod = self._server.get(key)
         return pod is None or pod["metadata"]["uid"] != uid or "deletionTimestamp" in pod["metadata"]
 
-    def _remove(self, key: Key, uid: str) -> None:
+    def _remove(self, key: ObjectKey, uid: str) -> None:
         pod = self._server.get(key)
         if pod is not None and pod["metadata"]["uid"] == uid:
             self._server.remove(key, actor="kubelet")
@@ -270,13 +270,13 @@ def read_process(pod: RawBody, config_maps: Iterable[RawBody]) -> TrainerProcess
     )
 
 
-def _list_config_map_keys(pod: RawBody) -> list[Key]:
+def _list_config_map_keys(pod: RawBody) -> list[ObjectKey]:
     config_maps = (volume.get("configMap", {}).get("name") for volume in pod["spec"].get("volumes", ()))
-    return [Key("ConfigMap", pod["metadata"]["namespace"], name) for name in config_maps if name]
+    return [ObjectKey("ConfigMap", pod["metadata"]["namespace"], name) for name in config_maps if name]
 
 
-def _build_key(body: RawBody) -> Key:
-    return Key(body["kind"], body["metadata"]["namespace"], body["metadata"]["name"])
+def _build_key(body: RawBody) -> ObjectKey:
+    return ObjectKey(body["kind"], body["metadata"]["namespace"], body["metadata"]["name"])
 
 
 def _find_excluded_nodes(pod: RawBody) -> set[str]:

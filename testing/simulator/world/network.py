@@ -28,7 +28,7 @@ class NetworkFaults:
 NO_FAULTS = NetworkFaults()
 
 
-class Link(ApiClient):
+class OperatorConnection(ApiClient):
     """Connection of an operator to the API server, which retries in virtual time as the real client does."""
 
     def __init__(

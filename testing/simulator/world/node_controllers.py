@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 
 from finetune_operator import names
-from testing.simulator.world.apiserver import FOREGROUND, TERMINAL, Change, Key, RawBody, SimulatedApiServer
+from testing.simulator.world.apiserver import FOREGROUND, TERMINAL, Change, ObjectKey, RawBody, SimulatedApiServer
 from testing.simulator.world.choices import Choices
 from testing.simulator.world.kubernetes_nodes import POLL_SECONDS, KubernetesNode, KubernetesNodes
 
@@ -58,12 +58,12 @@ class NodeControllers:
             )
         )
 
-    def disrupt_pod(self, key: Key, reason: str, *, actor: str = "eviction") -> None:
+    def disrupt_pod(self, key: ObjectKey, reason: str, *, actor: str = "eviction") -> None:
         """Add the DisruptionTarget condition to a pod and delete it, as the eviction API and taint eviction do."""
         if self._add_disruption_target(key, reason, actor=actor):
             self._server.delete(key, {}, actor=actor)
 
-    def _add_disruption_target(self, key: Key, reason: str, *, actor: str, **fields: str) -> bool:
+    def _add_disruption_target(self, key: ObjectKey, reason: str, *, actor: str, **fields: str) -> bool:
         pod = self._server.get(key)
         if pod is None or pod["status"].get("phase") in TERMINAL:
             return False
@@ -71,7 +71,7 @@ class NodeControllers:
         self._k8s_nodes.set_condition(key, condition, actor=actor, **fields)
         return True
 
-    def _list_pods_on(self, k8s_node: KubernetesNode) -> list[tuple[Key, RawBody]]:
+    def _list_pods_on(self, k8s_node: KubernetesNode) -> list[tuple[ObjectKey, RawBody]]:
         return [
             (key, pod) for key, pod in self._server.list_objects("Pod") if pod["spec"].get("nodeName") == k8s_node.name
         ]
@@ -130,7 +130,7 @@ class GarbageCollector:
     def _find_absent_owner(self, body: RawBody) -> RawBody | None:
         """Return the owner reference of a new object if that owner no longer exists."""
         for owner in body["metadata"].get("ownerReferences", ()):
-            existing = self._server.get(Key(owner["kind"], body["metadata"]["namespace"], owner["name"]))
+            existing = self._server.get(ObjectKey(owner["kind"], body["metadata"]["namespace"], owner["name"]))
             if existing is None or existing["metadata"]["uid"] != owner["uid"]:
                 metadata = {"namespace": body["metadata"]["namespace"], "name": owner["name"], "uid": owner["uid"]}
                 return {"kind": owner["kind"], "metadata": metadata}
@@ -139,7 +139,7 @@ class GarbageCollector:
     async def _collect(self, owner: RawBody) -> None:
         """Delete the children of a job, then the job if its deletion is in the foreground."""
         await asyncio.sleep(self._choices.pick((0.2, 3.0)))
-        key = Key(owner["kind"], owner["metadata"]["namespace"], owner["metadata"]["name"])
+        key = ObjectKey(owner["kind"], owner["metadata"]["namespace"], owner["metadata"]["name"])
         uid = owner["metadata"]["uid"]
         while children := self._list_children(uid):
             for child in children:
@@ -150,7 +150,7 @@ class GarbageCollector:
         if job and job["metadata"]["uid"] == uid and FOREGROUND in job["metadata"].get("finalizers", ()):
             self._server.remove(key, actor=GARBAGE_COLLECTOR)
 
-    def _list_children(self, uid: str) -> list[Key]:
+    def _list_children(self, uid: str) -> list[ObjectKey]:
         return [
             key
             for kind in ("Pod", "Service", "ConfigMap")

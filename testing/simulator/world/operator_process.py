@@ -16,7 +16,7 @@ from finetune_operator.kube.cluster import KubernetesCluster, collection_path
 from finetune_operator.metrics import Metrics
 from finetune_operator.settings import Settings
 from testing.simulator.world.apiserver import RawBody
-from testing.simulator.world.network import Link
+from testing.simulator.world.network import OperatorConnection
 
 WORKERS = 2
 RESYNC_SECONDS = 300.0
@@ -28,17 +28,17 @@ class SimulatedOperator:
 
     def __init__(
         self,
-        link: Link,
+        connection: OperatorConnection,
         settings: Settings,
         now: Callable[[], datetime],
         read_progress: Callable[[str], Progress | None],
     ) -> None:
-        self.link = link
+        self.connection = connection
         self.clock_offset = timedelta()
         self._read_progress = read_progress
         self.is_running = True
-        run = PassDependencies(KubernetesCluster(link), settings, lambda: now() + self.clock_offset)
-        self.controller = Controller(link, run, METRICS, namespaces=(None,))
+        run = PassDependencies(KubernetesCluster(connection), settings, lambda: now() + self.clock_offset)
+        self.controller = Controller(connection, run, METRICS, namespaces=(None,))
         self._tasks = [self._spawn(self._start())]
 
     def crash(self) -> None:
@@ -65,11 +65,11 @@ class SimulatedOperator:
         while True:
             try:
                 version = ""
-                async for page in self.link.list_pages(path):
+                async for page in self.connection.list_pages(path):
                     version = page["metadata"]["resourceVersion"]
                     for body in page["items"]:
                         self._dispatch_event("ADDED", body)
-                async for event in self.link.watch(path, selector="", version=version):
+                async for event in self.connection.watch(path, selector="", version=version):
                     self._dispatch_event(event["type"], event["object"])
             except ApiError:
                 await asyncio.sleep(1.0)
@@ -79,7 +79,7 @@ class SimulatedOperator:
         while True:
             await asyncio.sleep(POLL_INTERVAL_SECONDS)
             for key in self.controller.jobs:
-                if not self.link.is_partitioned and (progress := self._read_progress(key.uid)):
+                if not self.connection.is_partitioned and (progress := self._read_progress(key.uid)):
                     self.controller.progress_poller._store_progress(key, progress)
 
     def _dispatch_event(self, event_type: str, body: RawBody) -> None:

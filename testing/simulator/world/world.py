@@ -11,15 +11,15 @@ from finetune_operator import names
 from finetune_operator.kube.api_client import ApiError
 from finetune_operator.observation.ownership import get_controller_uid
 from testing.builders.jobs import SETTINGS, spec
-from testing.simulator.world.apiserver import Change, Key, RawBody, SimulatedApiServer
+from testing.simulator.world.apiserver import Change, ObjectKey, RawBody, SimulatedApiServer
 from testing.simulator.world.choices import Choices
 from testing.simulator.world.kubernetes_nodes import KubernetesNode, KubernetesNodes
-from testing.simulator.world.network import NO_FAULTS, Link, NetworkFaults
+from testing.simulator.world.network import NO_FAULTS, NetworkFaults, OperatorConnection
 from testing.simulator.world.node_controllers import GarbageCollector, NodeControllers
 from testing.simulator.world.operator_process import SimulatedOperator
 from testing.simulator.world.trainer import EPOCH, Trainer, TrainerProcess, Workload
 
-JOB = Key(names.FINETUNEJOB_KIND, "default", "bert")
+JOB = ObjectKey(names.FINETUNEJOB_KIND, "default", "bert")
 SPARE_K8S_NODES = 2
 MAX_NODES = 3
 MAX_CLOCK_READS = 1000
@@ -74,10 +74,10 @@ class World:
         """Uid of the current job, or of the last one if it was deleted."""
         return self.job_uids[-1]
 
-    def get_config_map_key(self) -> Key:
+    def get_config_map_key(self) -> ObjectKey:
         """Return the key of the ConfigMap of the current attempt."""
         name = names.config_map_name(JOB.name, self.job_uid, self.status.get("attempt") or 0)
-        return Key("ConfigMap", JOB.namespace, name)
+        return ObjectKey("ConfigMap", JOB.namespace, name)
 
     @property
     def job(self) -> RawBody | None:
@@ -90,11 +90,11 @@ class World:
         status: RawBody = (self.job or {}).get("status", {})
         return status
 
-    def list_pods(self) -> list[tuple[Key, RawBody]]:
+    def list_pods(self) -> list[tuple[ObjectKey, RawBody]]:
         """Return the pods of the current job, including terminating ones."""
         return [(key, pod) for key, pod in self.list_all_pods() if get_controller_uid(pod) == self.job_uid]
 
-    def list_all_pods(self) -> list[tuple[Key, RawBody]]:
+    def list_all_pods(self) -> list[tuple[ObjectKey, RawBody]]:
         """Return the pods of all jobs with this name, including deleted jobs."""
         return [(key, pod) for key, pod in self.server.list_objects("Pod") if "labels" in pod["metadata"]]
 
@@ -110,9 +110,9 @@ class World:
         def crash() -> None:
             self.crash(operator)
 
-        link = Link(self.server, self.choices, actor=name, on_crash=crash)
-        link.faults = self.network_faults
-        operator = SimulatedOperator(link, SETTINGS, self.now, self.trainer.read_progress)
+        connection = OperatorConnection(self.server, self.choices, actor=name, on_crash=crash)
+        connection.faults = self.network_faults
+        operator = SimulatedOperator(connection, SETTINGS, self.now, self.trainer.read_progress)
         self.operators.append(operator)
         self.add_trace(f"{name} starts")
         return operator
@@ -124,7 +124,7 @@ class World:
         self.add_trace(f"operator-{self.operators.index(operator)} dies")
         operator.crash()
         if not self.has_split_brain:
-            operator.link.drop_requests()
+            operator.connection.drop_requests()
         asyncio.get_running_loop().call_later(self.choices.pick((1.0, 15.0, 90.0)), self.start_operator)
 
     def take_over(self, overlap_seconds: float) -> None:
@@ -142,8 +142,8 @@ class World:
         while self.pending_recoveries:
             self.pending_recoveries.pop()()
         for operator in self.operators:
-            operator.link.faults = NO_FAULTS
-            operator.link.is_partitioned = False
+            operator.connection.faults = NO_FAULTS
+            operator.connection.is_partitioned = False
 
     def create_job(self, spec: RawBody) -> None:
         """Create the job as a user."""
@@ -168,7 +168,7 @@ class World:
             annotations = {"touched": str(self.time)}
             self.server.replace_fields(JOB, actor="user", metadata={**self.job["metadata"], "annotations": annotations})
 
-    def delete(self, key: Key, options: RawBody) -> None:
+    def delete(self, key: ObjectKey, options: RawBody) -> None:
         """Delete an object as a user if it exists."""
         try:
             self.server.delete(key, options, actor="user")
@@ -176,7 +176,7 @@ class World:
             if error.status != 404:
                 raise
 
-    def pick_pod(self) -> tuple[Key, RawBody] | None:
+    def pick_pod(self) -> tuple[ObjectKey, RawBody] | None:
         """Return a random pod of the job."""
         pods = self.list_pods()
         return self.choices.pick(pods) if pods else None

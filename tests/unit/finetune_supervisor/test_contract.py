@@ -30,7 +30,7 @@ ENVIRONMENT = {
 def test_node_is_read_from_the_environment_with_defaults() -> None:
     node = Node.from_environment(ENVIRONMENT)
 
-    assert (node.attempt, node.node_rank, node.nodes, node.world_size) == (2, 3, 4, 8)
+    assert (node.attempt, node.node_rank, node.num_nodes, node.world_size) == (2, 3, 4, 8)
     assert node.to_global_rank(1) == 7
     assert node.termination_log == Path("/dev/termination-log")
     assert (node.status_port, node.grace_seconds) == (8080, 120)

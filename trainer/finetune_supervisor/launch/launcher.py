@@ -61,14 +61,14 @@ def main(args: list[str]) -> int:
     try:
         rendezvous = _join_rendezvous(node)
     except Exception as error:  # report any error, such as a DNS timeout, a port in use or missing nodes
-        _write_launcher_error(node.run, error)
+        _write_launcher_error(node.run_folder, error)
         raise
     # Release the waiting ranks, and wait until they have exited.
     for local_rank in ranks.values():
         _get_error_file(node, local_rank).parent.mkdir(parents=True, exist_ok=True)
     inbox = SignalInbox(0)
     os.write(start_pipe[1], b"g" * len(ranks))
-    code = _RunningRanks(node.run, ranks, inbox, rendezvous).wait()
+    code = _RunningRanks(node.run_folder, ranks, inbox, rendezvous).wait()
     sys.stderr.flush()
     os._exit(code)  # skip interpreter shutdown (0.2 s)
 
@@ -123,19 +123,19 @@ def _join_rendezvous(node: Node) -> Rendezvous:
 
 def _get_error_file(node: Node, local_rank: int) -> Path:
     """Return the path of a rank's error file, in the folder layout of torchrun."""
-    return node.run.error_files / "ranks" / "attempt_0" / str(local_rank) / "error.json"
+    return node.run_folder.error_files / "ranks" / "attempt_0" / str(local_rank) / "error.json"
 
 
-def _write_launcher_error(run: RunFolder, error: Exception) -> None:
+def _write_launcher_error(run_folder: RunFolder, error: Exception) -> None:
     record = {"message": f"{type(error).__name__}: {error}", "extraInfo": {"py_callstack": traceback.format_exc()}}
-    run.launcher_error.write_text(json.dumps({"message": record}), encoding="utf-8")
+    run_folder.launcher_error.write_text(json.dumps({"message": record}), encoding="utf-8")
 
 
 @dataclass
 class _RunningRanks:
     """Supervises the ranks of this node until all of them have exited."""
 
-    run: RunFolder
+    run_folder: RunFolder
     local_ranks: dict[int, int]  # local ranks of running processes by PID
     inbox: SignalInbox
     rendezvous: Rendezvous
@@ -169,9 +169,9 @@ class _RunningRanks:
 
     def _record_failure(self, local_rank: int, code: int) -> None:
         self.exits[str(local_rank)] = {"code": code, "time": time.time()}
-        temporary = self.run.rank_exits.with_suffix(".tmp")
+        temporary = self.run_folder.rank_exits.with_suffix(".tmp")
         temporary.write_text(json.dumps(self.exits), encoding="utf-8")
-        temporary.replace(self.run.rank_exits)
+        temporary.replace(self.run_folder.rank_exits)
         if self.failed_at is None:
             self.failed_at = time.monotonic()
             was_killed = (

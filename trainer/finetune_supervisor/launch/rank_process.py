@@ -50,7 +50,7 @@ def build_rank_environment(node: Node, local_rank: int, error_file: Path) -> dic
         "WORLD_SIZE": world_size,
         "LOCAL_WORLD_SIZE": str(node.ranks_per_node),
         "GROUP_RANK": str(node.node_rank),
-        "GROUP_WORLD_SIZE": str(node.nodes),
+        "GROUP_WORLD_SIZE": str(node.num_nodes),
         "ROLE_NAME": "default",
         "ROLE_RANK": rank,
         "ROLE_WORLD_SIZE": world_size,

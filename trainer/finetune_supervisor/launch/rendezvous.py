@@ -64,7 +64,7 @@ class Rendezvous:
             missing_ranks = [str(rank) for rank, key in enumerate(keys) if not self._store.check([key])]
             if missing_ranks:
                 raise RendezvousTimeoutError(
-                    f"node ranks {', '.join(missing_ranks)} of {self._node.nodes} did not join within"
+                    f"node ranks {', '.join(missing_ranks)} of {self._node.num_nodes} did not join within"
                     f" {self._timeout_seconds:.0f}s"
                 ) from error
 
@@ -77,4 +77,4 @@ class Rendezvous:
                 pause(0.1)
 
     def _build_keys(self, prefix: str) -> list[str]:
-        return [f"{prefix}/{rank}" for rank in range(self._node.nodes)]
+        return [f"{prefix}/{rank}" for rank in range(self._node.num_nodes)]

@@ -51,7 +51,7 @@ def plan_program(command: UserCommand, node: Node, env: Mapping[str, str]) -> La
     if not folder.is_dir():
         raise InvalidCommand(f"spec.command.workingDir: {command.working_dir}: no such folder in the image or a volume")
     # Folder for the error files of scripts with @record that run under the user's torchrun.
-    env = {**env, "PET_LOG_DIR": str(node.run.error_files)}
+    env = {**env, "PET_LOG_DIR": str(node.run_folder.error_files)}
     if command.script is None:
         argv = _build_exec_argv(command, folder, env)
         return LaunchProgram(argv, folder, env, signals_process_group=True, has_own_rendezvous=False)

@@ -38,12 +38,12 @@ class NodeReporter:
             self._output.log(f"cannot listen on port {port}, so there is no /status and no /metrics: {error}")
 
     def _take_snapshot(self) -> NodeSnapshot:
-        heartbeats = read_heartbeats(self._node.run.heartbeats)
+        heartbeats = read_heartbeats(self._node.run_folder.heartbeats)
         return NodeSnapshot(heartbeats[0].phase if heartbeats else "", self.outcome, heartbeats)
 
     def build_running_message(self) -> TerminationMessage:
         """Build the termination message of a node that is still running."""
-        heartbeats = read_heartbeats(self._node.run.heartbeats)
+        heartbeats = read_heartbeats(self._node.run_folder.heartbeats)
         peaks = [heartbeat.peak_memory_bytes for heartbeat in heartbeats if heartbeat.peak_memory_bytes is not None]
         return TerminationMessage(
             node_rank=self._node.node_rank,
@@ -78,6 +78,6 @@ class NodeReporter:
             self._output.log(f"the termination message cannot be written: {error}")
 
     def _list_volumes(self) -> Iterator[Path]:
-        yield from (SHARED_MEMORY, Path(tempfile.gettempdir()), self._node.run.path)
+        yield from (SHARED_MEMORY, Path(tempfile.gettempdir()), self._node.run_folder.path)
         if self._node.output:
             yield self._node.output

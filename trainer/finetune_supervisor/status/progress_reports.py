@@ -41,13 +41,13 @@ class ProgressReports:
         """
         if env.get(_URL):
             return dict(env)
-        descriptor = os.open(self._node.run.token, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        descriptor = os.open(self._node.run_folder.token, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
             file.write(self._token)
         url = f"http://127.0.0.1:{self._node.status_port}{REPORT_PATH}"
         # The CA certificate is not needed for HTTP within the pod.
         inherited_variables = {name: value for name, value in env.items() if name != _CA_CERT}
-        return {**inherited_variables, **_bypass_proxy(env), _URL: url, _TOKEN: str(self._node.run.token)}
+        return {**inherited_variables, **_bypass_proxy(env), _URL: url, _TOKEN: str(self._node.run_folder.token)}
 
     def is_authorized(self, authorization: str) -> bool:
         """Return whether an Authorization header contains the token of this node."""
@@ -73,7 +73,7 @@ class ProgressReports:
             first_step_time=self._first_step_time,
             progress=progress,
         )
-        write_heartbeat(self._node.run.heartbeats, heartbeat)
+        write_heartbeat(self._node.run_folder.heartbeats, heartbeat)
         return True
 
 

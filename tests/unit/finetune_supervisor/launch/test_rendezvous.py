@@ -38,7 +38,7 @@ def test_all_nodes_join_and_node_rank_zero_leaves_last(tmp_path: Path) -> None:
 
 
 def test_missing_nodes_are_named_in_the_error(tmp_path: Path) -> None:
-    rendezvous = Rendezvous(node(tmp_path, nodes=4, master_port=find_free_port()), timeout_seconds=0.5)
+    rendezvous = Rendezvous(node(tmp_path, num_nodes=4, master_port=find_free_port()), timeout_seconds=0.5)
 
     with pytest.raises(RendezvousTimeoutError, match=r"node ranks 1, 2, 3 of 4 did not join within 0s"):
         rendezvous.wait_for_all()
