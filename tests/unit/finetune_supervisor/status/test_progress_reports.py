@@ -50,11 +50,11 @@ class RunningServer:
 @pytest.fixture
 def running_server(tmp_path: Path) -> Iterator[RunningServer]:
     this_node = node(tmp_path, status_port=find_free_port())
-    this_node.run.heartbeats.mkdir()
+    this_node.run_folder.heartbeats.mkdir()
     reports = ProgressReports(this_node)
     server = start_status_server(this_node, lambda: NodeSnapshot("", contract.RUNNING, ()), reports=reports)
     yield RunningServer(
-        this_node.run.heartbeats, reports.add_report_variables({"KUBEFLOW_TRAINER_SERVER_CA_CERT": "/nowhere"})
+        this_node.run_folder.heartbeats, reports.add_report_variables({"KUBEFLOW_TRAINER_SERVER_CA_CERT": "/nowhere"})
     )
     server.shutdown()
     server.server_close()
@@ -168,7 +168,7 @@ def test_server_configured_by_the_user_takes_precedence(tmp_path: Path) -> None:
     configured = {"KUBEFLOW_TRAINER_SERVER_URL": "https://user-server", "KUBEFLOW_TRAINER_SERVER_CA_CERT": "/ca"}
 
     assert ProgressReports(node(tmp_path)).add_report_variables(configured) == configured
-    assert not node(tmp_path).run.token.exists()
+    assert not node(tmp_path).run_folder.token.exists()
 
 
 def test_reports_bypass_an_http_proxy(tmp_path: Path) -> None:
