@@ -1,1 +1,1 @@
-"""Turns dataset rows into batches: chat templates, loss masks, token cache, packing, sample order and collators."""
+"""Tokenizes dataset rows, packs and orders them, and collates them into batches."""

@@ -18,7 +18,7 @@ from finetune_trainer.data.token_dataset import FILLER, Features
 class BatchSampler(Sampler[list[Item]]):
     """Yields the micro-batches of one rank.
 
-    A step consumes the next `effective` items of the epoch, for any number of ranks and micro-batches. Within a step,
+    Each step consumes the next `batch.effective` items of the epoch, regardless of the number of ranks. Within a step,
     items are sorted by length and distributed in rounds of one micro-batch per rank, so that a micro-batch needs
     little padding and ranks have similar work. Every second round is distributed in reverse order; otherwise one rank
     would always get the longest items. Fillers without target tokens complete the last round, so that no sample
@@ -32,11 +32,11 @@ class BatchSampler(Sampler[list[Item]]):
         self._epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
-        """Select the epoch whose items the next iteration yields."""
+        """Set the epoch for the next iteration over the sampler."""
         self._epoch = epoch
 
     def __len__(self) -> int:
-        """Return the number of micro-batches per epoch, the same on every rank."""
+        """Return the number of micro-batches per epoch, which is the same on every rank."""
         return -(-len(self._order) // self._items_per_round)
 
     def __iter__(self) -> Iterator[list[Item]]:
@@ -49,9 +49,9 @@ class BatchSampler(Sampler[list[Item]]):
         return self._batch.per_device * self._batch.world_size
 
     def _distribute_step(self, epoch: Epoch, positions: range) -> Iterator[list[Item]]:
-        """Yield this rank's micro-batches of one step.
+        """Yield the micro-batches of this rank for one step.
 
-        positions: range of the step's items in the epoch.
+        positions: range of indices of the items of the step in the epoch.
         """
         # Sort by length only within a step (decisions/503).
         sorted_by_length = np.argsort(-epoch.lengths[positions.start : positions.stop], kind="stable")
@@ -75,9 +75,9 @@ class RankDataLoader(DataLoader[tuple[Features, ...]]):
 def build_dataloader(
     dataset: Dataset[tuple[Features, ...]], sampler: BatchSampler, collate: Collate, *, workers: int
 ) -> RankDataLoader:
-    """Build the data loader of one rank.
+    """Build the data loader for one rank.
 
-    workers: number of loader processes; with 0, the training process loads the samples.
+    workers: number of loader processes; if it is 0, the training process loads the samples.
     """
     return RankDataLoader(
         dataset,
@@ -85,13 +85,13 @@ def build_dataloader(
         collate_fn=collate,
         num_workers=workers,
         pin_memory=torch.cuda.is_available(),
-        # Use a separate generator, so that the loader does not change the random state that dropout uses.
+        # Use a separate generator, because the data loader must not change the random state that dropout uses.
         generator=torch.Generator(),
     )
 
 
 def compute_padding_share(order: ItemOrder, batch: Batch) -> float:
-    """Return the fraction of padding tokens in the first epoch, from 0 to 1."""
+    """Return the fraction of tokens in the first epoch that are padding, from 0 to 1."""
     lengths, computed = order.get_epoch(0).lengths, 0
     for first in range(0, len(lengths), batch.effective):
         longest_first = np.sort(lengths[first : first + batch.effective])[::-1]

@@ -1,4 +1,7 @@
-"""Tokenizes examples and computes loss weights; assistant turns and their end-of-turn tokens are targets."""
+"""Tokenizes examples with the chat template and computes the loss weight of each token.
+
+The targets are the assistant turns, including their end-of-turn tokens.
+"""
 
 import itertools
 from collections.abc import Sequence
@@ -17,7 +20,7 @@ from finetune_trainer.vision.placeholders import collect_media, expand_placehold
 from finetune_trainer.vision.processor import VisionProcessor
 
 _GENERATION_TAG = "{% generation"
-_ANCHOR = "⟦assistant {}⟧"  # placeholder content, used to locate an assistant turn in the rendered text
+_ANCHOR = "⟦assistant {}⟧"  # replaces the content of an assistant turn to locate the turn in the rendered text
 
 _TEMPLATE_ERRORS = (TemplateError, TypeError, ValueError, KeyError)
 _MOVE_SYSTEM_PROMPT = "move its text to the beginning of the first user turn"
@@ -36,7 +39,7 @@ class PlaceholderRange:
 
 @dataclass(frozen=True)
 class Sample:
-    """Tokenized sequence with a loss weight per token; tokens with weight 0 are not targets."""
+    """Tokenized sequence with one loss weight per token; tokens with weight 0 are not targets."""
 
     origin: str
     input_ids: Sequence[int]
@@ -90,7 +93,7 @@ class ExampleRenderer:
                 f'{example.origin} contains images, but model "{self._model_name}" accepts text only; choose a'
                 " vision-language model, or remove the images"
             )
-        # If the template marks the assistant's text, use its mask.
+        # If the template marks assistant text, use its mask.
         if self._vision is None and _GENERATION_TAG in str(template).replace("{%-", "{%"):
             return self._render_with_assistant_masks(example)
         # Otherwise locate the assistant turns in the rendered text (decisions/505).
@@ -124,7 +127,7 @@ class ExampleRenderer:
         return self._append_eos(sample, weight=1.0)
 
     def _append_eos(self, sample: Sample, *, weight: float) -> Sample:
-        """Append the EOS token with this weight; if the tokenizer has appended it already, set its weight."""
+        """Append the EOS token with `weight`, or set its weight if the tokenizer has already appended it."""
         eos = self._tokenizer.eos_token_id
         input_ids, weights = list(sample.input_ids), list(sample.weights)
         if eos is None:
@@ -136,7 +139,7 @@ class ExampleRenderer:
     def _check_system_prompt(self, example: Conversation, text: str) -> None:
         """Raise ChatTemplateError if the text does not contain the system prompt.
 
-        Some templates render it only with a generation prompt; training would silently omit it.
+        Some templates render the system prompt only with a generation prompt; training would silently omit it.
         """
         for turn in example.turns:
             if turn.role is Role.SYSTEM and turn.content.strip() not in text:
@@ -146,7 +149,7 @@ class ExampleRenderer:
                 )
 
     def _render_with_assistant_masks(self, example: Conversation) -> Sample:
-        """Render with a template that marks the assistant's text with `generation` tags."""
+        """Render and tokenize the example with a template that marks assistant text with `generation` tags."""
         rendered = self._render_turns(
             example, example.turns, tokenize=True, return_dict=True, return_assistant_tokens_mask=True
         )
@@ -170,7 +173,7 @@ class ExampleRenderer:
     def _locate_turns_by_anchors(self, example: Conversation, text: str) -> tuple[Span, ...] | None:
         """Locate the assistant turns by rendering anchors in place of their contents.
 
-        Returns None if replacing the anchors by the contents does not reproduce `text`, because the template rewrites
+        Returns None if replacing the anchors with the contents does not reproduce `text`, because the template rewrites
         the contents.
         """
         anchors = [
@@ -195,7 +198,7 @@ class ExampleRenderer:
         return None
 
     def _measure_end_of_turn(self, text: str) -> int:
-        """Return the length of whitespace and end-of-turn token at the start of `text`, or 0 without such a token."""
+        """Return the length of an end-of-turn token at the start of `text` and the whitespace before it, or 0."""
         whitespace = len(text) - len(text.lstrip())
         for token in self._end_of_turn_tokens:
             if token and text.startswith(token, whitespace):
@@ -203,9 +206,9 @@ class ExampleRenderer:
         return 0
 
     def _locate_turns_by_prefixes(self, example: Conversation, text: str) -> tuple[Span, ...]:
-        """Locate the assistant turns by rendering the conversation up to each of them.
+        """Locate the assistant turns by rendering the conversation up to each assistant turn.
 
-        This requires a template whose output for the first turns is a prefix of its output for all turns.
+        The rendered text of the first turns must be a prefix of the rendered text of all turns.
         """
         spans = []
         for index, turn in enumerate(example.turns):
@@ -241,7 +244,7 @@ class ExampleRenderer:
         return self._tokenizer.apply_chat_template(messages, **{"tokenize": False, **options})
 
     def _rejects_system_prompt(self, turns: Sequence[Turn]) -> bool:
-        """Return whether a template that rejected the turns accepts them without the system prompt."""
+        """Return whether the system prompt is the reason why the template rejected the turns."""
         others = [turn for turn in turns if turn.role is not Role.SYSTEM]
         if len(others) == len(turns):
             return False
@@ -261,7 +264,10 @@ class ExampleRenderer:
         add_special_tokens: bool = False,
         media: Sequence[tuple[MediaItem, Span]] = (),
     ) -> Sample:
-        """Tokenize the text; tokens inside a span get the weight of the span. Spans are in characters."""
+        """Tokenize the text and assign the weight of each span to the tokens inside it.
+
+        spans: character ranges in `text`.
+        """
         encoded = self._tokenizer(text, add_special_tokens=add_special_tokens, return_offsets_mapping=True)
         targets = [
             (span, _extend_over_whitespace(text, span), weight)
@@ -279,23 +285,23 @@ class ExampleRenderer:
 
 
 def _get_assistant_weights(example: Conversation) -> tuple[float, ...]:
-    """Return the loss weights of the assistant turns in order."""
+    """Return the loss weight of each assistant turn."""
     return tuple(turn.weight for turn in example.turns if turn.role is Role.ASSISTANT)
 
 
 def _clear_first_weight(weights: list[float]) -> list[float]:
-    """Return the weights with 0 for the first token, because no earlier token predicts it."""
+    """Return the weights with the first set to 0, because no earlier token predicts the first token."""
     return [0.0, *weights[1:]]
 
 
 def _extend_over_whitespace(text: str, span: Span) -> Span:
-    """Extend the span over adjacent whitespace, because a token may include whitespace of the template."""
+    """Extend the span to include adjacent whitespace, because a token may contain whitespace of the template."""
     start, end = span
     return len(text[:start].rstrip()), len(text) - len(text[end:].lstrip())
 
 
 def _is_inside(token_span: Span, span: Span, extended_span: Span) -> bool:
-    """Return whether the token overlaps the span and does not exceed the extended span."""
+    """Return whether the token overlaps the span and lies within the extended span."""
     return (
         token_span[1] > span[0]
         and token_span[0] < span[1]
@@ -305,6 +311,6 @@ def _is_inside(token_span: Span, span: Span, extended_span: Span) -> bool:
 
 
 def _find_token_range(offsets: Sequence[Span], span: Span) -> Span:
-    """Return the range of tokens that overlap a span of characters."""
+    """Return the range of tokens that overlap the character span."""
     indices = [index for index, (start, end) in enumerate(offsets) if start < span[1] and end > span[0]]
     return indices[0], indices[-1] + 1

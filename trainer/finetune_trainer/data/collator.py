@@ -18,7 +18,7 @@ _PIXEL_INPUTS = {Modality.IMAGE: "pixel_values", Modality.VIDEO: "pixel_values_v
 
 
 class Collator:
-    """Pads sequences on the right to the longest one of the micro-batch.
+    """Pads the sequences of a micro-batch on the right to equal length.
 
     In a batch of preference pairs, all chosen sequences precede all rejected ones. In a batch of packs, every padding
     token has position id 0, so that attention treats it as a separate row.
@@ -29,7 +29,7 @@ class Collator:
         self._padding_values = {"input_ids": float(pad_id), "labels": float(IGNORE_INDEX), **zeros}
 
     def __call__(self, rows: Sequence[tuple[Features, ...]]) -> Features:
-        """Return the padded features and the attention mask, (rows x sequences per row, longest sequence)."""
+        """Return the padded features and the attention mask, each (rows x sequences per row, longest sequence)."""
         sequences = [row[index] for index in range(len(rows[0])) for row in rows]
         pad = torch.nn.utils.rnn.pad_sequence
         batch = {
@@ -57,7 +57,7 @@ class MultimodalCollator:
         }
 
     def __call__(self, rows: Sequence[tuple[Features, ...]]) -> Features:
-        """Return the padded token features, the pixel inputs and, if the model has them, token type ids."""
+        """Return the padded token features, the pixel inputs and, if the model uses them, token type ids."""
         sequences = [row[index] for index in range(len(rows[0])) for row in rows]
         for pixels, dummy in self._dummies.items():
             if not any(pixels in sequence for sequence in sequences):
@@ -70,7 +70,7 @@ class MultimodalCollator:
 
 
 def _append_dummy(sequence: Features, dummy: Features, vision: VisionProcessor) -> Features:
-    """Append the dummy without target tokens; in a pack it becomes a separate row (decisions/601)."""
+    """Append a dummy image or video without target tokens; in a pack, it is a separate row (decisions/601)."""
     tokens = dummy["input_ids"]
     appended = {"labels": torch.full_like(tokens, IGNORE_INDEX), "weights": torch.zeros(len(tokens)), **dummy}
     if POSITION_IDS in sequence:

@@ -1,4 +1,4 @@
-"""Defines the order of items in each epoch, which is identical on all ranks. An item is a row or a pack of rows."""
+"""Defines the order of items (rows or packs of rows) in each epoch, which is identical on all ranks."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ Item = int | tuple[int, ...]  # a row index, or the row indices of a pack
 
 @dataclass(frozen=True)
 class Epoch:
-    """Ordered items of an epoch, and the number of tokens of each item."""
+    """Ordered items of an epoch and the number of tokens in each item."""
 
     items: Sequence[Item]
     lengths: NDArray[np.int64]
@@ -23,12 +23,12 @@ class ItemOrder(Protocol):
 
     def __len__(self) -> int: ...
 
-    def get_epoch(self, number: int) -> Epoch:
-        """Return the items of an epoch; the first epoch is number 0."""
+    def get_epoch(self, epoch_number: int) -> Epoch:
+        """Return the items of an epoch; epochs are numbered from 0."""
 
 
 class RowOrder:
-    """Order of single rows: reshuffled in each epoch, or longest first if `seed` is None."""
+    """Order of rows that are not packed; reshuffled in each epoch, or sorted by length if `seed` is None."""
 
     def __init__(self, lengths: NDArray[np.int64], *, seed: int | None) -> None:
         self._lengths = lengths
@@ -37,11 +37,11 @@ class RowOrder:
     def __len__(self) -> int:
         return len(self._lengths)
 
-    def get_epoch(self, number: int) -> Epoch:
-        """Return the items of an epoch; the first epoch is number 0."""
+    def get_epoch(self, epoch_number: int) -> Epoch:
+        """Return the items of an epoch; epochs are numbered from 0."""
         order: NDArray[np.int64] = np.argsort(-self._lengths, kind="stable")
         if self._seed is not None:
-            order = shuffle_indices(len(self), self._seed, number)
+            order = shuffle_indices(len(self), self._seed, epoch_number)
         return Epoch(order.tolist(), self._lengths[order])
 
 

@@ -20,7 +20,7 @@ def describe_lengths(data: TokenDataset) -> Iterator[str]:
 
 
 def describe_visual_tokens(data: TokenDataset, visual_token_ids: Collection[int]) -> Iterator[str]:
-    """Yield log lines with a histogram of visual tokens (of images and videos) per multimodal row."""
+    """Yield log lines with a histogram of the number of image and video tokens per multimodal row."""
     counts = data.count_token_ids(visual_token_ids)
     multimodal = counts[counts > 0]
     if not len(multimodal):
@@ -35,7 +35,7 @@ def describe_visual_tokens(data: TokenDataset, visual_token_ids: Collection[int]
 def _describe_distribution(title: str, token_counts: NDArray[np.int64]) -> Iterator[str]:
     """Yield log lines with range, median and histogram of token counts."""
     yield f"{title}: {token_counts.min()} to {token_counts.max()} tokens, median {int(np.median(token_counts))}"
-    bin_ends = _choose_bin_ends(int(token_counts.min()), int(token_counts.max()))
+    bin_ends = _choose_bin_bounds(int(token_counts.min()), int(token_counts.max()))
     counts = np.bincount(np.searchsorted(bin_ends, token_counts), minlength=len(bin_ends)).tolist()
     end_width, count_width = len(str(bin_ends[-1])), len(str(max(counts)))
     for end, count in zip(bin_ends, counts, strict=True):
@@ -44,21 +44,21 @@ def _describe_distribution(title: str, token_counts: NDArray[np.int64]) -> Itera
 
 
 def find_longest_rows(data: TokenDataset, count: int) -> list[int]:
-    """Return the indices of the `count` longest rows, longest first, omitting copies of a row."""
+    """Return the indices of the `count` longest distinct rows, longest first."""
     _, first_copies = np.unique(data.origin_ids, return_index=True)
     lengths = data.lengths[first_copies]
     return [int(row) for row in first_copies[np.argsort(-lengths, kind="stable")[:count]]]
 
 
 def select_costliest_items(order: ItemOrder, count: int) -> list[Item]:
-    """Return the `count` longest items, padded with fillers; no micro-batch of this size needs more compute."""
+    """Return the `count` longest items, or all items and fillers; no micro-batch of this size needs more compute."""
     epoch = order.get_epoch(0)
     items = [epoch.items[index] for index in np.argsort(-epoch.lengths, kind="stable")[:count].tolist()]
     return items + [FILLER] * (count - len(items))
 
 
 def format_rows(data: TokenDataset, items: Sequence[Item]) -> list[str]:
-    """Describe each row by its origin and length, and each pack by its token count and longest row."""
+    """Return log text with origin and length of each row, or token count and longest row of each pack."""
     lengths = data.lengths
     formatted = []
     for item in items:
@@ -70,7 +70,7 @@ def format_rows(data: TokenDataset, items: Sequence[Item]) -> list[str]:
     return formatted
 
 
-def _choose_bin_ends(min_count: int, max_count: int) -> list[int]:
-    """Return the upper ends of at most `_MAX_BINS` bins as ascending powers of two; the last is >= `max_count`."""
+def _choose_bin_bounds(min_count: int, max_count: int) -> list[int]:
+    """Return the upper bounds of at most `_MAX_BINS` bins: ascending powers of two up to at least `max_count`."""
     first, last = (min_count - 1).bit_length(), (max_count - 1).bit_length()
     return [1 << power for power in range(max(first, last - _MAX_BINS + 1), last + 1)]

@@ -32,7 +32,7 @@ SampleDataset = TorchDataset[tuple[Features, ...]]
 
 @dataclass(frozen=True)
 class TrainingData:
-    """Tokenized training rows, their order, and optional evaluation rows."""
+    """Tokenized training rows with their order, and optional evaluation rows."""
 
     train: TokenDataset
     order: ItemOrder
@@ -58,7 +58,7 @@ class TrainingData:
 
     @property
     def modalities(self) -> frozenset[Modality]:
-        """Modalities of the rows, except text."""
+        """Modalities other than text that occur in the rows."""
         datasets = (dataset for dataset in (self.train, self.eval) if dataset is not None)
         return frozenset().union(*(dataset.media_store.modalities for dataset in datasets))
 
@@ -79,13 +79,13 @@ class TrainingData:
 
 @dataclass(frozen=True)
 class TokenizationConfig:
-    """Settings for tokenizing and caching the rows."""
+    """Settings for tokenizing and caching rows."""
 
     tokenizer: PreTrainedTokenizerBase
     model_name: str
     row_renderer: RowRenderer
     rules: RowRules
-    seed: int  # seed for sampling rows from sources and for the evaluation split
+    seed: int  # seed for drawing rows from sources and for the evaluation split
     cache: Path
     is_writer: bool  # whether this process writes the cache
     send_heartbeat: Callable[[], None]
@@ -94,7 +94,7 @@ class TokenizationConfig:
 
 
 def load_data(dataset: Dataset, config: TokenizationConfig) -> TrainingData:
-    """Load training and evaluation data, from the cache if the rows have been tokenized before.
+    """Load the training and evaluation data, from the cache if possible.
 
     Raises: DatasetError, ChatTemplateError or InvalidSpec if the dataset cannot be used; HubUnavailable if a hub does
     not respond; OutputError if the cache cannot be written.
@@ -116,7 +116,7 @@ def load_data(dataset: Dataset, config: TokenizationConfig) -> TrainingData:
 def check_same_rows(digests: Sequence[str], *, ranks_per_node: int) -> None:
     """Check that all ranks read the same rows; otherwise rows would be repeated or omitted (decisions/508).
 
-    digests: one per rank, in rank order. Raises: DatasetError with the number of the first node that differs.
+    digests: one per rank, in rank order. Raises: DatasetError with the number of the first differing node.
     """
     for rank, digest in enumerate(digests):
         if digest != digests[0]:
@@ -169,7 +169,7 @@ def _build_cache_key(sources: Sequence[RowSource], config: TokenizationConfig) -
 
 
 def _render_rows(sources: Sequence[RowSource], config: TokenizationConfig) -> Iterator[RenderedRow | TrainerError]:
-    """Yield each rendered row, or its error, as many times as the row was drawn."""
+    """Yield each rendered row, or its error, once per draw of the row."""
     example_renderer = ExampleRenderer(config.tokenizer, model_name=config.model_name, vision=config.vision)
     for row, repeats in read_sources(sources, seed=config.seed):
         rendered = row if isinstance(row, DatasetError) else _render_row(example_renderer, row, config.row_renderer)

@@ -15,7 +15,7 @@ _ENDS, _SOURCES, _BYTES = "image-ends.npy", "images.json", "images.bin"
 
 
 class MediaStoreWriter:
-    """Appends the media of one sequence at a time to the store."""
+    """Writes the images and videos of tokenized sequences to a folder."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -33,7 +33,7 @@ class MediaStoreWriter:
             (self._folder / _SOURCES).write_text(json.dumps(self._sources), encoding="utf-8")
 
     def add(self, items: Iterable[MediaItem]) -> None:
-        """Append the media of the next sequence."""
+        """Append the images and videos of the next sequence."""
         for item in items:
             source: dict[str, Any] = {"path": item.path}
             if item.data:
@@ -46,7 +46,7 @@ class MediaStoreWriter:
 
 
 class MediaStore:
-    """Reads the media of a sequence by its index."""
+    """Reads the images and videos of a sequence by its index."""
 
     def __init__(self, folder: Path) -> None:
         self._bytes = folder / _BYTES

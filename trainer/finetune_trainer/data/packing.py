@@ -11,7 +11,8 @@ from finetune_trainer.data.epoch_order import Epoch, Item, shuffle_indices
 from finetune_trainer.data.token_dataset import Features
 
 POSITION_IDS = "position_ids"
-MROPE_POSITION_IDS = "mrope_position_ids"  # name of a feature, (seq, 3): time, height and width, for models with M-RoPE
+# feature with the time, height and width positions of tokens for models with M-RoPE, (seq, 3)
+MROPE_POSITION_IDS = "mrope_position_ids"
 
 MropeFunction = Callable[[Features], torch.Tensor]  # computes the position ids of a row, (seq, 3)
 
@@ -23,25 +24,25 @@ class PackedDataset(Dataset[tuple[Features, ...]]):
     the order of the rows.
     """
 
-    def __init__(self, rows: Dataset[tuple[Features, ...]], compute_mrope: MropeFunction | None = None) -> None:
+    def __init__(self, rows: Dataset[tuple[Features, ...]], compute_mrope_ids: MropeFunction | None = None) -> None:
         self._rows = rows
-        self._compute_mrope = compute_mrope
+        self._compute_mrope_ids = compute_mrope_ids
 
     def __getitem__(self, pack: Item) -> tuple[Features, ...]:
         members = [self._rows[row][0] for row in ([pack] if isinstance(pack, int) else pack)]
         names = dict.fromkeys(name for member in members for name in member)
         packed = {name: torch.cat([member[name] for member in members if name in member]) for name in names}
         packed[POSITION_IDS] = torch.cat([torch.arange(len(member["input_ids"])) for member in members])
-        if self._compute_mrope:
-            packed[MROPE_POSITION_IDS] = torch.cat([self._compute_mrope(member) for member in members])
+        if self._compute_mrope_ids:
+            packed[MROPE_POSITION_IDS] = torch.cat([self._compute_mrope_ids(member) for member in members])
         return (packed,)
 
 
 class PackOrder:
-    """Order of packs of at most `max_length` tokens; all rows are packed and shuffled again in each epoch.
+    """Order of packs of at most `max_length` tokens; rows are shuffled and packed again in each epoch.
 
     The number of packs and their lengths depend only on the row lengths and are the same in every epoch, because
-    only rows of equal length change places (decisions/504).
+    shuffling swaps only rows of equal length (decisions/504).
     """
 
     def __init__(self, lengths: NDArray[np.int64], *, max_length: int, seed: int) -> None:
@@ -53,11 +54,11 @@ class PackOrder:
     def __len__(self) -> int:
         return self._pack_count
 
-    def get_epoch(self, number: int) -> Epoch:
-        """Return the packs of an epoch; the first epoch is number 0."""
-        order = shuffle_indices(len(self._lengths), self._seed, number)
+    def get_epoch(self, epoch_number: int) -> Epoch:
+        """Return the packs of an epoch; epochs are numbered from 0."""
+        order = shuffle_indices(len(self._lengths), self._seed, epoch_number)
         packs = self._pack_rows(order)
-        shuffled = [packs[index] for index in shuffle_indices(len(packs), self._seed, number)]
+        shuffled = [packs[index] for index in shuffle_indices(len(packs), self._seed, epoch_number)]
         lengths = self._lengths.tolist()
         return Epoch(shuffled, np.array([sum(lengths[row] for row in pack) for pack in shuffled], dtype=np.int64))
 
@@ -73,7 +74,7 @@ class PackOrder:
 
 
 def pack_best_fit(lengths: Sequence[int], capacity: int) -> list[list[int]]:
-    """Pack rows by best-fit decreasing and return the row indices of each pack.
+    """Pack rows with the best-fit-decreasing algorithm and return the row indices of each pack.
 
     Each row, longest first, is added to the fullest pack with enough space, or to a new pack. Bit n of `free_sizes` is
     set if some pack has n free tokens, so that bit operations find the smallest sufficient size without a search.

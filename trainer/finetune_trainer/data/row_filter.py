@@ -20,7 +20,7 @@ class RowRules:
 
 @dataclass(frozen=True)
 class RowExamples:
-    """Number of rows with the same result, and descriptions of the first ten."""
+    """Number of rows with the same filter result, and descriptions of the first ten rows."""
 
     count: int = 0
     first: tuple[str, ...] = ()
@@ -33,7 +33,7 @@ class RowExamples:
         return ", ".join((*self.first, *more))
 
     def with_row(self, description: str) -> "RowExamples":
-        """Return a copy with one more row."""
+        """Return a copy that includes one more row."""
         first = (*self.first, description) if len(self.first) < _MAX_EXAMPLES else self.first
         return RowExamples(self.count + 1, first)
 
@@ -65,7 +65,7 @@ class RowStats:
 
 
 class RowFilter:
-    """Applies the rules to each row and counts the results in `stats`."""
+    """Applies the row rules and counts kept and rejected rows in `stats`."""
 
     def __init__(self, rules: RowRules) -> None:
         self._rules = rules
@@ -98,7 +98,7 @@ class RowFilter:
                 f"{row[0].origin}: {max(len(sample.input_ids) for sample in row)} tokens, more than the {limit} of"
                 " spec.dataset.maxLength; raise it, shorten the row, or set overlong to drop or truncate"
             )
-        assert limit is not None  # no row is overlong without a limit
+        assert limit is not None  # a row can exceed the limit only if a limit is set
         truncated = tuple(sample.truncate(limit) for sample in row)
         if self._rules.overlong == "drop" or not _has_targets(truncated):
             self.stats = replace(stats, too_long=stats.too_long.with_row(description))

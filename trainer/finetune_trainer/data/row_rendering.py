@@ -58,7 +58,7 @@ def render_dpo_row(renderer: ExampleRenderer, row: Row) -> RenderedRow:
 
 
 def _build_text_weights(sample: Sample) -> list[float]:
-    """Return weight 1 for text tokens; 0 for image placeholders and the first token, which is never predicted."""
+    """Return weight 1 for each text token, and 0 for placeholders and the first token, which is not predicted."""
     weights = [0.0, *[1.0] * (len(sample.input_ids) - 1)]
     for placeholder in sample.placeholders:
         weights[placeholder.start : placeholder.end] = [0.0] * (placeholder.end - placeholder.start)

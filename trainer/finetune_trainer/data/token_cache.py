@@ -1,4 +1,4 @@
-"""Cache of tokenized rows: one process per node writes it, every rank reads it."""
+"""Cache of tokenized rows, which one process per node writes and every rank reads."""
 
 import hashlib
 import json
@@ -24,7 +24,7 @@ RenderedRows = Iterable[RenderedRow | TrainerError]
 
 
 def compute_cache_key(files: Sequence[Path], *parameters: object) -> str:
-    """Return a hash of paths, sizes and modification times of the files and of the tokenization parameters."""
+    """Return a hash of the tokenization parameters and of the paths, sizes and modification times of the files."""
     stats = [(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
     return hashlib.sha256(json.dumps([_FORMAT, stats, parameters]).encode()).hexdigest()[:32]
 
@@ -51,9 +51,9 @@ def load_or_tokenize(
 
 
 def _write_cache(folder: Path, rows: RenderedRows, *, rules: RowRules, send_heartbeat: Callable[[], None]) -> None:
-    """Write to a temporary folder beside `folder`, then rename it.
+    """Write the cache to a temporary folder beside `folder`, then rename the temporary folder.
 
-    If another node has already renamed its copy, delete this one.
+    If another node has already created `folder`, delete the temporary folder.
     """
     temporary = folder.with_name(f".{folder.name}-{os.uname().nodename}-{os.getpid()}")
     temporary.mkdir(parents=True)
@@ -71,7 +71,7 @@ def _write_cache(folder: Path, rows: RenderedRows, *, rules: RowRules, send_hear
 def _write_files(
     folder: Path, rows: RenderedRows, *, rules: RowRules, send_heartbeat: Callable[[], None]
 ) -> dict[str, object]:
-    """Write token ids, weights, media, origins and the ends of the sequences; return the content of meta.json."""
+    """Write all files of the cache except meta.json, and return the content of meta.json."""
     ends, total, sequences, weighted = array("q"), 0, 1, False
     row_filter, origins = RowFilter(rules), RowOriginWriter()
     with (

@@ -18,7 +18,7 @@ from finetune_trainer.data_sources.row_origins import RowOrigins
 from finetune_trainer.vision.processor import VisionProcessor
 
 IGNORE_INDEX = -100  # label of a token that is not a target
-FILLER = -1  # index of a filler: a one-token sample without targets that completes a round of micro-batches
+FILLER = -1  # index of the filler sample, which has one token and no targets and completes a round of micro-batches
 
 Features = dict[str, torch.Tensor]
 
@@ -56,7 +56,10 @@ class TokenDataset(Dataset[tuple[Features, ...]]):
         return int(self._compute_sequence_lengths().sum())
 
     def count_token_ids(self, token_ids: Collection[int]) -> NDArray[np.int64]:
-        """Return the count of tokens with these ids in each row, (rows,); of a pair, the larger of its two counts."""
+        """Return how many tokens of each row have one of these ids, (rows,).
+
+        A pair has the larger count of its two sequences.
+        """
         starts = np.concatenate(([0], self._ends[:-1]))
         counts = np.add.reduceat(np.isin(self._tokens, list(token_ids)), starts, dtype=np.int64)
         largest: NDArray[np.int64] = counts.reshape(-1, self._sequences_per_row)[self._rows].max(axis=1)
@@ -68,7 +71,7 @@ class TokenDataset(Dataset[tuple[Features, ...]]):
         return self._origins.numbers[self._rows]
 
     def get_origin(self, index: int) -> str:
-        """Return the file and the line or row number of a row."""
+        """Return the file and the line or row number of the row, for error messages."""
         return self._origins[int(self._rows[index])]
 
     def get_media(self, index: int) -> tuple[tuple[MediaItem, ...], ...]:
@@ -87,13 +90,13 @@ class TokenDataset(Dataset[tuple[Features, ...]]):
         first = int(self._rows[index]) * self._sequences_per_row
         return tuple(self._load_sequence(first + offset) for offset in range(self._sequences_per_row))
 
-    def _load_sequence(self, number: int) -> Features:
-        start, end = int(self._ends[number - 1]) if number else 0, int(self._ends[number])
+    def _load_sequence(self, sequence_index: int) -> Features:
+        start, end = int(self._ends[sequence_index - 1]) if sequence_index else 0, int(self._ends[sequence_index])
         tokens = torch.from_numpy(self._tokens[start:end].astype(np.int64))
         return self._build_features(tokens, torch.from_numpy(self._weights[start:end].copy()))
 
     def _build_features(self, tokens: torch.Tensor, weights: torch.Tensor) -> Features:
-        """Return input ids and labels, and weights if any weight in the dataset is neither 0 nor 1."""
+        """Return the input ids and labels, and the weights if any weight in the dataset is neither 0 nor 1."""
         features = {"input_ids": tokens, "labels": tokens.masked_fill(weights == 0, IGNORE_INDEX)}
         return {**features, "weights": weights} if self._weighted else features
 
@@ -104,7 +107,7 @@ class TokenDataset(Dataset[tuple[Features, ...]]):
 
 
 class MultimodalDataset(Dataset[tuple[Features, ...]]):
-    """Adds pixel inputs to rows with images and videos. The files are decoded in the loader process."""
+    """Adds pixel inputs to rows with images and videos, which are decoded in the data loader process."""
 
     def __init__(self, rows: TokenDataset, vision: VisionProcessor) -> None:
         self._rows = rows
@@ -119,5 +122,5 @@ class MultimodalDataset(Dataset[tuple[Features, ...]]):
 
 
 def _map_file(path: Path, dtype: type[np.generic]) -> "np.ndarray[Any, Any]":
-    """Memory-map the file; return an empty array for an empty file, which mmap rejects."""
+    """Memory-map the file, or return an empty array if the file is empty, because mmap rejects empty files."""
     return np.memmap(path, dtype=dtype, mode="r") if path.stat().st_size else np.zeros(0, dtype=dtype)

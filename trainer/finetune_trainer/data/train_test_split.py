@@ -5,7 +5,7 @@ import numpy as np
 from finetune_trainer.data.token_dataset import TokenDataset
 from finetune_trainer.errors import DatasetError
 
-_SEED_KEY = (0, 2)  # appended to the job's seed, so that the split is independent of other random draws
+_SEED_KEY = (0, 2)  # appended to the seed of the job, so that the split is independent of other random draws
 
 
 def hold_out_rows(data: TokenDataset, ratio: float, *, seed: int) -> tuple[TokenDataset, TokenDataset]:

@@ -22,7 +22,7 @@ Columns = tuple[str, ...]
 
 @dataclass(frozen=True)
 class RowTurns:
-    """Turns of a row: a prompt, which may be empty, and its completions."""
+    """Turns of the prompt, which may be empty, and of each completion of a row."""
 
     prompt: list[Turn]
     completions: tuple[list[Turn], ...]
@@ -35,7 +35,7 @@ class RowTurns:
 
 @dataclass(frozen=True)
 class RowText:
-    """Plain text of a row without a chat template: a prompt and its completions."""
+    """Prompt and completions of a row as plain text, which is not rendered with a chat template."""
 
     prompt: str
     completions: tuple[str, ...]
@@ -43,7 +43,7 @@ class RowText:
 
 @dataclass(frozen=True)
 class ColumnFormat:
-    """Names of the prompt and completion columns of a row format, and the function that reads them.
+    """Defines the prompt and completion columns of a row format and the function that reads them.
 
     completion_columns: one column for SFT; the columns of the chosen and the rejected completion for DPO.
     """
@@ -59,13 +59,13 @@ class ColumnFormat:
         return (*self.prompt_columns, *self.completion_columns)
 
     def matches(self, row: Row) -> bool:
-        """Return whether the row has the columns of this format."""
+        """Return whether the row has the columns that this format requires."""
         if not all(name in row.columns for name in self.columns):
             return False
         return not self.requires_lists or all(isinstance(row.columns[name], list) for name in self.columns)
 
     def read(self, row: Row) -> RowTurns | RowText:
-        """Read prompt and completions. Raises: DatasetError with row, column, expected and found value."""
+        """Read the prompt and the completions. Raises: DatasetError with row, column, expected and found value."""
         return self.reader(row, self.completion_columns)
 
 
@@ -75,7 +75,7 @@ def find_format(row: Row, formats: Sequence[ColumnFormat]) -> ColumnFormat | Non
 
 
 def _read_messages(row: Row, completion_columns: Columns) -> RowTurns:
-    """Read columns of messages, which include the prompt."""
+    """Read columns of messages that include the prompt."""
     return RowTurns([], tuple(parse_messages(row, name) for name in completion_columns))
 
 
@@ -92,7 +92,7 @@ def _read_rejected_response(row: Row, completion_columns: Columns) -> RowTurns:
 
 
 def _read_message_lists(row: Row, completion_columns: Columns) -> RowTurns:
-    """Read columns of messages, which contain whole conversations or completions of the `prompt` column."""
+    """Read columns of messages: whole conversations, or completions of the `prompt` column."""
     turns = tuple(parse_messages(row, name) for name in completion_columns)
     prompt = row.columns.get("prompt")
     if isinstance(prompt, list):
@@ -114,7 +114,7 @@ def _read_sharegpt_completions(row: Row, completion_columns: Columns) -> RowTurn
 
 
 def _read_alpaca(row: Row, completion_columns: Columns) -> RowTurns:
-    """Read a system prompt, an instruction with optional input, and the completions."""
+    """Read the system prompt, the instruction, its optional input, and the completions of an Alpaca row."""
     instruction = get_text(row, "instruction")
     extra = get_text(row, "input") if row.columns.get("input") else ""
     content = f"{instruction}\n{extra}" if extra else instruction
@@ -123,7 +123,7 @@ def _read_alpaca(row: Row, completion_columns: Columns) -> RowTurns:
 
 
 def _read_query(row: Row, completion_columns: Columns) -> RowTurns:
-    """Read a system prompt, a history of queries and responses, a query, and the completions."""
+    """Read the system prompt, the query with its history, and the completions of a query and response row."""
     turns = _parse_system_prompt(row)
     history = get_list(row, "history") if row.columns.get("history") else []
     for index, pair in enumerate(history):

@@ -28,14 +28,14 @@ def get_list(row: Row, name: str) -> list[object]:
 
 
 def check_object(location: str, value: object) -> dict[str, object]:
-    """Return the value if it is a JSON object. Raises: DatasetError that begins with `location`."""
+    """Return the value if it is a JSON object. Raises: DatasetError whose message begins with `location`."""
     if not isinstance(value, dict):
         raise DatasetError(f"{location}: expected an object, found {describe_value(value)}")
     return value
 
 
 def check_text(location: str, value: object) -> str:
-    """Return the value if it is text. Raises: DatasetError that begins with `location`."""
+    """Return the value if it is text. Raises: DatasetError whose message begins with `location`."""
     if not isinstance(value, str):
         raise DatasetError(f"{location}: expected text, found {describe_value(value)}")
     return value

@@ -1,4 +1,4 @@
-"""Parses rows into conversations, or into plain-text prompts and completions."""
+"""Parses rows into conversations or plain-text prompts and completions."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""Finds the images and videos of a row and their positions in its text.
+"""Finds the images and videos of a row and their positions in the text of the row.
 
 Supports OpenAI content parts, and `<image>` tags with a column `images`.
 """
@@ -37,7 +37,9 @@ class Modality(StrEnum):
         return (str(self), "path", "url", f"{self}_url", "bytes")
 
 
-MEDIA_MARK = "\ufffc\ue0f0"  # position of an image or video in the text of a turn; does not occur in real text
+MEDIA_MARK = (
+    "\ufffc\ue0f0"  # marks the position of an image or video in the text of a turn; does not occur in real text
+)
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,7 @@ class MediaItem:
     frames: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        """Return modality and path for error messages."""
+        """Return the modality and the path for error messages."""
         return f"{self.modality} {self.path or (self.frames[0] if self.frames else 'in the row')}"
 
 
@@ -64,7 +66,7 @@ def parse_content_part_media(row: Row, location: str, part: dict[str, object], m
 
 
 def parse_media_columns(row: Row, modality: Modality) -> tuple[MediaItem, ...]:
-    """Return the images or videos of the row's media column in order; empty if the row has no such column."""
+    """Return the images or videos in the media column of the row, or an empty tuple if there is no such column."""
     for name in modality.columns:
         value = row.columns.get(name)
         if value is not None and value != "":
@@ -81,8 +83,9 @@ def assign_media(
 ) -> tuple[tuple[str, tuple[MediaItem, ...]], ...]:
     """Return the text and the media of each turn; MEDIA_MARK replaces each image or video in the text.
 
-    part_media: the media in the content parts of each turn. Without a media column, `<image>` and `<video>` are plain
-    text. Raises: DatasetError if the numbers of tags and column entries differ.
+    part_media: images and videos in the content parts of each turn.
+    Without a media column, `<image>` and `<video>` are plain text.
+    Raises: DatasetError if the numbers of tags and column entries differ.
     """
     column_media: dict[str, Iterator[MediaItem]] = {}
     for modality in Modality:

@@ -108,7 +108,7 @@ def _parse_weight(location: str, value: object) -> float:
 
 
 def _parse_content(row: Row, location: str, value: object) -> tuple[str, tuple[MediaItem, ...]]:
-    """Return text and media of message content, which is text or a list of OpenAI content parts."""
+    """Return the text and the media of message content, which is text or a list of OpenAI content parts."""
     if not isinstance(value, list):
         return check_text(location, value), ()
     texts: list[str] = []
@@ -133,7 +133,7 @@ def _parse_content(row: Row, location: str, value: object) -> tuple[str, tuple[M
 def _parse_media_part(
     row: Row, location: str, part: dict[str, object], modality: Modality
 ) -> tuple[str, MediaItem | None]:
-    """Return MEDIA_MARK and the media item of a content part, or the tag and None if a column contains the item."""
+    """Return MEDIA_MARK and the media item of a content part, or a tag and None if the item is in a media column."""
     item = parse_content_part_media(row, location, part, modality)
     if item is None and not parse_media_columns(row, modality):
         raise DatasetError(

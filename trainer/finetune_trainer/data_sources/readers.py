@@ -14,14 +14,14 @@ from finetune_trainer.errors import DatasetError
 
 @dataclass(frozen=True)
 class Row:
-    """Row of a file; `origin` identifies it in messages, such as `/data/train.jsonl line 17`."""
+    """Row of a file; its origin, such as `/data/train.jsonl line 17`, identifies it in messages."""
 
     origin: str
     columns: dict[str, object]
 
     @property
     def folder(self) -> Path:
-        """Folder of the row's file; relative paths in the row are resolved against it."""
+        """Folder of the file, against which relative paths in the row are resolved."""
         return Path(self.origin.rsplit(" ", 2)[0]).parent
 
 
@@ -127,7 +127,7 @@ _TYPE_NAMES: dict[type, str] = {
 
 
 def describe_value(value: object) -> str:
-    """Return the type of a value and, if it is short, the value as JSON, for error messages."""
+    """Return the type of a value for error messages, followed by the value as JSON if it is short."""
     type_name = _TYPE_NAMES.get(type(value), type(value).__name__)
     as_json = json.dumps(value, ensure_ascii=False, default=str)
     return type_name if value is None or len(as_json) > 60 else f"{type_name} ({as_json})"

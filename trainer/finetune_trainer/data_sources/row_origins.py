@@ -6,15 +6,16 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-_NUMBER_BITS = 40  # low bits: line or row number; high bits: index in `prefixes`
+# number of low bits that contain the line or row number; the high bits contain the index in `prefixes`
+_NUMBER_BITS = 40
 
 
 @dataclass(frozen=True)
 class RowOrigins:
-    """Origins of rows, indexed by row number; the text before the line number is stored once per file."""
+    """Origins of rows, indexed by row; the text before the line number is stored once per file."""
 
-    prefixes: tuple[str, ...]  # origins without the number, such as `/data/train.jsonl line`
-    numbers: NDArray[np.int64]
+    prefixes: tuple[str, ...]  # origins without line or row numbers, such as `/data/train.jsonl line`
+    numbers: NDArray[np.int64]  # index in `prefixes` and line or row number of each row
 
     def __getitem__(self, index: int) -> str:
         prefix_index, number = divmod(int(self.numbers[index]), 1 << _NUMBER_BITS)
@@ -35,5 +36,5 @@ class RowOriginWriter:
         self._numbers.append(prefix_index << _NUMBER_BITS | int(number))
 
     def finish(self) -> RowOrigins:
-        """Return the recorded origins in order."""
+        """Return the origins in the order in which they were added."""
         return RowOrigins(tuple(self._prefixes), np.array(self._numbers, dtype=np.int64))

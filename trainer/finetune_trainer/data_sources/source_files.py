@@ -36,7 +36,7 @@ class DownloadSettings:
     job_uid: str
     is_writer: bool  # whether this process downloads the files
     send_heartbeat: Callable[[], None]
-    timeout_seconds: float  # how long the other processes wait for the download
+    timeout_seconds: float  # time limit of the other processes for the download
 
 
 def find_files(source: DatasetSource, downloads: DownloadSettings, *, spec_field: str) -> tuple[Path, ...]:
@@ -63,16 +63,16 @@ def find_files(source: DatasetSource, downloads: DownloadSettings, *, spec_field
 
 
 def select_files(
-    names: Sequence[PurePath], source: DatasetSource, *, spec_field: str, default_splits: Sequence[str] = ()
+    paths: Sequence[PurePath], source: DatasetSource, *, spec_field: str, default_splits: Sequence[str] = ()
 ) -> list[PurePath]:
     """Return the data files of the source's subset and split.
 
-    If the spec specifies no split, select the first of `default_splits` that has files, or all files.
+    If the source specifies no split, return the files of the first default split that has files, or all files.
     Raises: DatasetError if no file matches.
     """
-    matches = [name for name in names if name.suffix in READERS]
+    matches = [path for path in paths if path.suffix in READERS]
     if source.subset:
-        matches = [name for name in matches if source.subset in name.parts[:-1]]
+        matches = [path for path in matches if source.subset in path.parts[:-1]]
     if source.split:
         matches = _filter_by_split(matches, source.split)
     else:
@@ -80,22 +80,22 @@ def select_files(
         matches = next((files for files in files_by_split if files), matches)
     if not matches:
         restriction = "".join(f" of {key} {value}" for key in ("subset", "split") if (value := getattr(source, key)))
-        existing = ", ".join(map(str, names[:10])) or "nothing"
+        existing = ", ".join(map(str, paths[:10])) or "nothing"
         raise DatasetError(
             f'{spec_field}: "{source.path}" contains no {", ".join(READERS)} file{restriction}; it contains {existing}'
         )
     return matches
 
 
-def _filter_by_split(names: Sequence[PurePath], split: str) -> list[PurePath]:
+def _filter_by_split(paths: Sequence[PurePath], split: str) -> list[PurePath]:
     """Return the files whose path contains the split or one of its aliases as a whole word."""
     words = "|".join(map(re.escape, (split, *_SPLIT_ALIASES.get(split, ()))))
     pattern = re.compile(rf"(?<![A-Za-z0-9])(?:{words})(?![A-Za-z0-9])")
-    return [name for name in names if pattern.search(name.as_posix())]
+    return [path for path in paths if pattern.search(path.as_posix())]
 
 
 def _find_hub_files(source: DatasetSource, downloads: DownloadSettings, *, spec_field: str) -> tuple[Path, ...]:
-    """Return the files of a Hub dataset. The writer downloads them once per job; the other processes wait.
+    """Return the files of a Hub dataset, which the writer downloads once per job while the other processes wait.
 
     A JSON file that lists the downloaded files marks the download as complete.
     """
@@ -122,7 +122,7 @@ def _download(source: DatasetSource, downloads: DownloadSettings, *, spec_field:
         default_splits = _DEFAULT_SPLITS[spec_field.partition("[")[0]]
         selected = select_files(names, source, spec_field=spec_field, default_splits=default_splits)
         folder = downloads.folder / f"{source.path.replace('/', '--')}@{repository.sha}"
-        with translate_disk_errors(downloads.folder):  # a full disk is not a Hub failure
+        with translate_disk_errors(downloads.folder):  # report a full disk as DiskFull, not as a Hub failure
             snapshot_download(
                 source.path,
                 repo_type="dataset",

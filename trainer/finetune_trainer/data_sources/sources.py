@@ -1,4 +1,4 @@
-"""Reads the rows of a dataset's sources; of a source `name#1000`, reads 1000 randomly drawn rows."""
+"""Reads the rows of dataset sources; a source `name#1000` yields 1000 randomly drawn rows."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from finetune_trainer.errors import DatasetError
 
 @dataclass(frozen=True)
 class RowSource:
-    """Files of a source, and the number of rows to draw from them; with None, each row is read once."""
+    """Files of a source and the number of rows to draw from them, or None to read each row once."""
 
     files: tuple[Path, ...]
     row_count: int | None
