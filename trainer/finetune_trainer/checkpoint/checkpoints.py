@@ -15,37 +15,37 @@ _MANIFEST = "manifest.json"
 
 @dataclass(frozen=True)
 class ResumePoint:
-    """Checkpoint to resume from, and the reasons why others were skipped."""
+    """Checkpoint to resume from, and the reasons why other checkpoints were skipped."""
 
-    path: Path | None  # None: start from the beginning
+    path: Path | None  # None if training starts from the beginning
     skipped: tuple[str, ...] = ()  # one message per skipped checkpoint
 
     @property
     def step(self) -> int:
-        """Number of completed optimizer steps of the checkpoint, or 0."""
+        """Number of optimizer steps that the checkpoint contains, or 0 without a checkpoint."""
         return parse_checkpoint_step(self.path) if self.path else 0
 
 
 @dataclass(frozen=True)
 class Checkpoints:
-    """Checkpoints of one job; the newest `keep_last` are kept."""
+    """Checkpoints of one job, of which the newest `keep_last` are kept."""
 
     output: OutputFolder
     keep_last: int
 
     def save(
-        self, step: int, world_size: int, write: Callable[[Path], None], *, retained_step: int | None = None
+        self, step: int, world_size: int, write_files: Callable[[Path], None], *, retained_step: int | None = None
     ) -> str:
-        """Publish a checkpoint with a manifest, prune old checkpoints and return the folder name.
+        """Publish a checkpoint with a manifest, prune old checkpoints and return the name of the checkpoint.
 
-        write: function that fills an empty folder; it may be called twice.
+        write_files: function that fills an empty folder; it may be called twice.
         retained_step: step whose checkpoint is never pruned, such as the step of the best evaluation.
         Raises: DiskFull or OutputError.
         """
         folder = self._get_folder(step)
 
         def write_with_manifest(staged_folder: Path) -> None:
-            write(staged_folder)
+            write_files(staged_folder)
             metadata = {"step": step, "worldSize": world_size, **self._build_owner_metadata(), "time": time.time()}
             _write_manifest(staged_folder, metadata)
 
@@ -53,15 +53,15 @@ class Checkpoints:
         _prune(list(self._list_newest_first())[self.keep_last :], retained_step)
         return folder.name
 
-    def publish(self, folder: Path, write: Callable[[Path], None], *, retained_step: int | None = None) -> None:
-        """Publish a folder. If the volume is full, delete old checkpoints and retry once (decisions/212).
+    def publish(self, folder: Path, write_files: Callable[[Path], None], *, retained_step: int | None = None) -> None:
+        """Publish a folder; if the volume is full, delete old checkpoints and retry once (decisions/212).
 
         Never deletes the newest complete checkpoint or the checkpoint of `retained_step`.
-        write: function that fills an empty folder; it may be called twice.
+        write_files: function that fills an empty folder; it may be called twice.
         Raises: DiskFull or OutputError.
         """
         try:
-            self.output.publish(folder, write)
+            self.output.publish(folder, write_files)
         except DiskFull as error:
             existing = list(self._list_newest_first())
             complete = (index for index, path in enumerate(existing) if self._find_defect(path) is None)
@@ -69,7 +69,7 @@ class Checkpoints:
             if not removed:
                 raise
             print(f"{error}; deleted {', '.join(removed)}, writing {folder.name} again", flush=True)
-            self.output.publish(folder, write)
+            self.output.publish(folder, write_files)
 
     def find_newest_complete(self) -> ResumePoint:
         """Return the newest complete checkpoint, if any. Raises: CheckpointCorrupt if no checkpoint is complete."""
@@ -130,7 +130,7 @@ def parse_checkpoint_step(checkpoint: Path) -> int:
 
 
 def _prune(checkpoints: Iterable[Path], retained_step: int | None) -> tuple[str, ...]:
-    """Delete all checkpoints except the one of `retained_step`; return the deleted names."""
+    """Delete all checkpoints except the one of `retained_step`, and return the names of the deleted ones."""
     old = [checkpoint for checkpoint in checkpoints if parse_checkpoint_step(checkpoint) != retained_step]
     for checkpoint in old:
         # Delete the manifest first, so that a partly deleted checkpoint is incomplete.

@@ -1,4 +1,4 @@
-"""Manages the output folder of a job: ownership, atomic publishing and the success marker."""
+"""Manages the ownership of output folders, atomic publishing and the success marker."""
 
 import json
 import secrets
@@ -29,7 +29,7 @@ class Identity:
 
 @dataclass(frozen=True)
 class OutputFolder:
-    """Output folder of one job. Only the holder may publish to it; job.json identifies the holder."""
+    """Output folder of one job. Only the holder, which job.json identifies, may publish to the folder."""
 
     root: Path
     identity: Identity
@@ -61,7 +61,7 @@ class OutputFolder:
 
     @property
     def staging_prefix(self) -> str:
-        """Name prefix of staged files; a newer attempt deletes them when it claims the folder."""
+        """Name prefix of staged files, which a newer attempt deletes when it claims the folder."""
         return f".tmp-attempt-{self.identity.attempt}-"
 
     def is_finished(self) -> bool:
@@ -94,7 +94,7 @@ class OutputFolder:
     def claim(self, *, overwrite: bool) -> str:
         """Make this attempt the holder and return a token for check_shared_storage. Called on rank 0 only.
 
-        Deletes checkpoints and result of another job or configuration.
+        Deletes the checkpoints and the result of another job or configuration.
         Raises: OutputError if the folder may not be claimed or written.
         """
         self.check_owner(overwrite=overwrite)
@@ -130,16 +130,17 @@ class OutputFolder:
         if holder.get("attempt") != self.identity.attempt:
             raise OutputError(f"{self.root}: superseded by attempt {holder.get('attempt')}; nothing more is written")
 
-    def publish(self, folder: Path, write: Callable[[Path], None]) -> None:
-        """Write a staged folder, flush it to disk, and rename it to `folder` if this attempt is still the holder.
+    def publish(self, folder: Path, write_files: Callable[[Path], None]) -> None:
+        """Write and flush a staged folder, and rename it to `folder` if this attempt is still the holder.
 
-        write: function that fills the empty staged folder. Raises: OutputError, or DiskFull if the volume is full.
+        write_files: function that fills the empty staged folder.
+        Raises: OutputError, or DiskFull if the volume is full.
         """
         staged = self.checkpoints / f"{self.staging_prefix}{folder.name}"
         with translate_disk_errors(self.root):
             remove_path(staged)
             staged.mkdir(parents=True)
-            write(staged)
+            write_files(staged)
             fsync_tree(staged)
             replaced = staged.with_name(f"{self.staging_prefix}replaced-{folder.name}")
             self.check_holder()
@@ -153,14 +154,14 @@ class OutputFolder:
             remove_path(replaced)
 
     def mark_success(self) -> None:
-        """Write the success marker, which completes a result."""
+        """Write the success marker, which marks the published result as complete."""
         marker = {"uid": self.identity.uid, "fingerprint": self.identity.fingerprint, "attempt": self.identity.attempt}
         with translate_disk_errors(self.root):
             self.check_holder()
             write_json(self.success_file, marker, staging_file=self.checkpoints / f"{self.staging_prefix}SUCCESS")
 
     def _is_owned_by_job_without_output(self, holder: dict[str, object] | None) -> bool:
-        """Return whether a deleted job of the same name owns the folder and published neither checkpoint nor result."""
+        """Return whether a deleted job of the same name owns the folder and has published no checkpoint or result."""
         if holder is None or (holder.get("namespace"), holder.get("name")) != (
             self.identity.namespace,
             self.identity.name,
@@ -175,7 +176,7 @@ class OutputFolder:
         """Delete unpublished files of older attempts."""
         for entry in self.checkpoints.glob(".tmp-*"):
             if entry.is_dir():
-                shutil.rmtree(entry, ignore_errors=True)  # ignore errors: an older attempt may still add files
+                shutil.rmtree(entry, ignore_errors=True)  # errors are expected if an older attempt still adds files
             else:
                 entry.unlink(missing_ok=True)
 

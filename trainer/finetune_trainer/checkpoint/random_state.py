@@ -9,7 +9,7 @@ import torch
 
 
 def random_state() -> dict[str, Any]:
-    """Return the states of all random number generators, in types that torch.load(weights_only=True) accepts."""
+    """Return the states of all random number generators in types that torch.load(weights_only=True) accepts."""
     name, keys, position, has_gauss, cached = np.random.get_state()
     return {
         "python": random.getstate(),
@@ -30,5 +30,5 @@ def restore_random_state(state: dict[str, Any]) -> None:
 
 
 def get_random_state_path(folder: Path, rank: int) -> Path:
-    """Return the path of the random state file of a rank in a checkpoint."""
+    """Return the path of the random state of a rank in a checkpoint folder."""
     return folder / f"random-{rank:05d}.pt"

@@ -8,7 +8,7 @@ from finetune_api.v1alpha1.output import PushToHub
 
 
 def create_repository(target: PushToHub) -> None:
-    """Create the repository if it does not exist and check write access, so that errors occur before training.
+    """Create the repository if it does not exist, and check write access before training starts.
 
     Raises: InvalidSpec if the hub rejects the request, HubUnavailable if it is down or unreachable.
     """
@@ -25,5 +25,5 @@ def upload(target: PushToHub, folder: Path, *, title: str) -> str:
 
 
 def _import_client(target: PushToHub) -> ModuleType:
-    """Import only the client of the specified hub, because the clients need different libraries."""
+    """Import the client of the specified hub only, because each client requires a different library."""
     return import_module(f"{__name__}.{target.hub}")

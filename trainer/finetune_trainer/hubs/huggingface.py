@@ -11,14 +11,14 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalToken
 from finetune_api.v1alpha1.output import PushToHub
 from finetune_trainer.errors import HubUnavailable, InvalidSpec, first_line
 
-_PERMANENT_STATUSES = (400, 401, 403, 404, 409)  # status codes of errors that a retry cannot fix
+_PERMANENT_STATUSES = (400, 401, 403, 404, 409)  # HTTP status codes of errors that a retry cannot fix
 
 
 def create_repository(target: PushToHub) -> None:
     """Create the repository if it does not exist, and check that the token may write to it."""
     with _translate_hub_errors(target):
         HfApi().create_repo(target.repo, private=target.private, exist_ok=True)
-        HfApi().auth_check(target.repo, write=True)  # an existing repository may belong to another account
+        HfApi().auth_check(target.repo, write=True)  # the repository may belong to another account
 
 
 def upload(target: PushToHub, folder: Path, *, title: str) -> str:

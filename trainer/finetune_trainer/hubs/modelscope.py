@@ -26,10 +26,10 @@ def create_repository(target: PushToHub) -> None:
     """Create the repository if it does not exist, and check that the token is valid."""
     with _translate_hub_errors(target):
         api = HubApi()
-        api.whoami()  # checks the token even if the repository exists
+        api.whoami()  # validate the token even if the repository exists
         try:
             visibility = "private" if target.private else "public"
-            # Set a license, because the default is Apache 2.0.
+            # Set the license, because the default is Apache 2.0.
             api.create_repo(target.repo, "model", visibility=visibility, license="Other")
         except AlreadyExistsError:
             return

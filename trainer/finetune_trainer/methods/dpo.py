@@ -26,7 +26,7 @@ class SequenceLogps:
 
 @dataclass(frozen=True)
 class PairLogps:
-    """Log-probabilities by policy and reference model, and target token counts, each (pairs,).
+    """Log-probabilities of the policy and the reference model, and target token counts, each (pairs,).
 
     Fillers have token counts of 0.
     """
@@ -57,12 +57,12 @@ def _compute_sigmoid_loss(pairs: PairLogps, dpo: Dpo) -> torch.Tensor:
 
 
 def _compute_hinge_loss(pairs: PairLogps, dpo: Dpo) -> torch.Tensor:
-    """Compute the hinge loss of SLiC (arXiv 2305.10425) on the log-ratios of DPO."""
+    """Compute the hinge loss of SLiC (arXiv 2305.10425) from the log-ratios of DPO."""
     return torch.relu(1 - dpo.beta * pairs.margins)
 
 
 def _compute_ipo_loss(pairs: PairLogps, dpo: Dpo) -> torch.Tensor:
-    """Compute the IPO loss (arXiv 2310.12036, equation 17) on the mean log-ratios per token, as its authors do."""
+    """Compute the IPO loss (arXiv 2310.12036, equation 17) from the mean log-ratios per token, like its authors."""
     chosen = pairs.chosen_logratios / pairs.chosen_tokens.clamp(min=1)
     rejected = pairs.rejected_logratios / pairs.rejected_tokens.clamp(min=1)
     return (chosen - rejected - 1 / (2 * dpo.beta)) ** 2
@@ -86,7 +86,7 @@ LOSSES: dict[str, Callable[[PairLogps, Dpo], torch.Tensor]] = {
 class DpoTrainer(GlobalMeanTrainer):
     """Trainer for DPO; its loss units are pairs.
 
-    With `rpoAlpha`, the loss has a second term: SFT on the chosen completions, with target tokens as loss units.
+    With `rpoAlpha`, the loss includes the SFT loss of the chosen completions, whose loss units are target tokens.
     """
 
     def __init__(self, inputs: TrainerInputs) -> None:
@@ -97,7 +97,7 @@ class DpoTrainer(GlobalMeanTrainer):
         self._reference = None if reference is None else prepare_reference_model(reference, self.accelerator)
 
     def count_loss_units(self, batch: Features) -> tuple[float, ...]:
-        """Return the number of pairs and, with `rpoAlpha`, of chosen target tokens; fillers are not counted."""
+        """Return the number of pairs and, with `rpoAlpha`, of chosen target tokens, without fillers."""
         chosen_tokens, _ = _build_target_mask(batch["labels"]).sum(dim=1).chunk(2)
         pairs = float((chosen_tokens > 0).sum())
         return (pairs, float(chosen_tokens.sum())) if self._dpo.rpo_alpha else (pairs,)
@@ -105,11 +105,11 @@ class DpoTrainer(GlobalMeanTrainer):
     def sum_losses(self, model: torch.nn.Module, batch: Features) -> tuple[torch.Tensor, ...]:
         """Return the summed preference loss and, with `rpoAlpha`, the weighted SFT loss of the chosen completions."""
         with torch.no_grad(), self._use_reference_model() as reference_model:
-            reference = sequence_logps(reference_model, batch)
-        policy = sequence_logps(model, batch)
+            reference = compute_sequence_logps(reference_model, batch)
+        policy = compute_sequence_logps(model, batch)
         chosen_tokens, rejected_tokens = _build_target_mask(batch["labels"]).sum(dim=1).chunk(2)
         pairs = PairLogps(policy, reference, chosen_tokens, rejected_tokens)
-        is_pair = chosen_tokens > 0  # False for fillers
+        is_pair = chosen_tokens > 0  # fillers have no target tokens
         self._accumulate_pair_metrics(pairs, is_pair)
         losses = (LOSSES[self._dpo.loss_type](pairs, self._dpo)[is_pair].sum(),)
         return (*losses, -self._dpo.rpo_alpha * policy.chosen.sum()) if self._dpo.rpo_alpha else losses
@@ -118,7 +118,8 @@ class DpoTrainer(GlobalMeanTrainer):
     def _use_reference_model(self) -> Iterator[torch.nn.Module]:
         """Yield the reference model, with dropout disabled.
 
-        It is a frozen copy of the model, or the model with the reference adapter or without adapters.
+        The reference model is a frozen copy of the model, the model with the reference adapter, or the model without
+        adapters.
         """
         if self._reference is not None:
             yield self._reference
@@ -155,7 +156,7 @@ class DpoTrainer(GlobalMeanTrainer):
 
 
 def _restore_requires_grad(parameters: Sequence[torch.nn.Parameter]) -> None:
-    """Restore requires_grad of the parameters, because peft clears it when it switches adapters.
+    """Set requires_grad of the parameters again, because peft clears it when it switches adapters.
 
     FSDP2 determines in its first forward pass which weights need gradients and does not check again.
     """
@@ -163,8 +164,8 @@ def _restore_requires_grad(parameters: Sequence[torch.nn.Parameter]) -> None:
         parameter.requires_grad = True
 
 
-def sequence_logps(model: torch.nn.Module, batch: Features) -> SequenceLogps:
-    """Sum the log-probabilities of the target tokens of each sequence.
+def compute_sequence_logps(model: torch.nn.Module, batch: Features) -> SequenceLogps:
+    """Return the sum of the log-probabilities of the target tokens of each sequence.
 
     The first half of the batch contains the chosen sequences, the second half the rejected ones.
     Source: DPO, arXiv 2305.18290, equation 7.
@@ -177,5 +178,5 @@ def sequence_logps(model: torch.nn.Module, batch: Features) -> SequenceLogps:
 
 
 def _build_target_mask(labels: torch.Tensor) -> torch.Tensor:
-    """Return the mask of target tokens, (batch, seq - 1). The first token is left out, because it is not predicted."""
+    """Return the mask of target tokens, (batch, seq - 1), without the first token, which is not predicted."""
     return labels[:, 1:] != IGNORE_INDEX

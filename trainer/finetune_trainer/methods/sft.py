@@ -8,14 +8,14 @@ from finetune_trainer.training.token_losses import compute_logits, compute_targe
 
 
 class SftTrainer(GlobalMeanTrainer):
-    """Trainer for SFT; its loss units are target tokens, counted by weight."""
+    """Trainer for SFT; its loss units are weighted target tokens."""
 
     def count_loss_units(self, batch: Features) -> tuple[float, ...]:
         """Return the sum of the weights of all target tokens."""
         return (float(_get_target_weights(batch).sum()),)
 
     def sum_losses(self, model: torch.nn.Module, batch: Features) -> tuple[torch.Tensor, ...]:
-        """Return the summed cross entropy of all target tokens, weighted per token."""
+        """Return the weighted sum of the cross entropy of all target tokens."""
         logits = compute_logits(model, batch)
         losses = compute_target_losses(logits, batch["labels"])
         return ((losses * _get_target_weights(batch)).sum() if "weights" in batch else losses.sum(),)

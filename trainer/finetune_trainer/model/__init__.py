@@ -1,1 +1,1 @@
-"""Loads the model and its tokenizer, adds LoRA adapters and chooses the attention implementation."""
+"""Loads models and tokenizers, adds LoRA adapters and chooses the attention implementation."""

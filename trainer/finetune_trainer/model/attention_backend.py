@@ -19,7 +19,7 @@ from finetune_trainer.distributed.devices import get_device_name
 from finetune_trainer.errors import InvalidSpec, first_line
 from finetune_trainer.model.truncated_config import truncate_layers
 
-SDPA = "sdpa"  # part of torch; supports every device
+SDPA = "sdpa"  # included in torch and supported on every device
 _INSTALLED = {
     "flash_attention_2": is_flash_attn_2_available,
     "flash_attention_3": is_flash_attn_3_available,
@@ -32,7 +32,7 @@ _WARMUP_ROUNDS, _ROUNDS = 2, 5
 
 @dataclass(frozen=True)
 class AttentionChoice:
-    """Chosen attention implementation, and the reason for the choice, which is logged."""
+    """Chosen attention implementation and the reason for the choice, which is logged."""
 
     name: str  # value of attn_implementation in transformers
     reason: str
@@ -40,7 +40,7 @@ class AttentionChoice:
 
 @dataclass(frozen=True)
 class AttentionTrial:
-    """Conditions of an attention benchmark, which runs one layer of the model on one micro-batch."""
+    """Settings of an attention benchmark, which runs one layer of the model on one micro-batch."""
 
     config: PretrainedConfig
     dtype: torch.dtype
@@ -53,7 +53,10 @@ class AttentionTrial:
 def select_attention(
     spec: TrainerSpec, trial: AttentionTrial, checkpoint_folder: Path, *, is_multimodal: bool
 ) -> AttentionChoice:
-    """Return the implementation in the spec, or the fastest one. Called on rank 0 only. Raises: InvalidSpec."""
+    """Return the attention implementation in the spec, or the fastest one for `auto`.
+
+    Called on rank 0 only. Raises: InvalidSpec.
+    """
     requested = spec.model.attn_implementation
     if requested != "auto":
         check_backend_installed(requested)
@@ -66,17 +69,17 @@ def select_attention(
 def build_attention_trial(
     spec: TrainerSpec, config: PretrainedConfig, dtype: torch.dtype, device: torch.device, tokens_per_row: int
 ) -> AttentionTrial:
-    """Return the benchmark conditions of a job.
+    """Return the settings of the attention benchmark for a job.
 
     The benchmark uses two rows, or one if the micro-batch size is 1, as FlashAttention requires for packed rows.
-    tokens_per_row: tokens of the longest row, or of a pack.
+    tokens_per_row: number of tokens in the longest row, or in a pack.
     """
     row_count = 1 if spec.training.per_device_train_batch_size == 1 else 2
     return AttentionTrial(config, dtype, device, row_count, tokens_per_row, is_packed=spec.dataset.packing)
 
 
 def find_installed_backends() -> tuple[str, ...]:
-    """Return the installed implementations except SDPA; empty without a GPU, which all of them need."""
+    """Return the installed implementations except SDPA; all of them require a GPU."""
     return tuple(name for name, is_installed in _INSTALLED.items() if torch.cuda.is_available() and is_installed())
 
 
@@ -110,16 +113,19 @@ def choose_fastest_backend(trial: AttentionTrial, candidates: Iterable[str], cac
 
 
 def benchmark_backends(trial: AttentionTrial, candidates: Iterable[str]) -> AttentionChoice:
-    """Time one layer with each candidate; reject candidates that fail or differ from SDPA (decisions/703)."""
+    """Measure the time of one layer with each candidate, and choose the fastest correct one (decisions/703).
+
+    Candidates that fail or whose output differs from the output of SDPA are rejected.
+    """
     with _restore_rng_and_memory(trial.device):
         try:
             layer = _build_layer(trial)
-            expected, sdpa_seconds = _time_layer(layer, SDPA, trial)
-        except Exception as error:  # not fatal: the full model may still run
+            expected_output, sdpa_seconds = _time_layer(layer, SDPA, trial)
+        except Exception as error:  # not fatal, because the full model may still work
             return AttentionChoice(SDPA, f"a single layer cannot be benchmarked: {first_line(error)}")
         seconds, results = {SDPA: sdpa_seconds}, [f"{SDPA} {1000 * sdpa_seconds:.2f}"]
         for name in candidates:
-            outcome = _try_backend(layer, name, trial, expected)
+            outcome = _try_backend(layer, name, trial, expected_output)
             results.append(f"{name} {outcome if isinstance(outcome, str) else f'{1000 * outcome:.2f}'}")
             if isinstance(outcome, float) and outcome < _MAX_RELATIVE_TIME * sdpa_seconds:
                 seconds[name] = outcome
@@ -128,13 +134,15 @@ def benchmark_backends(trial: AttentionTrial, candidates: Iterable[str]) -> Atte
     return AttentionChoice(fastest, f"ms per layer, forward and backward, {shape}: {', '.join(results)}")
 
 
-def _try_backend(layer: torch.nn.Module, name: str, trial: AttentionTrial, expected: torch.Tensor) -> float | str:
-    """Return the median time in seconds, or the reason to reject the implementation."""
+def _try_backend(
+    layer: torch.nn.Module, name: str, trial: AttentionTrial, expected_output: torch.Tensor
+) -> float | str:
+    """Return the median time in seconds, or the reason for rejecting the implementation."""
     try:
         output, seconds = _time_layer(layer, name, trial)
-    except Exception as error:  # the libraries raise exceptions of many types
+    except Exception as error:  # the kernel libraries raise exceptions of many types
         return f"fails: {first_line(error)}"
-    return "wrong output" if _is_outside_tolerance(output, expected) else seconds
+    return "wrong output" if _is_outside_tolerance(output, expected_output) else seconds
 
 
 def _build_layer(trial: AttentionTrial) -> torch.nn.Module:
@@ -145,14 +153,14 @@ def _build_layer(trial: AttentionTrial) -> torch.nn.Module:
 
 
 def _time_layer(layer: torch.nn.Module, name: str, trial: AttentionTrial) -> tuple[torch.Tensor, float]:
-    """Return the output (batch, seq, hidden) and the median time of a round in seconds."""
+    """Return the output, (batch, seq, hidden), and the median time of a forward and backward pass in seconds."""
     layer.set_attn_implementation(name)  # type: ignore[operator]
     shape = (trial.row_count, trial.tokens_per_row)
     ids = torch.arange(math.prod(shape), device=trial.device).view(shape)
     ids = ids % trial.config.get_text_config().vocab_size
     positions = torch.arange(trial.tokens_per_row, device=trial.device)
     if trial.is_packed:
-        positions = positions % max(trial.tokens_per_row // 4, 1)  # a pack contains four rows
+        positions = positions % max(trial.tokens_per_row // 4, 1)  # simulate packs of four rows
     inputs = {"input_ids": ids, "position_ids": positions.expand(trial.row_count, -1), "use_cache": False}
     durations = []
     for _ in range(_WARMUP_ROUNDS + _ROUNDS):
@@ -164,8 +172,8 @@ def _time_layer(layer: torch.nn.Module, name: str, trial: AttentionTrial) -> tup
     return output.detach(), statistics.median(durations[_WARMUP_ROUNDS:])
 
 
-def _is_outside_tolerance(output: torch.Tensor, expected: torch.Tensor) -> bool:
-    difference = (output.float() - expected.float()).abs().max() / expected.float().abs().max()
+def _is_outside_tolerance(output: torch.Tensor, expected_output: torch.Tensor) -> bool:
+    difference = (output.float() - expected_output.float()).abs().max() / expected_output.float().abs().max()
     return not bool(difference <= _RELATIVE_TOLERANCE)  # also True if the difference is NaN
 
 

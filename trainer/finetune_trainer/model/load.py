@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class ModelDescription:
-    """Config, tokenizer and vision processor of a model, which are read before its weights."""
+    """Config, tokenizer and vision processor of a model, which are loaded before its weights."""
 
     name: str
     config: PretrainedConfig
@@ -47,7 +47,7 @@ class ModelDescription:
 
 
 def describe_model(source: ModelSource, device: torch.device) -> ModelDescription:
-    """Read config, tokenizer and vision processor, but no weights.
+    """Load the config, tokenizer and vision processor of a model, but not its weights.
 
     Raises: ModelNotFound, ModelError, HubUnavailable or InvalidSpec.
     """
@@ -58,7 +58,7 @@ def describe_model(source: ModelSource, device: torch.device) -> ModelDescriptio
 
 
 def read_config(source: ModelSource) -> PretrainedConfig:
-    """Read the model's config.json. Raises ModelNotFound, ModelError or HubUnavailable."""
+    """Read the model's config.json. Raises: ModelNotFound, ModelError or HubUnavailable."""
     if _is_path(source.name) and not (Path(source.name) / "config.json").is_file():
         problem = "has no config.json" if Path(source.name).is_dir() else "does not exist"
         raise ModelNotFound(
@@ -75,12 +75,12 @@ def max_length(config: PretrainedConfig) -> int | None:
 
 
 def choose_training_dtype(result_dtype: torch.dtype, *, lora: bool) -> torch.dtype:
-    """Return the dtype for training: float32 for full tuning, because most updates round to zero in 16 bits."""
+    """Return the training dtype: float32 for full tuning, because 16-bit weights would round most updates to zero."""
     return result_dtype if lora else torch.float32
 
 
 def load_model(spec: TrainerSpec, pretrained: ModelDescription) -> torch.nn.Module:
-    """Load the model to train; freeze parameter groups and add adapters as the spec requires."""
+    """Load the model to train, freeze its parameter groups and add adapters as specified."""
     quantize = spec.lora is not None and spec.lora.quantization is not None
     model = load_weights(
         pretrained, choose_training_dtype(pretrained.dtype, lora=spec.lora is not None), quantize=quantize
@@ -90,15 +90,17 @@ def load_model(spec: TrainerSpec, pretrained: ModelDescription) -> torch.nn.Modu
         exclude_modules = freeze_groups(model, pretrained.vision, resolve_frozen_groups(spec.model.freeze))
     if spec.lora is None:
         return model
-    upcast = spec.deepspeed is None
-    adapted = add_adapters(model, spec.lora, seed=spec.training.seed, upcast=upcast, exclude_modules=exclude_modules)
+    upcast_adapters = spec.deepspeed is None
+    adapted = add_adapters(
+        model, spec.lora, seed=spec.training.seed, upcast_adapters=upcast_adapters, exclude_modules=exclude_modules
+    )
     if spec.dpo and spec.lora.adapter:
-        add_reference_adapter(adapted, spec.lora.adapter, upcast=upcast)
+        add_reference_adapter(adapted, spec.lora.adapter, upcast_adapters=upcast_adapters)
     return adapted
 
 
 def load_reference_model(pretrained: ModelDescription) -> torch.nn.Module:
-    """Load a frozen copy of the original model as the DPO reference model for full tuning."""
+    """Load a frozen copy of the original model as the reference model for DPO with full tuning."""
     return load_weights(pretrained, pretrained.dtype).requires_grad_(requires_grad=False)
 
 
@@ -125,7 +127,7 @@ def load_weights(pretrained: ModelDescription, dtype: torch.dtype, *, quantize: 
 
 
 def pad_token_id(tokenizer: PreTrainedTokenizerBase) -> int:
-    """Return the id of the pad or end-of-sequence token, or 0. Any id is valid, because padding is masked."""
+    """Return the id of the pad or EOS token, or 0. Any id is valid, because padding is masked."""
     for candidate in (tokenizer.pad_token_id, tokenizer.eos_token_id):
         if candidate is not None:
             return int(candidate)
@@ -199,7 +201,7 @@ def choose_dtype(source: ModelSource, config: PretrainedConfig, device: torch.de
 
 
 def has_native_bf16() -> bool:
-    """Return whether the GPU supports bfloat16 natively; the check of transformers also accepts emulation."""
+    """Return whether the GPU supports bfloat16 natively; transformers also accepts emulated support."""
     return bool(torch.cuda.is_bf16_supported(including_emulation=False))
 
 

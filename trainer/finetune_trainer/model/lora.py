@@ -1,4 +1,4 @@
-"""Adds new LoRA adapters or adapters of an earlier job to a model, and validates their target modules."""
+"""Adds new LoRA adapters or the adapter of an earlier job to a model, and validates target modules."""
 
 from typing import Any
 
@@ -10,21 +10,22 @@ from finetune_api.v1alpha1.lora import Lora
 from finetune_trainer.errors import InvalidSpec, ModelError, ModelNotFound, first_line
 
 TRAINED_ADAPTER = "default"  # peft's default adapter name
-REFERENCE_ADAPTER = "reference"  # name of the frozen copy of a continued adapter
+REFERENCE_ADAPTER = "reference"  # name of the frozen copy of an adapter that is trained further
 _ALL_LINEAR = "all-linear"
 
 
 def add_adapters(
-    model: torch.nn.Module, lora: Lora, *, seed: int, upcast: bool = True, exclude_modules: str | None = None
+    model: torch.nn.Module, lora: Lora, *, seed: int, upcast_adapters: bool = True, exclude_modules: str | None = None
 ) -> torch.nn.Module:
-    """Add adapters to the model and return it; `seed` makes their initial values equal on all ranks.
+    """Add adapters to the model and return the model; `seed` makes the initial values equal on all ranks.
 
-    upcast: whether adapters are float32; False for DeepSpeed, which requires a single dtype and keeps float32 copies.
-    exclude_modules: regex of modules without adapters.
+    upcast_adapters: whether adapters are float32; False for DeepSpeed, which requires a single dtype and keeps its own
+    float32 copies.
+    exclude_modules: regex for modules that get no adapters.
     Raises: InvalidSpec, ModelNotFound or ModelError.
     """
     if lora.adapter is not None:
-        return _continue_adapter(model, lora, lora.adapter, upcast=upcast)
+        return _continue_adapter(model, lora, lora.adapter, upcast_adapters=upcast_adapters)
     config = LoraConfig(
         task_type=TaskType.CAUSAL_LM,
         r=lora.r,
@@ -37,13 +38,13 @@ def add_adapters(
     )
     set_seed(seed)
     try:
-        return get_peft_model(model, config, autocast_adapter_dtype=upcast)  # type: ignore[no-any-return]
+        return get_peft_model(model, config, autocast_adapter_dtype=upcast_adapters)  # type: ignore[no-any-return]
     except ValueError as error:
         raise InvalidSpec(f"spec.lora.targetModules: {error}") from error
 
 
 def resolve_adapter_shape(lora: Lora) -> Lora:
-    """Return `lora` with rank, alpha and target modules of the adapter to continue, if any (decisions/514).
+    """Return `lora` with the rank, alpha and target modules of the adapter to continue, if it has one (decisions/514).
 
     Raises: ModelNotFound or ModelError.
     """
@@ -62,13 +63,13 @@ def resolve_adapter_shape(lora: Lora) -> Lora:
     return lora.model_copy(update=shape)
 
 
-def _continue_adapter(model: torch.nn.Module, lora: Lora, adapter: str, *, upcast: bool) -> torch.nn.Module:
-    """Load an existing adapter and make it trainable."""
+def _continue_adapter(model: torch.nn.Module, lora: Lora, adapter: str, *, upcast_adapters: bool) -> torch.nn.Module:
+    """Load an existing adapter as a trainable adapter."""
     config = _read_config(adapter)
     config.lora_dropout = lora.lora_dropout
     try:
         adapted: torch.nn.Module = PeftModel.from_pretrained(
-            model, adapter, is_trainable=True, config=config, autocast_adapter_dtype=upcast
+            model, adapter, is_trainable=True, config=config, autocast_adapter_dtype=upcast_adapters
         )
     except (ValueError, RuntimeError, KeyError, OSError) as error:
         raise ModelError(
@@ -78,9 +79,9 @@ def _continue_adapter(model: torch.nn.Module, lora: Lora, adapter: str, *, upcas
     return adapted
 
 
-def add_reference_adapter(model: Any, adapter: str, *, upcast: bool = True) -> None:
+def add_reference_adapter(model: Any, adapter: str, *, upcast_adapters: bool = True) -> None:
     """Load a frozen copy of the adapter as the reference model for DPO."""
-    model.load_adapter(adapter, REFERENCE_ADAPTER, is_trainable=False, autocast_adapter_dtype=upcast)
+    model.load_adapter(adapter, REFERENCE_ADAPTER, is_trainable=False, autocast_adapter_dtype=upcast_adapters)
 
 
 def _read_config(adapter: str) -> LoraConfig:
@@ -99,7 +100,7 @@ def _read_config(adapter: str) -> LoraConfig:
 
 
 def choose_target_modules(model: torch.nn.Module, requested_targets: tuple[str, ...]) -> str | list[str]:
-    """Return `target_modules` for peft. Raises: InvalidSpec with the candidates if a target matches no module."""
+    """Return `target_modules` for peft. Raises: InvalidSpec if a target matches no module."""
     if requested_targets == (_ALL_LINEAR,):
         return _ALL_LINEAR
     if _ALL_LINEAR in requested_targets:

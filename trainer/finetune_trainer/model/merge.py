@@ -12,7 +12,7 @@ from finetune_trainer.vision.save_processor import save_processor
 def write_merged_model(pretrained: ModelDescription, adapter: Path, folder: Path) -> None:
     """Save the merged model, its tokenizer and its processor to `folder`.
 
-    Called on one rank only. Loads the base model again into host memory, because the trained model may be sharded.
+    Called on one rank only. Reloads the base model into host memory, because the trained model may be sharded.
     """
     unset_hf_deepspeed_config()  # ZeRO-3 must not shard this model
 

@@ -1,4 +1,4 @@
-"""Groups trained parameters by model part (vision, aligner, language), learning rate and weight decay."""
+"""Divides trained parameters into groups by model part (vision, aligner, language) and weight decay."""
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from finetune_trainer.vision.freeze import GROUPS, find_group
 
 @dataclass(frozen=True)
 class ParameterCount:
-    """Number of trained elements and of all elements in a model part."""
+    """Number of trained parameters and of all parameters in a model part."""
 
     trained: int = 0
     total: int = 0

@@ -1,4 +1,4 @@
-"""Computes the full sizes of parameters that are sharded by ZeRO-3 or quantized by bitsandbytes."""
+"""Computes the full sizes of parameters that ZeRO-3 shards or bitsandbytes quantizes."""
 
 import math
 from typing import Any

@@ -1,4 +1,4 @@
-"""Quantizes the frozen base weights of adapters to 4 bits (QLoRA)."""
+"""Quantizes the frozen base weights to 4 bits for training adapters (QLoRA)."""
 
 import importlib.util
 
@@ -14,7 +14,7 @@ _OUTPUT_LAYER = "lm_head"
 def build_nf4_config(compute_dtype: torch.dtype, family: VisionFamily | None) -> BitsAndBytesConfig:
     """Return the config of NF4 with double quantization (QLoRA, arXiv 2305.14314) for the language model.
 
-    compute_dtype: dtype of the matrix products.
+    compute_dtype: dtype of matrix multiplications.
     Raises: InvalidSpec if bitsandbytes is not installed.
     """
     if importlib.util.find_spec("bitsandbytes") is None:

@@ -1,4 +1,4 @@
-"""Creates configs with fewer layers, to build small models with the architecture of large ones."""
+"""Creates configs with fewer layers, which define small models with the architecture of a large model."""
 
 import copy
 
@@ -6,7 +6,7 @@ from transformers import PretrainedConfig
 
 
 def truncate_layers(config: PretrainedConfig, layer_count: int) -> PretrainedConfig:
-    """Return a copy of the config with the first `layer_count` layers; lists with one entry per layer are shortened."""
+    """Return a copy of the config with the first `layer_count` layers, and shorten lists with one entry per layer."""
     truncated = copy.deepcopy(config)
     text_config = truncated.get_text_config()
     for name in find_per_layer_fields(text_config):

@@ -1,1 +1,1 @@
-"""Supports vision-language models: model families, image and video processing, placeholders, freezing."""
+"""Supports vision-language models, in particular image and video processing and the freezing of components."""

@@ -1,4 +1,4 @@
-"""Defines the supported families of vision-language models: module names, placeholder text and media sizes."""
+"""Defines the supported families of vision-language models and their differences in modules and media processing."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -9,29 +9,29 @@ from transformers import BaseImageProcessor, PretrainedConfig, PreTrainedTokeniz
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize as resize_frame
 from transformers.models.qwen3_vl.video_processing_qwen3_vl import smart_resize as resize_video
 
-from finetune_trainer.vision.video_frames import FrameChooser, SampledVideo, Sampling, Size
+from finetune_trainer.vision.video_frames import FrameChooser, FrameSampling, SampledVideo, Size
 
 
 @dataclass(frozen=True)
 class ModelComponents:
-    """Config, image processor and tokenizer of a model, which are passed to the functions of its family."""
+    """Config, image processor and tokenizer of a vision-language model."""
 
     config: PretrainedConfig
     processor: BaseImageProcessor
     tokenizer: PreTrainedTokenizerBase
 
     def get_token_text(self, token_id: int) -> str:
-        """Return the text of a token."""
+        """Return the token with this id as text."""
         return str(self.tokenizer.convert_ids_to_tokens(token_id))
 
     @property
     def image_token(self) -> str:
-        """Placeholder token, which is replaced by one image embedding."""
+        """Placeholder token that is replaced by one image embedding."""
         return self.get_token_text(self.config.image_token_id)
 
     @property
     def video_token(self) -> str:
-        """Placeholder token, which is replaced by one video embedding."""
+        """Placeholder token that is replaced by one video embedding."""
         return self.get_token_text(self.config.video_token_id)
 
 
@@ -39,20 +39,20 @@ class ModelComponents:
 class VideoSupport:
     """Defines how a model family samples, scales and renders videos."""
 
-    processor_class: str  # name of the transformers class, saved with the result
-    default_pixel_limits: tuple[int, int]  # (minimum, maximum), unless set by the model
+    processor_class: str  # name of the class in transformers, saved with the result
+    default_pixel_limits: tuple[int, int]  # (minimum, maximum), if the model does not define them
     choose_frames: FrameChooser
-    resize: Callable[[ModelComponents, Sampling, SampledVideo], Size]
-    # (components, video, tokens per pair of frames) -> placeholder tokens of the video
+    resize: Callable[[ModelComponents, FrameSampling, SampledVideo], Size]
+    # signature: (components, video, tokens per pair of frames) -> placeholder tokens of the video
     render_video: Callable[[ModelComponents, SampledVideo, int], str]
     # returns the text that the chat template renders for a video
-    render_placeholder: Callable[[ModelComponents], str] = lambda model: model.video_token
+    render_placeholder: Callable[[ModelComponents], str] = lambda components: components.video_token
     needs_frame_interval: bool = False  # whether the model requires the input second_per_grid_ts
 
 
 @dataclass(frozen=True)
 class VisionFamily:
-    """Module names and functions of a vision-language architecture.
+    """Defines the module names and the image processing of a vision-language architecture.
 
     Modules whose names have none of these prefixes belong to the language model.
     """
@@ -61,39 +61,39 @@ class VisionFamily:
     aligner_prefixes: tuple[str, ...]  # the aligner may be a submodule of the vision tower
     render_image: Callable[[ModelComponents, Size], str]  # returns the placeholder tokens of an image of this size
     # returns the text that the chat template renders for an image
-    render_placeholder: Callable[[ModelComponents], str] = lambda model: model.image_token
+    render_placeholder: Callable[[ModelComponents], str] = lambda components: components.image_token
     type_ids_input: str | None = None  # name of the model input that distinguishes image tokens
     supports_packing: bool = True  # whether attention isolates the rows of a pack
     uses_mrope: bool = False  # whether image tokens have position ids in time, height and width
     has_dynamic_resolution: bool = False  # whether the number of image tokens depends on the image size
     video_support: VideoSupport | None = None
-    processor_options: Mapping[str, Any] | None = None  # arguments of the image processor
-    # returns a regex of modules that get no gradients
+    processor_options: Mapping[str, Any] | None = None  # keyword arguments of the image processor
+    # returns a regex for modules that get no gradients
     get_unused_modules: Callable[[PretrainedConfig], str | None] = lambda _config: None
 
 
-def _render_qwen_image(model: ModelComponents, size: Size) -> str:
-    patches = model.processor.get_number_of_image_patches(*size, {})
-    return model.image_token * int(patches // model.processor.merge_size**2)
+def _render_qwen_image(components: ModelComponents, size: Size) -> str:
+    patches = components.processor.get_number_of_image_patches(*size, {})
+    return components.image_token * int(patches // components.processor.merge_size**2)
 
 
-def _render_internvl_image(model: ModelComponents, size: Size) -> str:
-    tiles = model.processor.get_number_of_image_patches(*size, {"crop_to_patches": True})
-    start = getattr(model.tokenizer, "start_image_token", "<img>")
-    end = getattr(model.tokenizer, "end_image_token", "</img>")
-    return f"{start}{model.image_token * (tiles * model.config.image_seq_length)}{end}"
+def _render_internvl_image(components: ModelComponents, size: Size) -> str:
+    tiles = components.processor.get_number_of_image_patches(*size, {"crop_to_patches": True})
+    start = getattr(components.tokenizer, "start_image_token", "<img>")
+    end = getattr(components.tokenizer, "end_image_token", "</img>")
+    return f"{start}{components.image_token * (tiles * components.config.image_seq_length)}{end}"
 
 
-def _render_llava_image(model: ModelComponents, _size: Size) -> str:
-    """Render a fixed number of tokens, without CLIP's class token unless the model keeps it."""
-    vision = model.config.vision_config
+def _render_llava_image(components: ModelComponents, _size: Size) -> str:
+    """Render a fixed number of image tokens, including CLIP's class token if the model keeps it."""
+    vision = components.config.vision_config
     has_class_token = vision.model_type == "clip_vision_model"
-    keeps_class_token = has_class_token and model.config.vision_feature_select_strategy == "full"
-    return model.image_token * int((vision.image_size // vision.patch_size) ** 2 + keeps_class_token)
+    keeps_class_token = has_class_token and components.config.vision_feature_select_strategy == "full"
+    return components.image_token * int((vision.image_size // vision.patch_size) ** 2 + keeps_class_token)
 
 
 def _get_unused_llava_modules(config: PretrainedConfig) -> str:
-    """Return a regex of the CLIP modules that LLaVA does not use: final norm, layers after `vision_feature_layer`."""
+    """Return a regex for the final norm of CLIP and the layers after `vision_feature_layer`, which LLaVA ignores."""
     layer_count, selected = config.vision_config.num_hidden_layers, config.vision_feature_layer
     selected_layers = [selected] if isinstance(selected, int) else selected
     last_used = max(layer if layer >= 0 else layer_count + 1 + layer for layer in selected_layers)
@@ -102,10 +102,10 @@ def _get_unused_llava_modules(config: PretrainedConfig) -> str:
     return rf"model\.vision_tower\.(?:.*\.)?(?:{'|'.join(names)})(?=\.|$)"
 
 
-def _render_gemma3_image(model: ModelComponents, _size: Size) -> str:
-    config = model.config
-    start, end = (model.get_token_text(token_id) for token_id in (config.boi_token_index, config.eoi_token_index))
-    return f"\n\n{start}{model.image_token * config.mm_tokens_per_image}{end}\n\n"
+def _render_gemma3_image(components: ModelComponents, _size: Size) -> str:
+    config = components.config
+    start, end = (components.get_token_text(token_id) for token_id in (config.boi_token_index, config.eoi_token_index))
+    return f"\n\n{start}{components.image_token * config.mm_tokens_per_image}{end}\n\n"
 
 
 def _build_qwen_vl_family(video_support: VideoSupport, *aligner_prefixes: str) -> VisionFamily:
@@ -120,57 +120,57 @@ def _build_qwen_vl_family(video_support: VideoSupport, *aligner_prefixes: str) -
     )
 
 
-def _compute_frame_count(sampling: Sampling, total_frames: int, fps: float) -> float:
+def _compute_frame_count(sampling: FrameSampling, total_frames: int, fps: float) -> float:
     return min(max(total_frames / fps * sampling.fps, sampling.min_frames), sampling.max_frames, total_frames)
 
 
-def _choose_qwen2_frames(sampling: Sampling, total_frames: int, fps: float) -> tuple[int, ...]:
+def _choose_qwen2_frames(sampling: FrameSampling, total_frames: int, fps: float) -> tuple[int, ...]:
     """Divide the video into an even number of equal intervals, and choose the first frame of each interval."""
     count = max(int(_compute_frame_count(sampling, total_frames, fps)) // 2 * 2, 1)
     return tuple(index * total_frames // count for index in range(count))
 
 
-def _resize_qwen2_frames(model: ModelComponents, sampling: Sampling, video: SampledVideo) -> Size:
-    """Return the scaled height and width of frames; the pixel limits apply to each frame."""
-    factor = model.processor.patch_size * model.processor.merge_size
+def _resize_qwen2_frames(components: ModelComponents, sampling: FrameSampling, video: SampledVideo) -> Size:
+    """Return the scaled height and width of the frames; the pixel limits apply to each frame."""
+    factor = components.processor.patch_size * components.processor.merge_size
     limits = {"min_pixels": sampling.min_pixels, "max_pixels": sampling.max_pixels}
     height, width = resize_frame(*video.size, factor=factor, **limits)
     return int(height), int(width)
 
 
-def _render_qwen2_video(model: ModelComponents, video: SampledVideo, tokens_per_pair: int) -> str:
-    return model.video_token * (len(video.timestamps) * tokens_per_pair)
+def _render_qwen2_video(components: ModelComponents, video: SampledVideo, tokens_per_frame_pair: int) -> str:
+    return components.video_token * (len(video.timestamps) * tokens_per_frame_pair)
 
 
-def _choose_qwen3_frames(sampling: Sampling, total_frames: int, fps: float) -> tuple[int, ...]:
+def _choose_qwen3_frames(sampling: FrameSampling, total_frames: int, fps: float) -> tuple[int, ...]:
     """Choose evenly spaced frames, including the first and the last."""
     count = max(int(_compute_frame_count(sampling, total_frames, fps)), 1)
     return tuple(int(index) for index in np.linspace(0, total_frames - 1, count).round())
 
 
-def _resize_qwen3_frames(model: ModelComponents, sampling: Sampling, video: SampledVideo) -> Size:
-    """Return the scaled height and width of frames; the pixel limits apply to the sum of all frames."""
+def _resize_qwen3_frames(components: ModelComponents, sampling: FrameSampling, video: SampledVideo) -> Size:
+    """Return the scaled height and width of the frames; the pixel limits apply to the sum of all frames."""
     height, width = resize_video(
-        max(len(video.frame_indices), model.processor.temporal_patch_size),
+        max(len(video.frame_indices), components.processor.temporal_patch_size),
         *video.size,
-        temporal_factor=model.processor.temporal_patch_size,
-        factor=model.processor.patch_size * model.processor.merge_size,
+        temporal_factor=components.processor.temporal_patch_size,
+        factor=components.processor.patch_size * components.processor.merge_size,
         min_pixels=sampling.min_pixels,
         max_pixels=sampling.max_pixels,
     )
     return int(height), int(width)
 
 
-def _render_qwen3_video(model: ModelComponents, video: SampledVideo, tokens_per_pair: int) -> str:
+def _render_qwen3_video(components: ModelComponents, video: SampledVideo, tokens_per_frame_pair: int) -> str:
     """Render each pair of frames as a separate image, preceded by its timestamp."""
-    start, end = (model.get_token_text(token_id) for token_id in _get_delimiter_ids(model.config))
-    embeddings = f"{start}{model.video_token * tokens_per_pair}{end}"
+    start, end = (components.get_token_text(token_id) for token_id in _get_delimiter_ids(components.config))
+    embeddings = f"{start}{components.video_token * tokens_per_frame_pair}{end}"
     return "".join(f"<{timestamp:.1f} seconds>{embeddings}" for timestamp in video.timestamps)
 
 
-def _render_qwen3_placeholder(model: ModelComponents) -> str:
-    start, end = (model.get_token_text(token_id) for token_id in _get_delimiter_ids(model.config))
-    return f"{start}{model.video_token}{end}"
+def _render_qwen3_placeholder(components: ModelComponents) -> str:
+    start, end = (components.get_token_text(token_id) for token_id in _get_delimiter_ids(components.config))
+    return f"{start}{components.video_token}{end}"
 
 
 def _get_delimiter_ids(config: PretrainedConfig) -> tuple[int, int]:
@@ -197,7 +197,7 @@ _QWEN3_VIDEOS = VideoSupport(
 
 _TOWER_PREFIX, _PROJECTOR_PREFIXES = "model.vision_tower", ("model.multi_modal_projector",)
 
-FAMILIES: dict[str, VisionFamily] = {  # by model_type of the config
+FAMILIES: dict[str, VisionFamily] = {  # key: model_type of the config
     "qwen2_vl": _build_qwen_vl_family(_QWEN2_VIDEOS, "model.visual.merger"),
     "qwen2_5_vl": _build_qwen_vl_family(replace(_QWEN2_VIDEOS, needs_frame_interval=True), "model.visual.merger"),
     "qwen3_vl": _build_qwen_vl_family(_QWEN3_VIDEOS, "model.visual.merger", "model.visual.deepstack_merger_list"),
@@ -211,7 +211,7 @@ FAMILIES: dict[str, VisionFamily] = {  # by model_type of the config
         _TOWER_PREFIX,
         _PROJECTOR_PREFIXES,
         _render_gemma3_image,
-        render_placeholder=lambda model: model.get_token_text(model.config.boi_token_index),
+        render_placeholder=lambda components: components.get_token_text(components.config.boi_token_index),
         type_ids_input="token_type_ids",
         supports_packing=False,
     ),

@@ -1,4 +1,4 @@
-"""Freezes the parameter groups of a vision-language model: vision, aligner and language."""
+"""Freezes parameter groups (vision, aligner, language) of a vision-language model."""
 
 import re
 from collections.abc import Collection
@@ -15,7 +15,7 @@ _PEFT_PREFIX = "base_model.model."  # peft adds this prefix to all parameter nam
 
 
 def resolve_frozen_groups(specified_groups: Collection[str] | None) -> tuple[str, ...]:
-    """Return the groups to freeze: the value of spec.model.freeze, or the default.
+    """Return the groups to freeze, which are the value of spec.model.freeze or the default.
 
     Raises: InvalidSpec if all groups are frozen.
     """
@@ -30,7 +30,7 @@ def resolve_frozen_groups(specified_groups: Collection[str] | None) -> tuple[str
 
 
 def find_group(name: str, family: VisionFamily) -> str:
-    """Return the group of a parameter or module by its name, with or without the prefix of peft."""
+    """Return the group of a parameter or module with this name, with or without the prefix of peft."""
     name = name.removeprefix(_PEFT_PREFIX)
     if any(_has_module_prefix(name, prefix) for prefix in family.aligner_prefixes):
         return "aligner"
@@ -42,7 +42,7 @@ def freeze_parameters(
 ) -> None:
     """Freeze the groups and the unused modules.
 
-    unused_pattern: regex of modules that get no gradients, for which DDP would wait.
+    unused_pattern: regex for modules that get no gradients, because DDP would wait for their gradients.
     """
     for name, parameter in model.named_parameters():
         if find_group(name, family) in frozen_groups or (unused_pattern and re.match(unused_pattern, name)):
@@ -52,7 +52,7 @@ def freeze_parameters(
 def build_frozen_module_pattern(
     family: VisionFamily, frozen_groups: Collection[str], *, unused_pattern: str | None = None
 ) -> str | None:
-    """Return a regex of all frozen modules for peft's `exclude_modules`, or None if no module is frozen."""
+    """Return a regex that matches all frozen modules, for peft's `exclude_modules`, or None if no module is frozen."""
     aligner, vision = family.aligner_prefixes, (family.vision_prefix,)
     group_patterns = {
         "aligner": _build_prefix_pattern(aligner),
@@ -64,14 +64,14 @@ def build_frozen_module_pattern(
 
 
 def freeze_groups(model: torch.nn.Module, vision: VisionProcessor, frozen_groups: Collection[str]) -> str | None:
-    """Freeze the groups and return a regex of modules that must not have adapters, or None."""
+    """Freeze the groups and return a regex for modules that must not have adapters, or None."""
     family, unused_pattern = vision.family, vision.family.get_unused_modules(vision.components.config)
     freeze_parameters(model, family, frozen_groups, unused_pattern=unused_pattern)
     return build_frozen_module_pattern(family, frozen_groups, unused_pattern=unused_pattern)
 
 
 def has_trained_vision_weights(model: torch.nn.Module, family: VisionFamily) -> bool:
-    """Return whether vision tower or aligner have trainable parameters, including adapters."""
+    """Return whether the vision tower or the aligner has trainable parameters, including adapters."""
     return any(
         parameter.requires_grad and find_group(name, family) != "language"
         for name, parameter in model.named_parameters()

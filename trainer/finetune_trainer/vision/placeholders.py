@@ -1,4 +1,4 @@
-"""Converts turns with images and videos to content parts, and expands the placeholders that templates render."""
+"""Converts turns with media to content parts, and expands the placeholders that chat templates render."""
 
 import re
 from collections.abc import Sequence
@@ -17,12 +17,12 @@ class ExpandedText:
     """Rendered conversation with one placeholder token per image or video embedding."""
 
     text: str
-    spans: tuple[Span, ...]  # spans of the assistant turns
+    spans: tuple[Span, ...]  # character ranges of the assistant turns in `text`
     media: tuple[tuple[MediaItem, Span], ...]
 
 
 def to_content_parts(turn: Turn) -> list[dict[str, str]]:
-    """Convert a turn to content parts for the chat template, with text and media in order."""
+    """Convert a turn to content parts for the chat template, keeping the order of text and media."""
     parts, media = [], iter(turn.media)
     for piece in re.split(f"({re.escape(MEDIA_MARK)})", turn.content):
         if piece == MEDIA_MARK:
@@ -55,7 +55,7 @@ def expand_placeholders(
             f"{origin}: the model's chat template renders images and videos in another order than the row has them"
         )
     expanded, ranges = pieces[0], []
-    shifts = [(0, 0)]  # (start in `text`, offset of the expanded text)
+    shifts = [(0, 0)]  # (position in `text`, offset of that position in the expanded text)
     position = len(expanded)
     for item, placeholder, next_text in zip(media, pieces[1::2], pieces[2::2], strict=True):
         tokens = vision.render(origin, item)

@@ -26,7 +26,7 @@ from finetune_trainer.vision.video_processor import (
     build_video_processor,
 )
 
-_IMAGE_INPUTS = ("pixel_values", "image_grid_thw")  # outputs of the image processor that are model inputs
+_IMAGE_INPUTS = ("pixel_values", "image_grid_thw")  # outputs of the image processor that the model requires as inputs
 VISION_INPUTS = (*_IMAGE_INPUTS, *VIDEO_INPUTS, "mm_token_type_ids", "token_type_ids")
 # fields of spec.model that are rejected for text models
 _VISION_FIELDS = ("freeze", "maxPixels", "minPixels", *VIDEO_FIELDS)
@@ -35,7 +35,7 @@ _DUMMY_EDGE = 56  # height and width of a dummy image in pixels
 
 @dataclass(frozen=True)
 class VisionProcessor:
-    """Processes images and videos with a model's image processor and the functions of its family."""
+    """Renders placeholder tokens and computes pixel inputs for one vision-language model."""
 
     family: VisionFamily
     components: ModelComponents
@@ -49,13 +49,13 @@ class VisionProcessor:
 
     @property
     def visual_token_ids(self) -> tuple[int, ...]:
-        """Ids of the placeholder tokens that are replaced by image and video embeddings."""
+        """Ids of the placeholder tokens that image and video embeddings replace."""
         videos = (self.components.config.video_token_id,) if self.video_processor else ()
         return (self.components.config.image_token_id, *videos)
 
     @property
     def cache_description(self) -> str:
-        """Settings that determine the numbers of image and video tokens; they are hashed into the cache key."""
+        """Settings that determine the numbers of image and video tokens, for the cache key."""
         sampling = self.video_processor.sampling if self.video_processor else None
         return f"{self.components.processor.to_json_string()}{self.components.config.to_json_string()}{sampling}"
 
@@ -120,7 +120,7 @@ class VisionProcessor:
         if not grids:
             return torch.arange(len(ids)).unsqueeze(1).expand(-1, 3)
         model_class = MODEL_MAPPING[type(self.components.config)]
-        model = model_class.__new__(model_class)  # skip __init__: get_rope_index needs no weights
+        model = model_class.__new__(model_class)  # skip __init__, because get_rope_index uses no weights
         torch.nn.Module.__init__(model)
         model.config = self.components.config
         positions, _ = model.get_rope_index(ids.unsqueeze(0), **{**grids, **self.token_type_ids(ids.unsqueeze(0))})
@@ -163,7 +163,7 @@ def build_vision_processor(
 
 @contextmanager
 def _translate_media_errors(origin: str, item: MediaItem) -> Iterator[None]:
-    """Translate errors of reading or processing media into a DatasetError with row and file."""
+    """Translate errors that occur while media are read or processed into DatasetError with row and file."""
     subject = f"{origin}: {item}"
     try:
         yield
@@ -181,7 +181,7 @@ def _translate_media_errors(origin: str, item: MediaItem) -> Iterator[None]:
 
 
 def _open_source(item: MediaItem) -> str | io.BytesIO:
-    """Return the path of the item, or a file object with its bytes."""
+    """Return the path of the item, or a file object if its bytes are embedded in the row."""
     return io.BytesIO(item.data) if item.data else item.path
 
 

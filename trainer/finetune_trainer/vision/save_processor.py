@@ -1,4 +1,4 @@
-"""Saves the image and video processors beside the weights, so that the result loads like the original model."""
+"""Saves the image and video processors beside the weights, so that the result can be loaded like the original model."""
 
 import json
 from pathlib import Path
@@ -13,7 +13,7 @@ _TEMPLATE_FILE = "chat_template.json"
 
 
 def save_processor(vision: VisionProcessor, model_name: str, folder: Path) -> None:
-    """Save the processors with the settings used in training; copy other processor files from the model."""
+    """Save the processors with the settings used in training, and copy other processor files of the model."""
     vision.components.processor.save_pretrained(folder)
     video_settings = export_video_settings(vision.video_processor, model_name) if vision.video_processor else None
     if video_settings:

@@ -24,13 +24,13 @@ _FRAMES_PER_GROUP = 2  # all supported families merge two consecutive frames
 
 
 @dataclass(frozen=True)
-class Sampling:
-    """Settings for sampling video frames: frame rate and limits of frame count and size."""
+class FrameSampling:
+    """Frame rate and limits of frame count and size for sampling video frames."""
 
     fps: float  # sampled frames per second
     min_frames: int
     max_frames: int
-    min_pixels: int  # limit per frame or per video, depending on the family
+    min_pixels: int  # pixel limits apply per frame or per video, depending on the family
     max_pixels: int
 
 
@@ -50,17 +50,17 @@ class SampledVideo:
 
     @property
     def timestamps(self) -> tuple[float, ...]:
-        """Mean time of each pair of frames in seconds; a single last frame is paired with itself."""
+        """Mean time of each pair of frames, in seconds; an unpaired last frame is paired with itself."""
         padding = self.frame_indices[-1:] * (len(self.frame_indices) % _FRAMES_PER_GROUP)
         seconds = [index / self.fps for index in (*self.frame_indices, *padding)]
         return tuple((first + second) / 2 for first, second in zip(seconds[::2], seconds[1::2], strict=True))
 
 
 # signature: (sampling, total frames, fps) -> frame indices
-FrameChooser = Callable[[Sampling, int, float], tuple[int, ...]]
+FrameChooser = Callable[[FrameSampling, int, float], tuple[int, ...]]
 
 
-def probe_video(video: MediaItem, sampling: Sampling, choose_frames: FrameChooser) -> SampledVideo:
+def probe_video(video: MediaItem, sampling: FrameSampling, choose_frames: FrameChooser) -> SampledVideo:
     """Read the properties of a video and choose the frames to sample.
 
     Decodes only the first frame. Reads all packets if the header has no frame count.
@@ -106,7 +106,7 @@ def decode_frames(video: MediaItem, sampled_video: SampledVideo) -> list[Image.I
 
 
 def read_upright_size(source: str | io.BytesIO) -> Size:
-    """Read the size of an image from its header, with the EXIF orientation applied."""
+    """Read the size of an image from its header and apply the EXIF orientation."""
     with Image.open(source) as image:
         width, height = image.size
         is_rotated = image.getexif().get(_EXIF_ORIENTATION) in _QUARTER_TURNS
@@ -137,6 +137,6 @@ def _open_video(video: MediaItem) -> Iterator["InputContainer"]:
 
 
 def _to_upright_image(frame: "VideoFrame") -> Image.Image:
-    """Convert a frame to an image and apply its rotation, because phones store upright videos as rotated frames."""
+    """Convert a frame to an image and apply its rotation; phones store upright videos as rotated frames."""
     image: Image.Image = frame.to_image()  # type: ignore[no-untyped-call]
     return image.rotate(frame.rotation, expand=True) if frame.rotation else image

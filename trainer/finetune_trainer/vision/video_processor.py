@@ -13,23 +13,23 @@ from finetune_api.v1alpha1.model_source import ModelSource
 from finetune_trainer.data_sources.media import MediaItem
 from finetune_trainer.errors import InvalidSpec
 from finetune_trainer.vision.families import ModelComponents, VideoSupport, VisionFamily
-from finetune_trainer.vision.video_frames import SampledVideo, Sampling, Size, decode_frames, probe_video
+from finetune_trainer.vision.video_frames import FrameSampling, SampledVideo, Size, decode_frames, probe_video
 
 Features = dict[str, torch.Tensor]
 
 VIDEO_FIELDS = ("videoFps", "videoMaxFrames", "videoMaxPixels")  # video fields of spec.model
 VIDEO_SETTINGS_FILE = "video_preprocessor_config.json"
 VIDEO_INPUTS = ("pixel_values_videos", "video_grid_thw", "second_per_grid_ts")
-_FPS, _MIN_FRAMES, _MAX_FRAMES = 2.0, 4, 768  # defaults of qwen-vl-utils and ms-swift
+_FPS, _MIN_FRAMES, _MAX_FRAMES = 2.0, 4, 768  # the defaults of qwen-vl-utils and ms-swift
 
 
 @dataclass(frozen=True)
 class VideoProcessor:
-    """Processes videos with a model's image processor and the functions of its family."""
+    """Renders placeholder tokens and computes pixel inputs for the videos of one model."""
 
     video_support: VideoSupport
     components: ModelComponents
-    sampling: Sampling
+    sampling: FrameSampling
 
     @property
     def placeholder(self) -> str:
@@ -45,10 +45,13 @@ class VideoProcessor:
         sampled_video = probe_video(video, self.sampling, self.video_support.choose_frames)
         return self._compute_pixels(sampled_video, decode_frames(video, sampled_video))
 
-    def build_dummy(self, edge: int) -> tuple[str, Features]:
-        """Build placeholder tokens and pixel inputs of a video with two gray square frames; `edge` is in pixels."""
-        sampled_video = SampledVideo((0, 1), total_frames=2, fps=self.sampling.fps, size=(edge, edge))
-        frames = [Image.new("RGB", (edge, edge), (128, 128, 128))] * 2
+    def build_dummy(self, edge_length: int) -> tuple[str, Features]:
+        """Build placeholder tokens and pixel inputs of a video with two gray frames.
+
+        edge_length: height and width of the frames in pixels.
+        """
+        sampled_video = SampledVideo((0, 1), total_frames=2, fps=self.sampling.fps, size=(edge_length, edge_length))
+        frames = [Image.new("RGB", (edge_length, edge_length), (128, 128, 128))] * 2
         return self._render(sampled_video), self._compute_pixels(sampled_video, frames)
 
     def _compute_scaled_size(self, video: SampledVideo) -> Size:
@@ -62,7 +65,7 @@ class VideoProcessor:
     def _compute_pixels(self, video: SampledVideo, frames: list[Image.Image]) -> Features:
         """Return the pixel inputs; pixel_values_videos is (patches, values per patch) (decisions/603).
 
-        A patch joins the pixels of several consecutive frames. The image processor fills a patch with copies of one
+        A patch contains pixels of several consecutive frames. The image processor fills a patch with copies of one
         frame, so this method replaces the copies with the pixels of the following frames.
         """
         height, width = self._compute_scaled_size(video)
@@ -85,7 +88,7 @@ def build_video_processor(
 ) -> VideoProcessor | None:
     """Build the video processor of a model; return None if its family does not support videos.
 
-    Settings of the spec override settings of the model, which override the defaults.
+    Settings in the spec override settings of the model, which override the defaults.
     Raises: InvalidSpec if the spec has fields that the model does not support.
     """
     if family.video_support is None:
@@ -98,7 +101,7 @@ def build_video_processor(
     settings = read_video_settings(source.name)
     size = settings.get("size") or {}
     default_min, default_max = family.video_support.default_pixel_limits
-    sampling = Sampling(
+    sampling = FrameSampling(
         fps=source.video_fps or settings.get("fps") or _FPS,
         min_frames=settings.get("min_frames") or _MIN_FRAMES,
         max_frames=source.video_max_frames or settings.get("max_frames") or _MAX_FRAMES,
@@ -114,7 +117,7 @@ def build_video_processor(
 
 
 def read_video_settings(model_name: str) -> dict[str, Any]:
-    """Return the video settings of a model; empty if the model has none."""
+    """Return the video settings of a model, or an empty dict if the model has none."""
     settings = _read_json(model_name, VIDEO_SETTINGS_FILE)
     return settings or _read_json(model_name, "processor_config.json").get("video_processor") or {}
 
@@ -126,7 +129,7 @@ def _read_json(model_name: str, name: str) -> dict[str, Any]:
 
 
 def export_video_settings(processor: VideoProcessor, model_name: str) -> dict[str, object]:
-    """Return the video settings used in training, in the format of transformers, for serving."""
+    """Return the video settings used in training in the format of transformers, so that serving uses them too."""
     image_processor, sampling = processor.components.processor, processor.sampling
     names = ("patch_size", "temporal_patch_size", "merge_size", "image_mean", "image_std", "rescale_factor")
     return {

@@ -21,7 +21,7 @@ from finetune_trainer.errors import DatasetError, InvalidSpec
 from finetune_trainer.training.token_losses import compute_logits
 from finetune_trainer.vision.families import FAMILIES
 from finetune_trainer.vision.save_processor import save_processor
-from finetune_trainer.vision.video_frames import Sampling, decode_frames, probe_video
+from finetune_trainer.vision.video_frames import FrameSampling, decode_frames, probe_video
 from finetune_trainer.vision.video_processor import VideoProcessor, export_video_settings
 from testing.models import tiny_vision
 from testing.models.vision_fixtures import (
@@ -33,7 +33,7 @@ from testing.models.vision_fixtures import (
 )
 
 CLIP = MediaItem("/data/clip.mp4", modality=Modality.VIDEO)
-SAMPLING = Sampling(fps=2.0, min_frames=4, max_frames=768, min_pixels=1, max_pixels=10**9)
+SAMPLING = FrameSampling(fps=2.0, min_frames=4, max_frames=768, min_pixels=1, max_pixels=10**9)
 STREAM = SimpleNamespace(average_rate=4, frames=1)
 ASSISTANT_MESSAGE = {"role": "assistant", "content": "It is blue."}
 
@@ -297,7 +297,7 @@ def test_video_settings_of_the_spec_are_used_and_saved(tmp_path: Path) -> None:
 
     assert vision is not None
     assert vision.video_processor is not None
-    assert vision.video_processor.sampling == Sampling(1, 4, 6, 784, 784 * 3)
+    assert vision.video_processor.sampling == FrameSampling(1, 4, 6, 784, 784 * 3)
     assert export_video_settings(vision.video_processor, str(folder))["size"] == {
         "shortest_edge": 784,
         "longest_edge": 784 * 3,
@@ -317,7 +317,7 @@ def test_video_settings_are_read_from_and_written_to_the_processor_config(tmp_pa
 
     assert vision is not None
     assert vision.video_processor is not None
-    assert vision.video_processor.sampling == Sampling(3, 4, 6, 784, 784 * 8)
+    assert vision.video_processor.sampling == FrameSampling(3, 4, 6, 784, 784 * 8)
     save_processor(vision, str(folder), tmp_path)
     saved = json.loads((tmp_path / "processor_config.json").read_text())["video_processor"]
     assert (saved["fps"], saved["max_frames"]) == (3, 6)
@@ -330,7 +330,7 @@ def test_a_model_without_video_settings_has_the_defaults_of_its_family(tmp_path:
 
     assert vision is not None
     assert vision.video_processor is not None
-    assert vision.video_processor.sampling == Sampling(2.0, 4, 768, 128 * 784, 768 * 784)
+    assert vision.video_processor.sampling == FrameSampling(2.0, 4, 768, 128 * 784, 768 * 784)
 
 
 @pytest.mark.parametrize(
