@@ -26,57 +26,73 @@ def build_shuffled_order(row_count: int, *, seed: int = 1) -> RowOrder:
 
 
 def collect_rounds(order: ItemOrder, batch: Batch, *, epoch: int = 0) -> list[list[list[Item]]]:
-    """Return the micro-batches of each round, one per rank."""
+    """Return the micro-batches of all ranks for each round."""
     per_rank: list[list[list[Item]]] = []
     for rank in range(batch.world_size):
         sampler = BatchSampler(order, batch, rank=rank)
         sampler.set_epoch(epoch)
         per_rank.append(list(sampler))
         assert len(per_rank[-1]) == len(sampler)
-        assert all(len(items) == batch.per_device for items in per_rank[-1])
+        assert all(len(items) == batch.micro_batch_size for items in per_rank[-1])
     return [list(micro_batches) for micro_batches in zip(*per_rank, strict=True)]
 
 
 def collect_steps(order: ItemOrder, batch: Batch, *, epoch: int = 0) -> list[set[Item]]:
-    """Return the samples of each optimizer step from all ranks, without fillers."""
+    """Return the samples of all ranks for each optimizer step, without fillers."""
     rounds = [[item for items in ranks for item in items] for ranks in collect_rounds(order, batch, epoch=epoch)]
     steps = [rounds[start : start + batch.accumulation] for start in range(0, len(rounds), batch.accumulation)]
     return [{item for items in step for item in items if item != FILLER} for step in steps]
 
 
 @pytest.mark.parametrize("batch", BATCHES, ids=str)
-@given(size=st.integers(1, 100), epoch=st.integers(0, 3))
-def test_samples_of_a_step_depend_only_on_the_effective_batch(batch: Batch, size: int, epoch: int) -> None:
-    assert collect_steps(build_shuffled_order(size), batch, epoch=epoch) == collect_steps(
-        build_shuffled_order(size), BATCHES[2], epoch=epoch
+@given(row_count=st.integers(1, 100), epoch=st.integers(0, 3))
+def test_samples_of_a_step_depend_only_on_the_effective_batch(batch: Batch, row_count: int, epoch: int) -> None:
+    assert collect_steps(build_shuffled_order(row_count), batch, epoch=epoch) == collect_steps(
+        build_shuffled_order(row_count), BATCHES[2], epoch=epoch
     )
 
 
 @pytest.mark.parametrize("batch", BATCHES, ids=str)
-@given(size=st.integers(1, 100), epoch=st.integers(0, 3))
-def test_packs_of_a_step_depend_only_on_the_effective_batch(batch: Batch, size: int, epoch: int) -> None:
-    order = PackOrder(draw_lengths(size), max_length=600, seed=1)
+@given(row_count=st.integers(1, 100), epoch=st.integers(0, 3))
+def test_packs_of_a_step_depend_only_on_the_effective_batch(batch: Batch, row_count: int, epoch: int) -> None:
+    order = PackOrder(draw_lengths(row_count), max_length=600, seed=1)
 
     assert collect_steps(order, batch, epoch=epoch) == collect_steps(order, BATCHES[2], epoch=epoch)
 
 
-@given(size=st.integers(1, 100), per_device=st.integers(1, 5), accumulation=st.integers(1, 5), ranks=st.integers(1, 5))
-def test_an_epoch_contains_every_sample_once(size: int, per_device: int, accumulation: int, ranks: int) -> None:
+@given(
+    row_count=st.integers(1, 100),
+    micro_batch_size=st.integers(1, 5),
+    accumulation=st.integers(1, 5),
+    world_size=st.integers(1, 5),
+)
+def test_an_epoch_contains_every_sample_once(
+    row_count: int, micro_batch_size: int, accumulation: int, world_size: int
+) -> None:
     items = [
         item
-        for step in collect_steps(build_shuffled_order(size), Batch(per_device, accumulation, ranks))
+        for step in collect_steps(build_shuffled_order(row_count), Batch(micro_batch_size, accumulation, world_size))
         for item in step
     ]
 
-    assert sorted(map(int, items)) == list(range(size))  # type: ignore[arg-type]
+    assert sorted(map(int, items)) == list(range(row_count))  # type: ignore[arg-type]
 
 
-@given(size=st.integers(1, 100), per_device=st.integers(1, 5), accumulation=st.integers(1, 5), ranks=st.integers(1, 5))
-def test_a_step_is_a_slice_of_the_shuffled_rows(size: int, per_device: int, accumulation: int, ranks: int) -> None:
-    batch, order = Batch(per_device, accumulation, ranks), build_shuffled_order(size)
+@given(
+    row_count=st.integers(1, 100),
+    micro_batch_size=st.integers(1, 5),
+    accumulation=st.integers(1, 5),
+    world_size=st.integers(1, 5),
+)
+def test_each_step_consumes_the_next_rows_in_shuffled_order(
+    row_count: int, micro_batch_size: int, accumulation: int, world_size: int
+) -> None:
+    batch, order = Batch(micro_batch_size, accumulation, world_size), build_shuffled_order(row_count)
     items = order.get_epoch(0).items
 
-    assert collect_steps(order, batch) == [set(items[n : n + batch.effective]) for n in range(0, size, batch.effective)]
+    assert collect_steps(order, batch) == [
+        set(items[n : n + batch.effective]) for n in range(0, row_count, batch.effective)
+    ]
 
 
 def test_the_sample_order_depends_on_epoch_and_seed() -> None:
@@ -92,13 +108,13 @@ def test_the_sample_order_depends_on_epoch_and_seed() -> None:
     assert orders[0] != orders[2]
 
 
-def test_without_a_seed_rows_are_ordered_longest_first() -> None:
+def test_rows_are_sorted_by_descending_length_without_a_seed() -> None:
     order = RowOrder(np.array([5, 9, 7, 9]), seed=None)
 
     assert list(BatchSampler(order, Batch(2, 1, 1), rank=0)) == [[1, 3], [2, 0]]
 
 
-def test_micro_batches_and_rounds_contain_rows_of_similar_length() -> None:
+def test_rows_of_a_micro_batch_have_similar_lengths() -> None:
     order, batch = RowOrder(np.array([1, 2, 3, 4, 5, 6, 7, 8]), seed=5), Batch(2, 2, 2)
 
     row_lengths = [[[int(item) + 1 for item in items] for items in ranks] for ranks in collect_rounds(order, batch)]  # type: ignore[arg-type]
@@ -112,31 +128,38 @@ def test_ranks_get_similar_amounts_of_work() -> None:
 
     work = np.array(
         [[max(length_of[item] for item in items) for items in ranks] for ranks in collect_rounds(order, batch)]  # type: ignore[index]
-    ).reshape(20, 4, 4)  # shape: (steps, rounds, ranks)
+    ).reshape(20, 4, 4)  # (steps, rounds, ranks)
 
     per_rank = work.sum(axis=1)
     assert (per_rank.max(axis=1) / per_rank.min(axis=1)).max() < 1.25
 
 
 def test_sorting_within_a_step_reduces_padding() -> None:
-    """Sorting micro-batches of four rows reduces padding from 37 % to 8 %."""
-    order, size = build_shuffled_order(1600), draw_lengths(1600)
+    """With micro-batches of four rows, sorting reduces the share of padding from 37 % to 8 %."""
+    order, lengths = build_shuffled_order(1600), draw_lengths(1600)
     items = np.array(order.get_epoch(0).items)
-    unsorted = 1 - size.sum() / (size[items].reshape(-1, 4).max(axis=1).sum() * 4)
+    unsorted_share = 1 - lengths.sum() / (lengths[items].reshape(-1, 4).max(axis=1).sum() * 4)
 
-    sorted_within_steps = compute_padding_share(order, Batch(4, 8, 1))
+    sorted_share = compute_padding_share(order, Batch(4, 8, 1))
 
-    assert unsorted > 0.35
-    assert sorted_within_steps < 0.1
+    assert unsorted_share > 0.35
+    assert sorted_share < 0.1
 
 
-@given(size=st.integers(1, 60), per_device=st.integers(1, 4), accumulation=st.integers(1, 3), ranks=st.integers(1, 3))
-def test_the_padding_share_matches_the_micro_batches(size: int, per_device: int, accumulation: int, ranks: int) -> None:
-    order, batch = build_shuffled_order(size), Batch(per_device, accumulation, ranks)
-    length_of = {FILLER: 0, **dict(enumerate(draw_lengths(size).tolist()))}
+@given(
+    row_count=st.integers(1, 60),
+    micro_batch_size=st.integers(1, 4),
+    accumulation=st.integers(1, 3),
+    world_size=st.integers(1, 3),
+)
+def test_the_padding_share_matches_the_padding_in_the_micro_batches(
+    row_count: int, micro_batch_size: int, accumulation: int, world_size: int
+) -> None:
+    order, batch = build_shuffled_order(row_count), Batch(micro_batch_size, accumulation, world_size)
+    length_of = {FILLER: 0, **dict(enumerate(draw_lengths(row_count).tolist()))}
 
     computed = sum(
-        per_device * max(length_of[item] for item in items)  # type: ignore[index]
+        micro_batch_size * max(length_of[item] for item in items)  # type: ignore[index]
         for rank_items in collect_rounds(order, batch)
         for items in rank_items
     )
@@ -168,7 +191,7 @@ def test_padding_tokens_of_a_pack_have_position_id_0() -> None:
     assert batch["attention_mask"].sum() == 7
 
 
-def test_the_collator_puts_chosen_sequences_before_rejected_ones() -> None:
+def test_chosen_sequences_precede_rejected_sequences_in_a_batch() -> None:
     def build_sequence(token: int) -> Features:
         return {"input_ids": torch.tensor([token]), "labels": torch.tensor([token]), "weights": torch.tensor([0.5])}
 

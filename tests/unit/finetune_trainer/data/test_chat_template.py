@@ -1,4 +1,4 @@
-"""Tests target tokens and loss weights of rendered examples, and chat template errors."""
+"""Tests the target tokens and loss weights of rendered examples, and the errors for unsuitable chat templates."""
 
 import pytest
 from transformers import PreTrainedTokenizerFast
@@ -63,7 +63,7 @@ def test_only_assistant_turns_and_their_end_tokens_are_targets(
     assert decode_targets(tokenizer, sample) == ["A mutable sequence.<|im_end|>", "An immutable one.<|im_end|>"]
 
 
-def test_a_target_token_may_contain_whitespace_of_the_template(
+def test_a_target_token_can_include_whitespace_of_the_template(
     tokenizer: PreTrainedTokenizerFast,
 ) -> None:
     with use_template(tokenizer, MISTRAL) as renderer:
@@ -84,21 +84,21 @@ def test_the_decoded_input_ids_match_the_rendered_conversation(tokenizer: PreTra
     assert tokenizer.decode(sample.input_ids) == tokenizer.apply_chat_template(messages, tokenize=False)
 
 
-def test_a_turn_trimmed_by_the_template_is_a_target(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_a_turn_that_the_template_trims_is_a_target(tokenizer: PreTrainedTokenizerFast) -> None:
     example = Conversation(ORIGIN, (Turn(Role.USER, "q"), Turn(Role.ASSISTANT, "  answer \n")))
 
     with use_template(tokenizer, LLAMA_3) as renderer:
         assert decode_targets(tokenizer, renderer.render(example)) == ["answer<|im_end|>"]
 
 
-def test_a_user_turn_with_the_text_of_the_assistant_turn_is_not_a_target(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_a_user_turn_that_repeats_the_assistant_turn_is_not_a_target(tokenizer: PreTrainedTokenizerFast) -> None:
     example = Conversation(ORIGIN, (Turn(Role.USER, "echo"), Turn(Role.ASSISTANT, "echo")))
 
     with use_template(tokenizer, tiny_text.CHAT_TEMPLATE) as renderer:
         assert decode_targets(tokenizer, renderer.render(example)) == ["echo<|im_end|>"]
 
 
-def test_a_rewritten_last_turn_is_located_by_the_text_before_it(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_a_last_turn_that_the_template_rewrites_is_located_by_its_prefix(tokenizer: PreTrainedTokenizerFast) -> None:
     example = Conversation(ORIGIN, (Turn(Role.USER, "q"), Turn(Role.ASSISTANT, "<think>hm</think>yes")))
 
     with use_template(tokenizer, WITHOUT_EARLIER_THINKING) as renderer:
@@ -117,7 +117,7 @@ def test_a_template_that_rewrites_earlier_turns_is_rejected(
     assert str(raised.value).startswith(f'{ORIGIN}: the chat template of model "tiny" rewrites turn 1')
 
 
-def test_a_template_error_includes_row_and_message(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_the_error_for_a_failing_template_contains_origin_and_message(tokenizer: PreTrainedTokenizerFast) -> None:
     template = "{{ raise_exception('roles must alternate') }}"
 
     with (

@@ -1,4 +1,4 @@
-"""Tests target tokens with the chat templates of well-known model families."""
+"""Tests the target tokens of conversations rendered with the chat templates of well-known model families."""
 
 import copy
 
@@ -22,7 +22,7 @@ FAMILIES_WITH_SYSTEM_PROMPT = [name for name, family in FAMILIES.items() if fami
 def build_renderer(
     family: TemplateFamily, tokenizer: PreTrainedTokenizerFast
 ) -> tuple[ExampleRenderer, PreTrainedTokenizerFast]:
-    """Return a renderer with the special tokens and the template of the family, and its tokenizer."""
+    """Return a renderer and its tokenizer, with the special tokens and the chat template of the family."""
     own_tokenizer = copy.deepcopy(tokenizer)
     own_tokenizer.add_tokens(list(family.tokens), special_tokens=True)
     own_tokenizer.bos_token, own_tokenizer.eos_token = family.bos, family.eos
@@ -31,7 +31,7 @@ def build_renderer(
 
 
 def decode_targets(tokenizer: PreTrainedTokenizerFast, sample: Sample) -> list[str]:
-    """Return the text of each run of target tokens, without leading and trailing whitespace."""
+    """Return the text of each contiguous range of target tokens, without surrounding whitespace."""
     mask = "".join("x" if weight else " " for weight in sample.weights)
     texts, start = [], 0
     for run in mask.split():

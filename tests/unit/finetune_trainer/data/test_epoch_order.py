@@ -18,7 +18,7 @@ def get_packs(order: PackOrder, epoch: int) -> list[tuple[int, ...]]:
 
 
 @given(lengths=LENGTHS)
-def test_every_row_is_in_one_pack_and_no_pack_exceeds_its_capacity(lengths: list[int]) -> None:
+def test_every_row_is_in_exactly_one_pack_and_no_pack_exceeds_the_capacity(lengths: list[int]) -> None:
     packed = pack_best_fit(lengths, CAPACITY)
 
     assert sorted(row for pack in packed for row in pack) == list(range(len(lengths)))
@@ -26,7 +26,7 @@ def test_every_row_is_in_one_pack_and_no_pack_exceeds_its_capacity(lengths: list
 
 
 @given(lengths=LENGTHS)
-def test_no_two_packs_fit_into_one(lengths: list[int]) -> None:
+def test_no_two_packs_could_be_combined_into_one(lengths: list[int]) -> None:
     sums = sorted(sum(lengths[row] for row in pack) for pack in pack_best_fit(lengths, CAPACITY))
 
     assert len(sums) < 2 or sums[0] + sums[1] > CAPACITY
@@ -42,12 +42,12 @@ def test_no_two_packs_fit_into_one(lengths: list[int]) -> None:
         pytest.param([7, 8, 2, 3], [[1, 2], [0, 3]], id="unsorted rows are packed in decreasing order"),
     ],
 )
-def test_rows_are_packed_by_best_fit_decreasing(lengths: list[int], expected: list[list[int]]) -> None:
+def test_rows_are_packed_with_the_best_fit_decreasing_algorithm(lengths: list[int], expected: list[list[int]]) -> None:
     assert pack_best_fit(lengths, 10) == expected
 
 
 @given(lengths=LENGTHS, seed=st.integers(0, 5))
-def test_every_epoch_has_the_same_number_of_packs_and_every_row_once(lengths: list[int], seed: int) -> None:
+def test_every_epoch_contains_every_row_once_in_the_same_number_of_packs(lengths: list[int], seed: int) -> None:
     order = PackOrder(np.array(lengths), max_length=CAPACITY, seed=seed)
 
     for epoch in range(3):
@@ -62,20 +62,20 @@ def test_rows_are_packed_and_shuffled_again_in_every_epoch() -> None:
 
     first, second = get_packs(order, 0), get_packs(order, 1)
 
-    assert set(first) != set(second), "rows of equal length are exchanged"
+    assert set(first) != set(second), "rows of equal length are swapped"
     assert first == get_packs(order, 0)
     lengths = order.get_epoch(0).lengths
     assert lengths.tolist() != sorted(lengths.tolist(), reverse=True)
 
 
-def test_utilization_is_the_fraction_of_capacity_that_contains_tokens() -> None:
+def test_utilization_is_the_used_fraction_of_the_pack_capacity() -> None:
     order = PackOrder(np.array([40, 24, 32]), max_length=CAPACITY, seed=1)
 
     assert len(order) == 2
     assert order.utilization == 0.75
 
 
-def test_the_item_lengths_of_an_epoch_have_the_order_of_its_items() -> None:
+def test_epoch_lengths_are_in_the_same_order_as_the_items() -> None:
     epoch = RowOrder(np.array([10, 11, 12, 13]), seed=1).get_epoch(0)
 
     assert sorted(map(int, epoch.items)) == [0, 1, 2, 3]  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Tests log lines about row lengths and visual tokens, and the upper bound on the cost of a micro-batch."""
+"""Tests log lines about row lengths and visual tokens, and the selection of the costliest items."""
 
 from pathlib import Path
 
@@ -55,7 +55,7 @@ def test_a_histogram_covers_all_rows_with_at_most_eight_bins(
     assert sum(int(bar.split(" rows")[0].split()[-1]) for bar in bars) == len(lengths)
 
 
-def test_visual_tokens_are_counted_for_multimodal_rows_only(tmp_path: Path) -> None:
+def test_only_multimodal_rows_are_in_the_histogram_of_visual_tokens(tmp_path: Path) -> None:
     image, video = 7, 8
     input_ids = ([1, image, image, 1], [1, 1], [video] * 9, [image])
     rows = [
@@ -77,7 +77,7 @@ def test_visual_tokens_are_counted_for_multimodal_rows_only(tmp_path: Path) -> N
     assert list(describe_visual_tokens(data, (99,))) == []
 
 
-def test_the_token_count_of_a_pair_is_the_count_of_its_larger_sequence(tmp_path: Path) -> None:
+def test_a_pair_has_the_larger_token_count_of_its_two_sequences(tmp_path: Path) -> None:
     pair = tuple(Sample("rows.jsonl line 1", [7] * count + [1], [1.0] * (count + 1)) for count in (2, 5))
     data = load_or_tokenize(
         tmp_path / "key", lambda: [pair], rules=RowRules(), is_writer=True, send_heartbeat=lambda: None
@@ -94,30 +94,35 @@ def test_the_list_of_longest_rows_omits_copies(tmp_path: Path) -> None:
     assert descriptions == [f"rows.jsonl line {length} ({length})" for length in range(29, 19, -1)]
 
 
-@given(size=st.integers(1, 60), per_device=st.integers(1, 4), accumulation=st.integers(1, 3), epoch=st.integers(0, 4))
+@given(
+    row_count=st.integers(1, 60),
+    micro_batch_size=st.integers(1, 4),
+    accumulation=st.integers(1, 3),
+    epoch=st.integers(0, 4),
+)
 def test_no_micro_batch_has_longer_rows_than_the_costliest_items(
-    size: int, per_device: int, accumulation: int, epoch: int
+    row_count: int, micro_batch_size: int, accumulation: int, epoch: int
 ) -> None:
-    lengths = np.random.default_rng(size).integers(2, 200, size)
+    lengths = np.random.default_rng(row_count).integers(2, 200, row_count)
     for order in (RowOrder(lengths, seed=1), PackOrder(lengths, max_length=200, seed=1)):
         current = order.get_epoch(epoch)
         length_of = {FILLER: 1, **dict(zip(current.items, current.lengths.tolist(), strict=True))}
-        sampler = BatchSampler(order, Batch(per_device, accumulation, 1), rank=0)
+        sampler = BatchSampler(order, Batch(micro_batch_size, accumulation, 1), rank=0)
         sampler.set_epoch(epoch)
         first = order.get_epoch(0)
         length_in_first = {FILLER: 1, **dict(zip(first.items, first.lengths.tolist(), strict=True))}
 
         upper_bounds = sorted(
-            (length_in_first[item] for item in select_costliest_items(order, per_device)), reverse=True
+            (length_in_first[item] for item in select_costliest_items(order, micro_batch_size)), reverse=True
         )
 
-        assert len(upper_bounds) == per_device
+        assert len(upper_bounds) == micro_batch_size
         for items in sampler:
             longest_first = sorted((length_of[item] for item in items), reverse=True)
             assert all(length <= bound for length, bound in zip(longest_first, upper_bounds, strict=True))
 
 
-def test_a_pack_is_listed_with_its_longest_row(tmp_path: Path) -> None:
+def test_a_pack_is_described_by_its_token_count_and_longest_row(tmp_path: Path) -> None:
     data = build_dataset(tmp_path, [5, 8, 9])
 
     assert format_rows(data, [(0, 1), (2,), FILLER]) == [

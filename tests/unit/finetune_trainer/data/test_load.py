@@ -1,4 +1,4 @@
-"""Tests loading, filtering, splitting and logging of a job's datasets, and the error messages."""
+"""Tests loading, filtering and splitting the datasets of a job, and the messages for unusable rows."""
 
 import copy
 import json
@@ -81,7 +81,9 @@ def test_the_log_counts_skipped_rows_and_lists_their_errors(tmp_path: Path, toke
     assert f"{file} line 4: turn 1 (assistant) is empty" in lines[1]
 
 
-def test_a_row_rejected_by_the_chat_template_is_a_bad_row(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
+def test_a_row_that_the_chat_template_rejects_is_skipped_as_a_bad_row(
+    tmp_path: Path, tokenizer: PreTrainedTokenizerFast
+) -> None:
     strict_tokenizer = copy.deepcopy(tokenizer)
     strict_tokenizer.chat_template = (
         "{% for m in messages %}{% if m['content'] == 'no' %}{{ raise_exception('never') }}{% endif %}"
@@ -96,7 +98,7 @@ def test_a_row_rejected_by_the_chat_template_is_a_bad_row(tmp_path: Path, tokeni
         load_files(tmp_path, strict_tokenizer, [tmp_path / "rows.jsonl"])
 
 
-def test_sources_with_different_row_counts_have_separate_caches(
+def test_datasets_with_different_row_counts_have_separate_caches(
     tmp_path: Path, tokenizer: PreTrainedTokenizerFast
 ) -> None:
     file = tmp_path / "rows.jsonl"
@@ -107,7 +109,9 @@ def test_sources_with_different_row_counts_have_separate_caches(
     assert sizes == [10, 3, 25, 3]
 
 
-def test_a_split_ratio_holds_out_rows_for_evaluation(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
+def test_rows_are_held_out_for_evaluation_according_to_the_split_ratio(
+    tmp_path: Path, tokenizer: PreTrainedTokenizerFast
+) -> None:
     file = tmp_path / "rows.jsonl"
     file.write_text("".join(format_row(f"answer {number}") for number in range(10)))
 
@@ -128,7 +132,7 @@ def test_a_split_ratio_holds_out_rows_for_evaluation(tmp_path: Path, tokenizer: 
     ],
     ids=["no rows", "all too long"],
 )
-def test_the_error_for_a_dataset_without_usable_rows_contains_the_reasons(
+def test_the_error_for_a_dataset_without_usable_rows_lists_the_reasons(
     tmp_path: Path, tokenizer: PreTrainedTokenizerFast, content: str, message: str
 ) -> None:
     (tmp_path / "rows.jsonl").write_text(content)
@@ -137,7 +141,7 @@ def test_the_error_for_a_dataset_without_usable_rows_contains_the_reasons(
         load_files(tmp_path, tokenizer, [tmp_path / "rows.jsonl"], RowRules(max_length=64))
 
 
-def test_the_error_for_a_dataset_of_bad_rows_contains_their_errors(
+def test_the_error_for_a_dataset_of_bad_rows_lists_their_errors(
     tmp_path: Path, tokenizer: PreTrainedTokenizerFast
 ) -> None:
     (tmp_path / "rows.jsonl").write_text("{\n")
@@ -155,7 +159,7 @@ def test_the_error_for_a_missing_file_contains_the_spec_field(
         load_files(tmp_path, tokenizer, [tmp_path / "rows.jsonl", tmp_path / "gone.jsonl"])
 
 
-def test_an_unwritable_cache_is_an_output_error(
+def test_an_unwritable_cache_raises_an_output_error(
     tmp_path: Path, tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "rows.jsonl").write_text(format_row("x"))
@@ -169,7 +173,7 @@ def test_an_unwritable_cache_is_an_output_error(
         load_files(tmp_path, tokenizer, [tmp_path / "rows.jsonl"])
 
 
-def test_the_error_for_different_rows_contains_the_node_number(
+def test_the_error_for_ranks_with_different_rows_contains_the_node_number(
     tmp_path: Path, tokenizer: PreTrainedTokenizerFast
 ) -> None:
     for count in (2, 3):

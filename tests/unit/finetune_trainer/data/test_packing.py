@@ -1,4 +1,4 @@
-"""Tests that packing does not change logits and losses of rows."""
+"""Tests that packing does not change the logits and losses of rows."""
 
 from pathlib import Path
 
@@ -83,10 +83,10 @@ def collate(*samples: tuple[Features, ...]) -> Features:
     return Collator(pad_id=0)(samples)
 
 
-@pytest.mark.parametrize("build", [build_qwen, build_llama, build_mistral])
+@pytest.mark.parametrize("build_model", [build_qwen, build_llama, build_mistral])
 @torch.no_grad()
-def test_packed_and_separate_rows_have_the_same_logits(rows: TokenDataset, build: type[PreTrainedModel]) -> None:
-    model, packs = build(), PackedDataset(rows)
+def test_packed_and_separate_rows_have_the_same_logits(rows: TokenDataset, build_model: type[PreTrainedModel]) -> None:
+    model, packs = build_model(), PackedDataset(rows)
 
     together = compute_logits(model, collate(packs[(0, 1, 3)], packs[(2,)]))
 
@@ -99,7 +99,7 @@ def test_packed_and_separate_rows_have_the_same_logits(rows: TokenDataset, build
 
 @torch.no_grad()
 def test_packed_rows_with_an_attention_mask_attend_to_each_other(rows: TokenDataset) -> None:
-    """For this reason, `compute_logits` passes position ids without a mask."""
+    """`compute_logits` omits the attention mask of packed rows for this reason."""
     model = build_llama()
     batch = collate(PackedDataset(rows)[(0, 1)])
 
@@ -108,10 +108,10 @@ def test_packed_rows_with_an_attention_mask_attend_to_each_other(rows: TokenData
     assert (together[9:] - compute_logits(model, collate(rows[1]))[0]).abs().max() > 0.1
 
 
-@pytest.mark.parametrize("build", [build_qwen, build_llama, build_mistral])
+@pytest.mark.parametrize("build_model", [build_qwen, build_llama, build_mistral])
 @torch.no_grad()
-def test_packed_and_separate_rows_have_the_same_loss(rows: TokenDataset, build: type[PreTrainedModel]) -> None:
-    trainer, model, packs = SftTrainer.__new__(SftTrainer), build(), PackedDataset(rows)
+def test_packed_and_separate_rows_have_the_same_loss(rows: TokenDataset, build_model: type[PreTrainedModel]) -> None:
+    trainer, model, packs = SftTrainer.__new__(SftTrainer), build_model(), PackedDataset(rows)
     packed, separate = collate(packs[(1, 2)], packs[(0, 3)]), collate(*(rows[index] for index in range(4)))
 
     assert trainer.count_loss_units(packed) == trainer.count_loss_units(separate) == (10.5,)
@@ -127,11 +127,11 @@ def test_a_filler_pack_has_no_loss_units(rows: TokenDataset) -> None:
     assert batch["position_ids"].tolist() == [[0]]
 
 
-@pytest.mark.parametrize("build", [build_qwen, build_llama, build_mistral])
-def test_the_isolation_check_accepts_models_that_isolate_rows_and_keeps_their_mode(
-    build: type[PreTrainedModel],
+@pytest.mark.parametrize("build_model", [build_qwen, build_llama, build_mistral])
+def test_the_isolation_check_accepts_suitable_models_and_keeps_their_training_mode(
+    build_model: type[PreTrainedModel],
 ) -> None:
-    model = build().train()
+    model = build_model().train()
 
     check_pack_isolation(model, build_probe_packs(2, torch.device("cpu"), use_mrope=False), name="tiny")
 

@@ -28,7 +28,7 @@ def test_a_row_within_the_limit_is_kept() -> None:
     assert row_filter.stats == RowStats(rows=1, kept=1)
 
 
-def test_overlong_rows_are_dropped_and_listed_with_their_length() -> None:
+def test_overlong_rows_are_dropped_and_listed_with_their_lengths() -> None:
     row_filter = RowFilter(RowRules(max_length=4))
 
     assert row_filter.apply(LONG_ROW) is None
@@ -51,7 +51,7 @@ def test_a_row_without_targets_after_truncation_is_dropped() -> None:
     assert row_filter.stats == RowStats(rows=1, too_long=RowExamples(1, ("/data/rows.jsonl line 3 (5)",)))
 
 
-def test_the_rules_apply_to_both_sequences_of_a_pair() -> None:
+def test_the_row_rules_apply_to_both_sequences_of_a_pair() -> None:
     truncating, dropping = RowFilter(RowRules(max_length=4, overlong="truncate")), RowFilter(RowRules(max_length=4))
 
     assert truncating.apply((*FITTING_ROW, *LONG_ROW)) == (
@@ -63,13 +63,13 @@ def test_the_rules_apply_to_both_sequences_of_a_pair() -> None:
     assert dropping.apply((*FITTING_ROW, *ROW_WITHOUT_TARGETS)) is None
 
 
-def test_the_error_for_an_overlong_row_contains_file_line_and_length() -> None:
+def test_the_error_for_an_overlong_row_contains_origin_and_length() -> None:
     with pytest.raises(DatasetError, match=r"^/data/rows.jsonl line 2: 5 tokens, more than the 4 of spec\.dataset\.m"):
         RowFilter(RowRules(max_length=4, overlong="error")).apply(LONG_ROW)
 
 
 @pytest.mark.parametrize("error", [DatasetError("line 7: no text"), ChatTemplateError("line 7: rejected")], ids=repr)
-def test_a_bad_row_is_raised_as_an_error_or_counted(error: DatasetError | ChatTemplateError) -> None:
+def test_a_bad_row_raises_its_error_or_is_counted_as_skipped(error: DatasetError | ChatTemplateError) -> None:
     row_filter = RowFilter(RowRules(on_bad_row="skip"))
 
     assert row_filter.apply(error) is None
@@ -94,7 +94,7 @@ def test_every_row_is_kept_or_counted_as_dropped(lengths: list[int], overlong: s
     assert all(len(sample.input_ids) <= 4 and any(sample.weights) for row in kept for sample in row)
 
 
-def test_the_first_ten_rows_are_listed_and_the_others_are_counted() -> None:
+def test_only_the_first_ten_rows_are_listed_and_the_others_are_counted() -> None:
     examples = RowExamples()
     for number in range(12):
         examples = examples.with_row(f"line {number}")

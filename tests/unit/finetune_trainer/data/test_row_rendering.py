@@ -41,7 +41,7 @@ def test_loss_on_determines_which_assistant_turns_are_targets(
     assert decode_targets(tokenizer, sample) == targets
 
 
-def test_with_loss_on_all_only_the_first_token_is_not_a_target(
+def test_every_token_except_the_first_is_a_target_with_loss_on_all(
     tokenizer: PreTrainedTokenizerFast,
 ) -> None:
     with use_template(tokenizer, tiny_text.CHAT_TEMPLATE) as renderer:
@@ -94,5 +94,5 @@ def test_only_the_completions_of_a_pair_are_targets(tokenizer: PreTrainedTokeniz
     ],
 )
 def test_the_renderer_name_identifies_method_and_target_tokens(method: dict[str, Any], name: str) -> None:
-    """The name is part of the cache key."""
+    """The name of the row renderer is part of the cache key."""
     assert select_row_renderer(TrainerSpec.model_validate(build_spec(**method))).name == name

@@ -54,7 +54,7 @@ def test_a_filler_has_one_token_and_no_target(tmp_path: Path) -> None:
     assert filler["input_ids"].shape == (1,)
 
 
-def test_the_dataset_contains_length_and_origin_of_every_row(tmp_path: Path) -> None:
+def test_the_dataset_contains_the_length_and_origin_of_every_row(tmp_path: Path) -> None:
     data = load_tokens(tmp_path / "key")
 
     assert data.lengths.tolist() == [3, 4]
@@ -91,7 +91,7 @@ def test_cached_rows_are_not_rendered_again(tmp_path: Path) -> None:
     assert len(data) == 2
 
 
-def test_a_failed_write_leaves_no_files(tmp_path: Path) -> None:
+def test_a_failed_write_leaves_no_files_behind(tmp_path: Path) -> None:
     def raise_after_one_row() -> Iterator[RenderedRow]:
         yield (SAMPLES[0],)
         raise ValueError
@@ -123,7 +123,7 @@ def test_a_pair_has_two_sequences(tmp_path: Path) -> None:
     assert (data.lengths.tolist(), data.token_count) == ([3], 5)
 
 
-def test_samples_contain_weights_only_if_some_are_neither_0_nor_1(tmp_path: Path) -> None:
+def test_samples_include_weights_only_if_some_weights_are_neither_0_nor_1(tmp_path: Path) -> None:
     weighted = [(Sample("row 1", [1, 2, 3], [0.0, 0.25, 1.0]),)]
     (features,) = load_tokens(tmp_path / "key", weighted)[0]
 

@@ -21,7 +21,7 @@ def get_lines(data: TokenDataset) -> list[int]:
     return [int(data.get_origin(index).rpartition(" ")[2]) for index in range(len(data))]
 
 
-def test_the_split_has_the_specified_ratio_and_contains_every_row(tmp_path: Path) -> None:
+def test_rows_are_split_completely_with_the_specified_ratio(tmp_path: Path) -> None:
     train, evaluation = hold_out_rows(build_dataset(tmp_path, list(range(100))), 0.1, seed=3)
 
     assert (len(train), len(evaluation)) == (90, 10)
@@ -45,11 +45,11 @@ def test_copies_of_a_row_are_on_the_same_side_of_the_split(tmp_path: Path) -> No
     assert (len(train), len(evaluation)) == (30, 10)
 
 
-@pytest.mark.parametrize(("ratio", "held_out"), [(0.01, 1), (0.99, 4)], ids=["small ratio", "large ratio"])
-def test_both_sides_of_the_split_have_at_least_one_row(tmp_path: Path, ratio: float, held_out: int) -> None:
+@pytest.mark.parametrize(("ratio", "held_out_count"), [(0.01, 1), (0.99, 4)], ids=["small ratio", "large ratio"])
+def test_both_sides_of_the_split_have_at_least_one_row(tmp_path: Path, ratio: float, held_out_count: int) -> None:
     train, evaluation = hold_out_rows(build_dataset(tmp_path, list(range(5))), ratio, seed=1)
 
-    assert (len(train), len(evaluation)) == (5 - held_out, held_out)
+    assert (len(train), len(evaluation)) == (5 - held_out_count, held_out_count)
 
 
 def test_a_dataset_with_one_row_cannot_be_split(tmp_path: Path) -> None:
