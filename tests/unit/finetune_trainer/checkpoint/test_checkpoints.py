@@ -89,7 +89,7 @@ class SmallVolume:
     def __init__(self, output: OutputFolder, *, capacity: int) -> None:
         self._output, self._capacity = output, capacity
 
-    def write(self, folder: Path) -> None:
+    def write_checkpoint(self, folder: Path) -> None:
         write_files(folder)
         if len(list(self._output.checkpoints.iterdir())) > self._capacity:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -100,7 +100,7 @@ def test_old_checkpoints_are_deleted_if_the_volume_is_full(
 ) -> None:
     checkpoints = save_checkpoints(output, 1, 2, 3)
 
-    checkpoints.save(4, 2, SmallVolume(output, capacity=2).write)
+    checkpoints.save(4, 2, SmallVolume(output, capacity=2).write_checkpoint)
 
     assert list_checkpoint_names(output) == ["step-00000003", "step-00000004"]
     assert "deleted step-00000002, step-00000001, writing step-00000004 again" in capsys.readouterr().out
@@ -111,7 +111,7 @@ def test_the_newest_complete_and_the_retained_checkpoint_are_kept_on_a_full_volu
     (output.checkpoints / "step-00000004" / "weights").unlink()
 
     with pytest.raises(DiskFull):
-        checkpoints.save(5, 2, SmallVolume(output, capacity=3).write, retained_step=1)
+        checkpoints.save(5, 2, SmallVolume(output, capacity=3).write_checkpoint, retained_step=1)
 
     assert [name for name in list_checkpoint_names(output) if not name.startswith(".tmp")] == [
         "step-00000001",
@@ -120,13 +120,13 @@ def test_the_newest_complete_and_the_retained_checkpoint_are_kept_on_a_full_volu
     ]
 
 
-def test_incomplete_checkpoints_are_kept_if_no_complete_one_exists(output: OutputFolder) -> None:
+def test_incomplete_checkpoints_are_kept_if_no_complete_checkpoint_exists(output: OutputFolder) -> None:
     checkpoints = save_checkpoints(output, 1, 2)
     for step in (1, 2):
         (output.checkpoints / f"step-{step:08d}" / "weights").unlink()
 
     with pytest.raises(DiskFull):
-        checkpoints.save(3, 2, SmallVolume(output, capacity=1).write)
+        checkpoints.save(3, 2, SmallVolume(output, capacity=1).write_checkpoint)
 
     assert {"step-00000001", "step-00000002"} <= set(list_checkpoint_names(output))
 
@@ -152,7 +152,7 @@ def test_an_incomplete_checkpoint_is_skipped(output: OutputFolder, damage, probl
     assert resume_point.skipped == (f"step-00000002: {problem}",)
 
 
-def test_the_error_without_a_complete_checkpoint_lists_the_problems(output: OutputFolder) -> None:
+def test_the_error_if_no_checkpoint_is_complete_lists_the_problems(output: OutputFolder) -> None:
     checkpoints = save_checkpoints(output, 1)
     (output.checkpoints / "step-00000001" / "weights").unlink()
 
@@ -167,7 +167,7 @@ def test_training_does_not_resume_from_a_checkpoint_of_another_job(output: Outpu
         Checkpoints(OutputFolder(output.root, identity(uid="new")), keep_last=1).find_newest_complete()
 
 
-def test_saving_a_step_again_replaces_a_damaged_checkpoint(output: OutputFolder) -> None:
+def test_saving_a_step_a_second_time_replaces_a_damaged_checkpoint(output: OutputFolder) -> None:
     checkpoints = save_checkpoints(output, 1, 2)
     (output.checkpoints / "step-00000002" / "weights").unlink()
 

@@ -1,4 +1,4 @@
-"""Tests ownership of output folders, atomic publishing, and the translation of disk errors."""
+"""Tests the ownership of output folders, atomic publishing, and the translation of disk errors."""
 
 import errno
 import json
@@ -48,7 +48,7 @@ def test_the_success_marker_of_another_job_is_ignored(output: OutputFolder) -> N
     assert not OutputFolder(output.root, identity(uid="theirs")).is_finished()
 
 
-def test_the_error_for_output_of_another_job_contains_the_job_and_the_fix(output: OutputFolder) -> None:
+def test_the_error_for_output_of_another_job_names_the_job_and_suggests_a_fix(output: OutputFolder) -> None:
     publish_result(output)
 
     with pytest.raises(OutputError) as raised:
@@ -116,7 +116,7 @@ def test_an_attempt_with_another_fingerprint_is_rejected(output: OutputFolder) -
         OutputFolder(output.root, identity(attempt=1, fingerprint="f2")).check_owner(overwrite=False)
 
 
-def test_a_folder_with_only_logs_has_no_owner(tmp_path: Path) -> None:
+def test_a_folder_that_contains_only_logs_has_no_owner(tmp_path: Path) -> None:
     (tmp_path / "logs" / "attempt-0").mkdir(parents=True)
 
     OutputFolder(tmp_path, identity()).check_owner(overwrite=False)
@@ -143,7 +143,7 @@ def test_an_older_attempt_cannot_publish(output: OutputFolder) -> None:
 def test_an_older_attempt_cannot_publish_after_a_concurrent_claim(
     output: OutputFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The newer attempt deletes the staged folder, so the rename after the check fails."""
+    """The rename fails, because the newer attempt deletes the staged folder after the ownership check."""
     check_holder = OutputFolder.check_holder
     checks: list[OutputFolder] = []
 
@@ -185,7 +185,7 @@ def test_published_files_are_readable_by_group_and_others(output: OutputFolder) 
     assert stat.S_IMODE((output.result / "weights").stat().st_mode) & 0o044
 
 
-def test_unshared_storage_is_rejected(output: OutputFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_storage_that_nodes_do_not_share_is_rejected(output: OutputFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(output_folder, "_SHARED_STORAGE_TIMEOUT_SECONDS", 0.0)
 
     with pytest.raises(OutputError, match="needs a ReadWriteMany claim"):
@@ -193,7 +193,7 @@ def test_unshared_storage_is_rejected(output: OutputFolder, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("code", [errno.EROFS, errno.EACCES], ids=["EROFS", "EACCES"])
-def test_a_write_to_a_read_only_volume_is_an_output_error(tmp_path: Path, code: int) -> None:
+def test_a_write_to_a_read_only_volume_raises_an_output_error(tmp_path: Path, code: int) -> None:
     with pytest.raises(OutputError, match="cannot be written"), translate_disk_errors(tmp_path):
         raise OSError(code, os.strerror(code))
 
@@ -205,7 +205,7 @@ def test_a_full_volume_is_detected_by_errno(tmp_path: Path, code: int) -> None:
 
 
 def test_a_full_volume_is_detected_by_the_safetensors_message(tmp_path: Path) -> None:
-    """safetensors fails before it writes the file, so the volume is not full afterwards."""
+    """safetensors raises this error before it writes the file, so the volume is not full afterwards."""
     with pytest.raises(DiskFull), translate_disk_errors(tmp_path):
         raise RuntimeError("Error while serializing: I/O error: No space left on device (os error 28)")
 

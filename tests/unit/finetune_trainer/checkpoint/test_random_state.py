@@ -1,4 +1,4 @@
-"""Tests saving and restoring random states."""
+"""Tests saving and restoring the states of random number generators."""
 
 import random
 from pathlib import Path
@@ -9,7 +9,7 @@ import torch
 from finetune_trainer.checkpoint.random_state import random_state, restore_random_state
 
 
-def test_random_number_generators_continue_from_a_restored_state(tmp_path: Path) -> None:
+def test_random_numbers_continue_from_the_restored_state(tmp_path: Path) -> None:
     torch.save(random_state(), tmp_path / "state.pt")
     expected = random.random(), np.random.rand(), torch.rand(1).item()
 

@@ -33,7 +33,7 @@ def collect_rounds(order: ItemOrder, batch: Batch, *, epoch: int = 0) -> list[li
         sampler.set_epoch(epoch)
         per_rank.append(list(sampler))
         assert len(per_rank[-1]) == len(sampler)
-        assert all(len(items) == batch.micro_batch_size for items in per_rank[-1])
+        assert all(len(items) == batch.per_device for items in per_rank[-1])
     return [list(micro_batches) for micro_batches in zip(*per_rank, strict=True)]
 
 

@@ -98,7 +98,7 @@ def test_a_row_that_the_chat_template_rejects_is_skipped_as_a_bad_row(
         load_files(tmp_path, strict_tokenizer, [tmp_path / "rows.jsonl"])
 
 
-def test_datasets_with_different_row_counts_have_separate_caches(
+def test_sources_with_different_row_counts_have_separate_caches(
     tmp_path: Path, tokenizer: PreTrainedTokenizerFast
 ) -> None:
     file = tmp_path / "rows.jsonl"

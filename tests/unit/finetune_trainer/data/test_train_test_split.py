@@ -21,7 +21,7 @@ def get_lines(data: TokenDataset) -> list[int]:
     return [int(data.get_origin(index).rpartition(" ")[2]) for index in range(len(data))]
 
 
-def test_rows_are_split_completely_with_the_specified_ratio(tmp_path: Path) -> None:
+def test_the_split_keeps_every_row_and_has_the_specified_ratio(tmp_path: Path) -> None:
     train, evaluation = hold_out_rows(build_dataset(tmp_path, list(range(100))), 0.1, seed=3)
 
     assert (len(train), len(evaluation)) == (90, 10)

@@ -1,4 +1,4 @@
-"""Tests how column formats are found and read, and their error messages."""
+"""Tests finding and reading column formats, and the errors for malformed columns."""
 
 from typing import Any
 
@@ -46,7 +46,7 @@ def test_each_format_matches_a_row_with_its_columns(
     assert find_format(Row(ORIGIN, columns), formats) is column_format
 
 
-def test_sft_formats_have_one_completion_and_dpo_formats_two() -> None:
+def test_sft_formats_have_one_completion_and_dpo_formats_have_two() -> None:
     assert {len(column_format.completion_columns) for column_format in SFT_FORMATS} == {1}
     assert {len(column_format.completion_columns) for column_format in DPO_FORMATS} == {2}
 

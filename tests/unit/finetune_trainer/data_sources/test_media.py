@@ -1,4 +1,4 @@
-"""Tests how images of rows and their positions in the text are found, and the errors for invalid images."""
+"""Tests parsing images and their positions in the text of a row, and the errors for invalid images."""
 
 import base64
 from typing import Any
@@ -72,7 +72,7 @@ def test_all_image_formats_are_parsed_into_the_same_turn(columns: dict[str, Any]
     assert (user_turn.content, user_turn.media) == (f"{MEDIA_MARK}which?", (IMAGE_A,))
 
 
-def test_images_of_a_column_are_assigned_to_the_tags_in_order() -> None:
+def test_images_in_a_column_are_assigned_to_the_tags_in_order() -> None:
     turns = parse_columns(
         build_columns("<image> or <image>?", "and <image>", images=["a.png", "/elsewhere/b.png", "a.png"])
     ).turns

@@ -1,4 +1,4 @@
-"""Tests that all file formats yield the same rows with their origins, and the errors for malformed files."""
+"""Tests that all file formats yield the same rows and origins, and the errors for malformed files."""
 
 import json
 from pathlib import Path
@@ -87,7 +87,7 @@ def test_reading_continues_after_a_bad_row(tmp_path: Path, name: str, content: s
     assert (first_row.columns, last_row.columns) == ({"a": "1"}, {"a": "3"})
 
 
-def test_invalid_utf8_is_a_dataset_error(tmp_path: Path) -> None:
+def test_invalid_utf8_raises_a_dataset_error(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_bytes(b'{"prompt": "\xff"}')
 

@@ -1,4 +1,4 @@
-"""Tests how the files of a source are found in folders and on the Hub."""
+"""Tests finding the files of a source in folders and on the Hub."""
 
 import errno
 from collections.abc import Iterator
@@ -67,7 +67,7 @@ def test_the_error_for_a_missing_or_unsupported_file_contains_the_spec_field(
 
 
 @pytest.mark.parametrize(
-    ("restriction", "expected"),
+    ("source_fields", "expected"),
     [
         ({}, ["main/dev.jsonl", "main/train.jsonl", "socratic/training_0.parquet", "train.csv"]),
         ({"split": "train"}, ["main/train.jsonl", "socratic/training_0.parquet", "train.csv"]),
@@ -76,9 +76,9 @@ def test_the_error_for_a_missing_or_unsupported_file_contains_the_spec_field(
         ({"subset": "socratic", "split": "train"}, ["socratic/training_0.parquet"]),
     ],
 )
-def test_files_of_a_split_or_subset_are_selected_by_path(restriction: dict[str, str], expected: list[str]) -> None:
+def test_files_of_a_split_or_subset_are_selected_by_path(source_fields: dict[str, str], expected: list[str]) -> None:
     names = ["main/dev.jsonl", "main/train.jsonl", "socratic/training_0.parquet", "train.csv", "train.md"]
-    source = DatasetSource.model_validate({"name": "/data", **restriction})
+    source = DatasetSource.model_validate({"name": "/data", **source_fields})
 
     selected = select_files([PurePosixPath(name) for name in names], source, spec_field=FIELD)
 
@@ -114,7 +114,7 @@ def test_only_the_default_split_of_a_hub_dataset_is_downloaded(
     assert not (folder / "README.md").exists()
 
 
-def test_all_ranks_and_attempts_of_a_job_reuse_the_first_download(hub: FakeHub, tmp_path: Path) -> None:
+def test_a_dataset_is_downloaded_once_for_all_ranks_and_attempts_of_a_job(hub: FakeHub, tmp_path: Path) -> None:
     source = DatasetSource(name="acme/rows", split="test")
     first = find_files(source, build_download_settings(tmp_path), spec_field=FIELD)
     request_count = len(hub.requested_paths)
@@ -126,12 +126,12 @@ def test_all_ranks_and_attempts_of_a_job_reuse_the_first_download(hub: FakeHub, 
     assert len(find_files(source, build_download_settings(tmp_path, job="another"), spec_field=FIELD)) == 2
 
 
-def test_waiting_for_another_ranks_download_times_out(tmp_path: Path) -> None:
+def test_waiting_for_the_download_by_another_rank_times_out(tmp_path: Path) -> None:
     with pytest.raises(HubUnavailable, match=r'did not download "acme/rows" .* spec\.training\.ddpTimeout'):
         find_files(DatasetSource(name="acme/rows"), build_download_settings(tmp_path, writes=False), spec_field=FIELD)
 
 
-def test_a_missing_hub_dataset_is_a_dataset_error(hub: FakeHub, tmp_path: Path) -> None:
+def test_a_missing_hub_dataset_raises_a_dataset_error(hub: FakeHub, tmp_path: Path) -> None:
     with pytest.raises(
         DatasetError, match=r'train\[0\]\.name: "acme/none" is neither an existing path nor a dataset on the Hub'
     ):
@@ -151,7 +151,7 @@ def test_a_full_disk_is_not_reported_as_a_hub_failure(
 
 
 def test_a_hub_server_error_is_retryable(hub: FakeHub, tmp_path: Path) -> None:
-    hub.error_status = 501  # status code that the Hub client does not retry
+    hub.error_status = 501  # HTTP status code that the Hub client does not retry
 
     with pytest.raises(HubUnavailable, match=r'dataset "acme/rows" could not be downloaded from the Hub'):
         find_files(DatasetSource(name="acme/rows"), build_download_settings(tmp_path), spec_field=FIELD)

@@ -1,4 +1,4 @@
-"""Tests that `name#1000` draws 1000 rows of a source, determined by the seed."""
+"""Tests that a source `name#1000` yields 1000 drawn rows, which depend on the seed."""
 
 import json
 from collections import Counter
@@ -58,7 +58,7 @@ def test_drawing_more_rows_than_exist_repeats_rows(tmp_path: Path) -> None:
     assert Counter(count for _, count in drawn) == {2: 2, 3: 2}
 
 
-def test_bad_rows_can_be_drawn(tmp_path: Path) -> None:
+def test_draws_from_a_source_include_bad_rows(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text("[]\n")
     sources = find_sources(
         [DatasetSource(name=f"{tmp_path}/rows.jsonl#3")], NO_DOWNLOADS, spec_field="spec.dataset.train"
@@ -71,7 +71,7 @@ def test_bad_rows_can_be_drawn(tmp_path: Path) -> None:
 
 
 @given(row_count=st.integers(1, 50), draw_count=st.integers(1, 200), seed=st.integers(0, 9))
-def test_draw_counts_of_rows_differ_by_at_most_one(row_count: int, draw_count: int, seed: int) -> None:
+def test_draw_counts_of_two_rows_differ_by_at_most_one(row_count: int, draw_count: int, seed: int) -> None:
     counts = count_draws_per_row(row_count, draw_count, seed=(seed,))
 
     assert counts.sum() == draw_count

@@ -1,4 +1,4 @@
-"""Tests publishing a result on the Hugging Face Hub, and the errors if publishing fails."""
+"""Tests publishing a result on the Hugging Face Hub, and the errors for failed requests."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,11 +22,11 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
         yield hub
 
 
-@pytest.mark.parametrize(("private", "visibility"), [(True, "private"), (False, "public")])
+@pytest.mark.parametrize(("is_private", "visibility"), [(True, "private"), (False, "public")])
 def test_a_repository_is_created_once_with_the_specified_visibility(
-    hub: FakeHub, private: bool, visibility: str
+    hub: FakeHub, is_private: bool, visibility: str
 ) -> None:
-    create_repository(PushToHub(repo="acme/support", private=private))
+    create_repository(PushToHub(repo="acme/support", private=is_private))
     hub.repositories["acme/support"]["README.md"] = b"# Existing"
 
     create_repository(TARGET)
@@ -54,7 +54,7 @@ def test_all_files_of_a_result_are_uploaded(hub: FakeHub, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("repository_exists", [False, True], ids=["new repository", "existing repository"])
-def test_a_token_without_write_access_is_a_spec_error(
+def test_a_token_without_write_access_raises_invalid_spec(
     hub: FakeHub, monkeypatch: pytest.MonkeyPatch, repository_exists: bool
 ) -> None:
     if repository_exists:
@@ -70,7 +70,7 @@ def test_a_token_without_write_access_is_a_spec_error(
 def test_a_hub_server_error_is_retryable(hub: FakeHub, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     create_repository(TARGET)
-    hub.error_status = 501  # status code that the client does not retry
+    hub.error_status = 501  # HTTP status code that the client does not retry
 
     with pytest.raises(HubUnavailable, match=r'publishing "acme/support" on the Hub failed: .*501'):
         upload(TARGET, tmp_path, title="default/first")

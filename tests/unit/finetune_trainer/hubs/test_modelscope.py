@@ -1,4 +1,4 @@
-"""Tests publishing a result on ModelScope, and the errors if publishing fails."""
+"""Tests publishing a result on ModelScope, and the errors for failed requests."""
 
 import time
 from collections.abc import Iterator
@@ -29,11 +29,11 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeModelScope]:
         yield hub
 
 
-@pytest.mark.parametrize(("private", "visibility"), [(True, 1), (False, 5)])
+@pytest.mark.parametrize(("is_private", "visibility"), [(True, 1), (False, 5)])
 def test_a_repository_is_created_once_with_the_specified_visibility(
-    hub: FakeModelScope, private: bool, visibility: int
+    hub: FakeModelScope, is_private: bool, visibility: int
 ) -> None:
-    create_repository(PushToHub(hub="modelscope", repo="acme/support", private=private))
+    create_repository(PushToHub(hub="modelscope", repo="acme/support", private=is_private))
     hub.repositories["acme/support"]["README.md"] = b"# Existing"
 
     create_repository(TARGET)
@@ -59,12 +59,12 @@ def test_all_files_of_a_result_are_uploaded(hub: FakeModelScope, tmp_path: Path)
 
     assert url == f"{hub.address}/models/acme/support"
     assert hub.repositories["acme/support"] == files
-    assert hub.messages == ["Result of default/first (batch 1/1)"]  # the client adds the batch number
+    assert hub.messages == ["Result of default/first (batch 1/1)"]  # the client appends the batch number
     assert {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()} == set(files)
 
 
 @pytest.mark.parametrize("repository_exists", [False, True], ids=["new repository", "existing repository"])
-def test_a_token_without_write_access_is_a_spec_error(
+def test_a_token_without_write_access_raises_invalid_spec(
     hub: FakeModelScope, monkeypatch: pytest.MonkeyPatch, repository_exists: bool
 ) -> None:
     if repository_exists:
@@ -80,7 +80,7 @@ def test_a_token_without_write_access_is_a_spec_error(
 def test_a_hub_server_error_is_retryable(hub: FakeModelScope, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     create_repository(TARGET)
-    hub.error_status = 501  # status code that the client does not retry
+    hub.error_status = 501  # HTTP status code that the client does not retry
 
     with pytest.raises(HubUnavailable, match=r'publishing "acme/support" on ModelScope failed'):
         upload(TARGET, tmp_path, title="default/first")

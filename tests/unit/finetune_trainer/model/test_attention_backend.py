@@ -1,4 +1,4 @@
-"""Tests the choice of the attention implementation with a fake clock."""
+"""Tests benchmarking and choosing the attention implementation, with a fake clock."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -55,12 +55,12 @@ def raise_kernel_error(*_: Any, **__: Any) -> Any:
 
 
 def ignore_packing(module: Any, query: Any, key: Any, value: Any, _mask: Any, **kwargs: Any) -> Any:
-    """Attend to previous rows of a pack, like a kernel that ignores position ids."""
+    """Attend to all previous rows of a pack, like a kernel that ignores position ids."""
     return SDPA_FORWARD(module, query, key, value, None, **{**kwargs, "is_causal": True})
 
 
 @pytest.fixture
-def backends(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def fake_backends(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Register four fake implementations and a fake SDPA that takes 2 ms."""
     clock = [0.0]
     monkeypatch.setattr(attention_backend, "_read_clock", lambda _device: clock[0])
@@ -79,8 +79,8 @@ def backends(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         del ALL_ATTENTION_FUNCTIONS._global_mapping[name], ALL_MASK_ATTENTION_FUNCTIONS._global_mapping[name]
 
 
-@pytest.mark.usefixtures("backends")
-def test_the_fastest_correct_backend_is_chosen_and_all_results_are_reported() -> None:
+@pytest.mark.usefixtures("fake_backends")
+def test_the_fastest_correct_backend_is_chosen_and_the_reason_lists_all_results() -> None:
     choice = benchmark_backends(TRIAL, ("barely_faster", "fast", "failing", "ignores_packing"))
 
     assert choice.name == "fast"
@@ -90,12 +90,12 @@ def test_the_fastest_correct_backend_is_chosen_and_all_results_are_reported() ->
     )
 
 
-@pytest.mark.usefixtures("backends")
+@pytest.mark.usefixtures("fake_backends")
 def test_a_backend_that_is_barely_faster_than_sdpa_is_not_chosen() -> None:
     assert benchmark_backends(TRIAL, ("barely_faster",)).name == SDPA
 
 
-@pytest.mark.usefixtures("backends")
+@pytest.mark.usefixtures("fake_backends")
 def test_sdpa_is_chosen_if_the_layer_cannot_be_built() -> None:
     without_architecture = PretrainedConfig(num_hidden_layers=2, vocab_size=100)
 
@@ -105,7 +105,7 @@ def test_sdpa_is_chosen_if_the_layer_cannot_be_built() -> None:
     assert choice.reason.startswith("a single layer cannot be benchmarked: ")
 
 
-@pytest.mark.usefixtures("backends")
+@pytest.mark.usefixtures("fake_backends")
 def test_a_benchmark_does_not_change_the_random_state() -> None:
     torch.manual_seed(3)
     expected = torch.rand(1)
@@ -116,7 +116,7 @@ def test_a_benchmark_does_not_change_the_random_state() -> None:
     assert torch.rand(1) == expected
 
 
-@pytest.mark.usefixtures("backends")
+@pytest.mark.usefixtures("fake_backends")
 def test_the_next_attempt_with_the_same_candidates_reuses_the_choice(tmp_path: Path) -> None:
     cache_file = tmp_path / "checkpoints" / "attention.json"
     reused = AttentionChoice("fast", "chosen by an earlier attempt")
@@ -127,7 +127,7 @@ def test_the_next_attempt_with_the_same_candidates_reuses_the_choice(tmp_path: P
     assert json.loads(cache_file.read_text())["name"] == first.name == "fast"
 
 
-def test_no_benchmark_runs_without_candidates(tmp_path: Path) -> None:
+def test_sdpa_is_chosen_without_a_benchmark_if_there_are_no_candidates(tmp_path: Path) -> None:
     cache_file = tmp_path / "attention.json"
 
     assert choose_fastest_backend(TRIAL, (), cache_file) == AttentionChoice(SDPA, "no other is installed")
@@ -153,11 +153,11 @@ def test_an_implementation_that_is_not_installed_is_rejected(tmp_path: Path) -> 
         select_attention(job, TRIAL, tmp_path, is_multimodal=False)
 
 
-@pytest.mark.parametrize(("per_device", "row_count"), [(1, 1), (4, 2), ("auto", 2)])
-def test_the_benchmark_uses_at_most_two_rows(per_device: int | str, row_count: int) -> None:
+@pytest.mark.parametrize(("micro_batch_size", "row_count"), [(1, 1), (4, 2), ("auto", 2)])
+def test_the_benchmark_uses_at_most_two_rows(micro_batch_size: int | str, row_count: int) -> None:
     job = parse_spec(
         dataset={"train": [{"name": "rows.jsonl"}], "packing": True, "maxLength": 64},
-        training={"perDeviceTrainBatchSize": per_device, "globalBatchSize": 64},
+        training={"perDeviceTrainBatchSize": micro_batch_size, "globalBatchSize": 64},
     )
 
     trial = build_attention_trial(job, CONFIG, torch.float32, CPU, 64)

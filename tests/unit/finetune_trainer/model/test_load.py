@@ -56,7 +56,7 @@ def test_the_error_for_a_path_without_a_model_contains_the_path(tmp_path: Path, 
     assert f'spec.model.name: "{tmp_path / name}" {problem}' in str(raised.value)
 
 
-def test_an_unknown_architecture_is_a_model_error(tmp_path: Path) -> None:
+def test_an_unknown_architecture_raises_a_model_error(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "martian"}')
 
     with pytest.raises(ModelError, match="martian"):
@@ -66,7 +66,7 @@ def test_an_unknown_architecture_is_a_model_error(tmp_path: Path) -> None:
 def test_the_error_for_an_unreadable_model_file_contains_name_and_mode(
     model_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Replace os.access, because tests may run as root, who can read every file."""
+    """The test replaces os.access, because root can read every file."""
     weights = model_folder / "model.safetensors"
     weights.chmod(0o600)
     monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != weights)
@@ -82,7 +82,7 @@ RESPONSE = Response(404, request=Request("GET", "https://hub.example/acme"))
 
 
 @pytest.mark.parametrize(
-    ("cause", "raised", "message"),
+    ("cause", "error_type", "message"),
     [
         (RepositoryNotFoundError("404", response=RESPONSE), ModelNotFound, "neither a path nor a model on the Hub"),
         (GatedRepoError("403", response=RESPONSE), ModelNotFound, "gated"),
@@ -91,14 +91,14 @@ RESPONSE = Response(404, request=Request("GET", "https://hub.example/acme"))
     ids=["missing model", "gated model", "no connection"],
 )
 def test_hub_errors_are_classified_by_cause(
-    monkeypatch: pytest.MonkeyPatch, cause: Exception, raised: type[Exception], message: str
+    monkeypatch: pytest.MonkeyPatch, cause: Exception, error_type: type[Exception], message: str
 ) -> None:
     def raise_os_error(_name: str) -> None:
         raise OSError("acme/gone could not be loaded\nlong explanation") from cause
 
     monkeypatch.setattr(AutoConfig, "from_pretrained", raise_os_error)
 
-    with pytest.raises(raised, match=message):
+    with pytest.raises(error_type, match=message):
         describe_model(ModelSource(name="acme/gone"), CPU)
 
 
@@ -126,7 +126,7 @@ def test_the_error_for_an_unknown_target_module_lists_the_candidates() -> None:
     assert "down_proj, gate_proj, k_proj, o_proj, q_proj, up_proj, v_proj" in str(raised.value)
 
 
-def test_all_linear_combined_with_other_targets_is_rejected() -> None:
+def test_all_linear_in_combination_with_other_targets_is_rejected() -> None:
     with pytest.raises(InvalidSpec, match="set it alone"):
         choose_target_modules(tiny_text.build_model(64), ("all-linear", "q_proj"))
 
@@ -149,7 +149,7 @@ def test_only_adapters_are_trainable_and_their_initial_values_depend_on_the_seed
 
 @pytest.fixture(scope="module")
 def adapter_folder(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Save an adapter with nonzero lora_B weights, as after training."""
+    """Return a folder with an adapter whose lora_B weights are nonzero, as after training."""
     folder = tmp_path_factory.mktemp("adapter")
     model = add_adapters(load_base_model(model_folder), Lora(r=4, lora_alpha=8), seed=1)
     with torch.no_grad():
@@ -194,7 +194,7 @@ def test_a_path_without_an_adapter_is_rejected(model_folder: Path, tmp_path: Pat
         add_adapters(load_base_model(model_folder), Lora(adapter=str(tmp_path / name)), seed=2)
 
 
-def test_an_adapter_of_another_model_is_rejected(adapter_folder: Path) -> None:
+def test_an_adapter_for_another_model_is_rejected(adapter_folder: Path) -> None:
     config = Qwen2Config(vocab_size=64, hidden_size=32, intermediate_size=32, num_hidden_layers=1)
 
     with pytest.raises(ModelError, match="does not fit the model"):
@@ -202,7 +202,9 @@ def test_an_adapter_of_another_model_is_rejected(adapter_folder: Path) -> None:
 
 
 @pytest.mark.parametrize("lora", [Lora(use_rslora=True), Lora(use_dora=True)], ids=["rsLoRA", "DoRA"])
-def test_lora_variants_start_with_the_output_of_the_base_model(model_folder: Path, lora: Lora) -> None:
+def test_the_initial_output_of_lora_variants_equals_the_output_of_the_base_model(
+    model_folder: Path, lora: Lora
+) -> None:
     model: Any = add_adapters(load_base_model(model_folder), lora, seed=2)
 
     config = model.peft_config[TRAINED_ADAPTER]
@@ -210,7 +212,7 @@ def test_lora_variants_start_with_the_output_of_the_base_model(model_folder: Pat
     assert torch.allclose(compute_logits(model), compute_logits(load_base_model(model_folder)), atol=1e-5)
 
 
-def test_a_merged_model_has_the_logits_of_the_adapted_model(
+def test_a_merged_model_has_the_same_logits_as_the_model_with_adapters(
     model_folder: Path, adapter_folder: Path, tmp_path: Path
 ) -> None:
     adapted = PeftModel.from_pretrained(load_base_model(model_folder), adapter_folder)

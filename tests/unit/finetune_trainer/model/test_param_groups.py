@@ -1,4 +1,4 @@
-"""Tests the parameter groups of models with separate learning rates for vision tower and aligner."""
+"""Tests parameter groups with separate learning rates for the vision tower and the aligner."""
 
 from pathlib import Path
 from typing import Any

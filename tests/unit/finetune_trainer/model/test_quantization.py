@@ -1,4 +1,4 @@
-"""Tests 4-bit quantization of weights, and the error without bitsandbytes."""
+"""Tests 4-bit quantization of weights, and the error if bitsandbytes is missing."""
 
 import importlib.util
 from pathlib import Path
@@ -29,7 +29,7 @@ def text_model(tmp_path: Path) -> Path:
 
 
 def find_linear_groups(model: torch.nn.Module, folder: Path) -> dict[bool, set[str]]:
-    """Map True to the groups of quantized linear layers, and False to the groups of other linear layers."""
+    """Return the groups of linear layers, with the key True for quantized layers and False for others."""
     vision = describe_folder(folder).vision
     assert vision is not None
     groups: dict[bool, set[str]] = {True: set(), False: set()}
@@ -65,7 +65,7 @@ def test_the_parameter_count_of_quantized_weights_uses_their_full_shape(text_mod
     assert estimate_flops(quantized, has_reference=False) == estimate_flops(full, has_reference=False)
 
 
-def test_quantization_without_bitsandbytes_is_a_spec_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_quantization_without_bitsandbytes_raises_invalid_spec(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
 
     with pytest.raises(InvalidSpec, match=r"spec\.lora\.quantization: this image has no bitsandbytes"):

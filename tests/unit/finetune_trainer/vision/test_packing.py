@@ -1,4 +1,4 @@
-"""Tests that packing does not change logits and gradients of rows with images and videos."""
+"""Tests that packing does not change the logits and gradients of rows with images and videos."""
 
 from pathlib import Path
 
@@ -34,7 +34,7 @@ def loaded_model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPa
 
 
 def load_rows(loaded_model: LoadedVisionModel, folder: Path, *, packing: bool) -> TrainingData:
-    """Load rows with zero to two images, and a row with a video if the family supports videos."""
+    """Load rows that contain up to two images, and a row with a video if the family supports videos."""
     vision = loaded_model.pretrained.vision
     has_videos = vision is not None and vision.video_processor is not None
     rows = tiny_vision.write_rows(

@@ -1,4 +1,4 @@
-"""Tests image tokens, target tokens, frozen groups, dummy images and errors for vision-language models."""
+"""Tests image processing and the freezing of components for vision-language models."""
 
 import base64
 import copy
@@ -75,7 +75,7 @@ def test_image_tokens_and_user_turns_are_not_targets(loaded_model: LoadedVisionM
         )
 
 
-def test_with_loss_on_all_image_tokens_are_not_targets(loaded_model: LoadedVisionModel, tmp_path: Path) -> None:
+def test_image_tokens_are_not_targets_with_loss_on_all(loaded_model: LoadedVisionModel, tmp_path: Path) -> None:
     name = tiny_vision.write_image(tmp_path, "a.png", (56, 84), seed=1)
     (row,) = loaded_model.data(
         write_rows(tmp_path, build_row("<image>?", name)), method=build_sft_renderer("all")
@@ -87,7 +87,7 @@ def test_with_loss_on_all_image_tokens_are_not_targets(loaded_model: LoadedVisio
 
 
 def test_image_tokens_match_the_number_of_image_embeddings(loaded_model: LoadedVisionModel, tmp_path: Path) -> None:
-    """The models raise an error if the numbers differ."""
+    """The model raises an error if the numbers of tokens and embeddings differ."""
     names = [
         tiny_vision.write_image(tmp_path, f"{size}.png", size, seed=1) for size in ((28, 28), (200, 60), (90, 300))
     ]
@@ -167,7 +167,7 @@ def test_only_trained_groups_have_adapters(
 
 
 def test_all_trainable_parameters_have_gradients(loaded_model: LoadedVisionModel, tmp_path: Path) -> None:
-    """DDP would wait for missing gradients, such as those of the last CLIP layer and norm in LLaVA."""
+    """DDP would wait for missing gradients, for example of the last CLIP layer in LLaVA."""
     family = FAMILIES[loaded_model.model.config.model_type]
     data = loaded_model.data(tiny_vision.write_rows(tmp_path, 2, images=lambda number: 1))
     model = copy_model(loaded_model.model)
@@ -181,7 +181,7 @@ def test_all_trainable_parameters_have_gradients(loaded_model: LoadedVisionModel
 
 
 def find_groups_without_linear_layers(family: VisionFamily, model: torch.nn.Module) -> set[str]:
-    """Return the groups that cannot have adapters, such as the aligner of Gemma 3, which is a bare parameter."""
+    """Return the groups that cannot have adapters, such as the aligner of Gemma 3, which has no linear layer."""
     linear = {find_group(name, family) for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)}
     return {"vision", "aligner", "language"} - linear
 
@@ -196,7 +196,7 @@ def test_freezing_all_groups_is_rejected() -> None:
 
 
 def test_llava_inputs_match_the_output_of_the_transformers_processor(tmp_path: Path) -> None:
-    """The comparison uses LLaVA because its processor does not need torchvision."""
+    """This test uses LLaVA, because its processor does not need torchvision."""
     folder = tiny_vision.build(tmp_path / "model", "llava")
     pretrained = describe_folder(folder)
     assert pretrained.vision is not None
@@ -230,7 +230,7 @@ def test_llava_inputs_match_the_output_of_the_transformers_processor(tmp_path: P
     ],
 )
 def test_images_are_scaled_to_the_pixel_limits(tmp_path: Path, size: tuple[int, int], expected_tokens: int) -> None:
-    """Qwen2-VL has one token per 784 pixels."""
+    """Qwen2-VL uses one token per 784 pixels."""
     folder = tiny_vision.build(tmp_path / "model")
     vision = describe_folder(folder, maxPixels=9 * 784, minPixels=2 * 784).vision
     assert vision is not None
@@ -242,7 +242,7 @@ def test_the_exif_orientation_is_applied_before_tokens_are_counted(
     qwen_model: LoadedVisionModel, tmp_path: Path
 ) -> None:
     exif = Image.Exif()
-    exif[0x0112] = 6  # 6: rotated by 90 degrees
+    exif[0x0112] = 6  # orientation tag: 6 means rotated by 90 degrees
     Image.new("RGB", (28 * 8, 28 * 3)).save(tmp_path / "rotated.jpg", exif=exif)
     data = qwen_model.data(write_rows(tmp_path, build_row("<image>?", "rotated.jpg")))
 
@@ -250,10 +250,10 @@ def test_the_exif_orientation_is_applied_before_tokens_are_counted(
     assert compute_logits(qwen_model.model, qwen_model.collate()([data.samples[0]])).isfinite().all()
 
 
-def test_the_length_includes_image_tokens_and_truncation_does_not_split_images(
+def test_truncation_counts_image_tokens_and_does_not_split_images(
     qwen_model: LoadedVisionModel, tmp_path: Path
 ) -> None:
-    name = tiny_vision.write_image(tmp_path, "a.png", (140, 140), seed=1)  # an image of 25 tokens
+    name = tiny_vision.write_image(tmp_path, "a.png", (140, 140), seed=1)  # this image has 25 tokens
     second_user_turn = {"role": "user", "content": "<image>"}
     row = build_row("<image>?", name, name)
     row["messages"] = [*row["messages"], second_user_turn, row["messages"][1]]
@@ -338,8 +338,8 @@ def test_a_row_with_an_invalid_image_is_a_bad_row(
     assert len(qwen_model.data(rows, RowRules(on_bad_row="skip")).train) == 1
 
 
-def test_decoding_a_truncated_image_is_a_dataset_error(qwen_model: LoadedVisionModel, tmp_path: Path) -> None:
-    """Tokenization reads only the size from the JPEG header."""
+def test_decoding_a_truncated_image_raises_a_dataset_error(qwen_model: LoadedVisionModel, tmp_path: Path) -> None:
+    """Tokenization does not detect truncation, because it reads only the JPEG header."""
     file = tmp_path / tiny_vision.write_image(tmp_path, "a.jpg", (280, 280), seed=1)
     file.write_bytes(file.read_bytes()[:2000])
     data = qwen_model.data(write_rows(tmp_path, build_row("<image>?", "a.jpg")))
@@ -348,7 +348,7 @@ def test_decoding_a_truncated_image_is_a_dataset_error(qwen_model: LoadedVisionM
         data.samples[0]
 
 
-def test_a_row_with_an_unreadable_image_is_not_skipped(qwen_model: LoadedVisionModel, tmp_path: Path) -> None:
+def test_a_row_with_an_unreadable_image_file_is_not_skipped(qwen_model: LoadedVisionModel, tmp_path: Path) -> None:
     (tmp_path / "a.jpg").symlink_to(UNREADABLE_FILE)
 
     with pytest.raises(OSError, match="Input/output error"):
@@ -363,14 +363,16 @@ def test_images_are_rejected_for_a_text_model(qwen_model: LoadedVisionModel, tmp
         LoadedVisionModel(tmp_path, text_only, qwen_model.model).data(write_rows(tmp_path, build_row("<image>?", name)))
 
 
-@pytest.mark.parametrize("field", [{"freeze": ["vision"]}, {"maxPixels": 602112}, {"minPixels": 784}, {"videoFps": 1}])
-def test_vision_fields_are_rejected_for_a_text_model(tmp_path: Path, field: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "model_fields", [{"freeze": ["vision"]}, {"maxPixels": 602112}, {"minPixels": 784}, {"videoFps": 1}]
+)
+def test_vision_fields_are_rejected_for_a_text_model(tmp_path: Path, model_fields: dict[str, Any]) -> None:
     tokenizer = tiny_text.build_tokenizer()
     tokenizer.save_pretrained(tmp_path)
     tiny_text.build_model(len(tokenizer)).save_pretrained(tmp_path)
 
-    with pytest.raises(InvalidSpec, match=rf"spec.model.{next(iter(field))}: .* of type qwen2, .* qwen2_vl"):
-        describe_folder(tmp_path, **field)
+    with pytest.raises(InvalidSpec, match=rf"spec.model.{next(iter(model_fields))}: .* of type qwen2, .* qwen2_vl"):
+        describe_folder(tmp_path, **model_fields)
 
 
 def test_pixel_limits_are_rejected_for_a_model_with_a_fixed_image_size(tmp_path: Path) -> None:
@@ -380,7 +382,7 @@ def test_pixel_limits_are_rejected_for_a_model_with_a_fixed_image_size(tmp_path:
         describe_folder(tmp_path, maxPixels=602112)
 
 
-def test_min_pixels_above_max_pixels_are_rejected(tmp_path: Path) -> None:
+def test_min_pixels_greater_than_max_pixels_are_rejected(tmp_path: Path) -> None:
     tiny_vision.build(tmp_path)
 
     with pytest.raises(InvalidSpec, match="minPixels 1000000 is more than maxPixels 50176"):

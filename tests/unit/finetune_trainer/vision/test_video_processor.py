@@ -1,4 +1,4 @@
-"""Tests frame sampling, tokens and pixel inputs of videos, and the errors for invalid videos."""
+"""Tests sampling, rendering and processing of videos, and the errors for invalid videos."""
 
 import base64
 import json
@@ -50,8 +50,8 @@ def get_video_processor(loaded_model: LoadedVisionModel) -> VideoProcessor:
     return loaded_model.pretrained.vision.video_processor
 
 
-def write_clip(folder: Path, name: str = "clip.mp4", **fields: Any) -> MediaItem:
-    file_name = tiny_vision.write_video(folder, name, (56, 28), **{"frames": 8, "fps": 4, **fields})
+def write_clip(folder: Path, name: str = "clip.mp4", **video_options: Any) -> MediaItem:
+    file_name = tiny_vision.write_video(folder, name, (56, 28), **{"frames": 8, "fps": 4, **video_options})
     return MediaItem(str(folder / file_name), modality=Modality.VIDEO)
 
 
@@ -117,7 +117,7 @@ def test_images_and_videos_are_parsed_in_order() -> None:
 def test_sampled_frames_match_the_transformers_processor(
     family: str, total_frames: int, fps: float, frame_indices: tuple[int, ...]
 ) -> None:
-    """The expected indices were recorded from the processors of transformers 5.23."""
+    """The expected indices were generated with the video processors of transformers 5.23."""
     video_support = FAMILIES[family].video_support
 
     assert video_support is not None
@@ -133,7 +133,7 @@ def test_the_sampled_frames_are_decoded(tmp_path: Path) -> None:
     colors = torch.randint(0, 256, (8, 3), generator=torch.Generator().manual_seed(0))
     for number, image in zip((0, 3, 7), images, strict=True):
         difference = torch.tensor(image.getpixel((28, 14))).sub(colors[number])
-        assert difference.abs().max() < 12  # tolerance for lossy compression
+        assert difference.abs().max() < 12  # compression error of a color from 0 to 255
 
 
 @pytest.mark.parametrize("name", ["clip.mkv", "clip.avi", "clip.mp4", "clip.m4v"])
@@ -155,7 +155,7 @@ def test_the_last_decoded_frame_replaces_missing_frames(tmp_path: Path) -> None:
 def test_frames_are_rotated_upright(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rotation: int, corner: tuple[int, int]
 ) -> None:
-    """The rotation in the file metadata is counterclockwise."""
+    """Video metadata specifies the rotation counterclockwise."""
     rotated_image = Image.new("RGB", (56, 28))
     rotated_image.paste((255, 255, 255), (0, 0, 20, 20))
     frame = SimpleNamespace(rotation=rotation, to_image=lambda: rotated_image)
@@ -168,7 +168,7 @@ def test_frames_are_rotated_upright(
     assert decode_frames(CLIP, video)[0].getpixel(corner) == (255, 255, 255)
 
 
-def test_all_frames_of_a_list_of_images_are_used(loaded_model: LoadedVisionModel, tmp_path: Path) -> None:
+def test_every_image_of_a_list_is_used_as_a_frame(loaded_model: LoadedVisionModel, tmp_path: Path) -> None:
     paths = [str(tmp_path / tiny_vision.write_image(tmp_path, f"{seed}.png", (56, 28), seed=seed)) for seed in range(4)]
     pixels = get_video_processor(loaded_model).load_pixels(MediaItem(modality=Modality.VIDEO, frames=tuple(paths)))
 
@@ -177,7 +177,7 @@ def test_all_frames_of_a_list_of_images_are_used(loaded_model: LoadedVisionModel
         assert pixels["second_per_grid_ts"].tolist() == [1.0]
 
 
-def test_a_video_of_identical_frames_has_the_patches_of_the_image(
+def test_a_video_of_identical_frames_has_the_same_patches_as_the_image(
     loaded_model: LoadedVisionModel, tmp_path: Path
 ) -> None:
     processor, edge = (
@@ -213,7 +213,7 @@ def test_each_frame_fills_a_separate_slice_of_a_patch(loaded_model: LoadedVision
 
 
 def test_video_tokens_match_the_number_of_video_embeddings(loaded_model: LoadedVisionModel, tmp_path: Path) -> None:
-    """The models raise an error if the numbers differ."""
+    """The model raises an error if the numbers of tokens and embeddings differ."""
     for number, fields in enumerate(({"frames": 3}, {"frames": 9}, {"frames": 20, "fps": 5})):
         write_clip(tmp_path, f"{number}.mp4", **fields)
     tiny_vision.write_image(tmp_path, "a.png", (56, 28), seed=1)
@@ -255,7 +255,7 @@ def test_the_logits_depend_on_the_frame_order(loaded_model: LoadedVisionModel, t
     assert (forward - reversed_order).abs().max() > 1e-4
 
 
-def test_qwen3_text_has_a_timestamp_for_each_pair_of_frames(tmp_path: Path) -> None:
+def test_qwen3_renders_a_timestamp_before_each_pair_of_frames(tmp_path: Path) -> None:
     folder = tiny_vision.build(tmp_path / "model", "qwen3_vl")
     loaded_model = LoadedVisionModel(folder, describe_folder(folder), torch.nn.Identity())
     write_clip(tmp_path, frames=8, fps=4)
@@ -323,7 +323,7 @@ def test_video_settings_are_read_from_and_written_to_the_processor_config(tmp_pa
     assert (saved["fps"], saved["max_frames"]) == (3, 6)
 
 
-def test_a_model_without_video_settings_has_the_defaults_of_its_family(tmp_path: Path) -> None:
+def test_a_model_without_video_settings_uses_the_defaults_of_its_family(tmp_path: Path) -> None:
     folder = tiny_vision.build(tmp_path / "model")
     (folder / "video_preprocessor_config.json").unlink()
     vision = describe_folder(folder).vision
@@ -392,7 +392,7 @@ def test_a_row_with_an_invalid_video_is_a_bad_row(
         loaded_model.data(write_rows(tmp_path, build_bad_columns(tmp_path)))
 
 
-def test_videos_are_rejected_for_an_image_only_family(tmp_path: Path) -> None:
+def test_videos_are_rejected_for_a_family_that_supports_only_images(tmp_path: Path) -> None:
     folder = tiny_vision.build(tmp_path / "model", "llava")
     write_clip(tmp_path)
 
