@@ -1,4 +1,4 @@
-"""Run the throwaway cluster from a shell: `python -m testing.cluster <verb>`."""
+"""Run the throwaway cluster from a shell: `python -m testing.cluster COMMAND`."""
 
 from __future__ import annotations
 

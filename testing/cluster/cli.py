@@ -1,4 +1,4 @@
-"""Command line of the throwaway cluster: `python -m testing.cluster <verb>`."""
+"""Command line of the throwaway cluster: `python -m testing.cluster COMMAND`."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def main(arguments: list[str] | None = None) -> int:
     options = build_parser().parse_args(arguments)
     try:
         cluster = ThrowawayCluster.from_name(options.name)
-        if options.verb in SETUP_VERBS:
-            SETUP_VERBS[options.verb](cluster, options)
+        if options.command in SETUP_COMMANDS:
+            SETUP_COMMANDS[options.command](cluster, options)
         else:
-            CHAOS_VERBS[options.verb](Chaos(cluster), options)
+            CHAOS_COMMANDS[options.command](Chaos(cluster), options)
     except (HarnessError, ValueError) as error:
         print(f"cluster: {error}", file=sys.stderr)
         return 1
@@ -40,62 +40,64 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--name", default="dev", help="name of the cluster, at most 8 letters and digits (default: dev)"
     )
-    verbs = parser.add_subparsers(required=True, metavar="verb", dest="verb")
-    add_setup_verbs(verbs)
-    add_chaos_verbs(verbs)
+    subparsers = parser.add_subparsers(required=True, metavar="verb", dest="command")
+    add_setup_commands(subparsers)
+    add_chaos_commands(subparsers)
     return parser
 
 
-Verbs: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+Subparsers: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
-def add_setup_verbs(verbs: Verbs) -> None:
-    build = verbs.add_parser("build", help="build all programs into the cache")
+def add_setup_commands(subparsers: Subparsers) -> None:
+    build = subparsers.add_parser("build", help="build all programs into the cache")
     build.add_argument("--kubernetes", default=PINNED.kubernetes, metavar="VERSION")
-    verbs.add_parser("pin", help="regenerate go.mod and go.sum after a change of versions.py")
-    up = verbs.add_parser("up", help="start the cluster; missing programs are built first")
+    subparsers.add_parser("pin", help="regenerate go.mod and go.sum after a change of versions.py")
+    up = subparsers.add_parser("up", help="start the cluster; missing programs are built first")
     up.add_argument("--nodes", type=int, default=2)
     up.add_argument("--kubernetes", default=PINNED.kubernetes, metavar="VERSION")
     up.add_argument("--dns-cache", action="store_true", help="let CoreDNS cache answers for 30 s")
-    down = verbs.add_parser("down", help="stop the cluster and remove everything except binaries and images")
+    down = subparsers.add_parser("down", help="stop the cluster and remove everything except binaries and images")
     down.add_argument("--purge", action="store_true", help="also remove the images of the nodes")
-    images = verbs.add_parser("build-image", help="build images of this checkout and print their paths")
+    images = subparsers.add_parser("build-image", help="build images of this checkout and print their paths")
     images.add_argument("target", nargs="+", choices=TARGETS)
-    load = verbs.add_parser("load-image", help="import an image archive (or OCI layout) into every node")
+    load = subparsers.add_parser("load-image", help="import an image archive (or OCI layout) into every node")
     load.add_argument("archive", type=Path)
-    claim = verbs.add_parser("shared-claim", help="create a ReadWriteMany claim and print its folder on this host")
+    claim = subparsers.add_parser("shared-claim", help="create a ReadWriteMany claim and print its folder on this host")
     claim.add_argument("claim")
     claim.add_argument("--namespace", default="default")
-    kwok = verbs.add_parser("kwok", help="start or stop fake nodes, for load tests without containers")
+    kwok = subparsers.add_parser("kwok", help="start or stop fake nodes, for load tests without containers")
     kwok.add_argument("state", choices=("up", "down"))
     kwok.add_argument("--nodes", type=int, default=20)
 
 
-def add_chaos_verbs(verbs: Verbs) -> None:
+def add_chaos_commands(subparsers: Subparsers) -> None:
     for name, help_text in (
         ("stop-kubelet", "stop the kubelet of a node; its containers keep running"),
         ("start-kubelet", "start the kubelet of a node again"),
         ("heal", "remove the network partitions of a node"),
     ):
-        verbs.add_parser(name, help=help_text).add_argument("node")
-    partition = verbs.add_parser("partition", help="drop all packets of a node, or only those between two nodes")
+        subparsers.add_parser(name, help=help_text).add_argument("node")
+    partition = subparsers.add_parser("partition", help="drop all packets of a node, or only those between two nodes")
     partition.add_argument("node")
     partition.add_argument("--from", dest="other_node", metavar="NODE")
-    container = verbs.add_parser("kill-container", help="send SIGKILL to the first process of a container")
+    container = subparsers.add_parser("kill-container", help="send SIGKILL to the first process of a container")
     container.add_argument("pod")
     container.add_argument("--container")
     container.add_argument("--namespace", default="default")
-    rank = verbs.add_parser("kill-rank", help="send SIGKILL to one rank of a pod")
+    rank = subparsers.add_parser("kill-rank", help="send SIGKILL to one rank of a pod")
     rank.add_argument("pod")
     rank.add_argument("rank", type=int)
     rank.add_argument("--namespace", default="default")
-    limit = verbs.add_parser("throttle", help="limit CPU and network of a node; limits that are not given are removed")
+    limit = subparsers.add_parser(
+        "throttle", help="limit CPU and network of a node; limits that are not given are removed"
+    )
     limit.add_argument("node")
     limit.add_argument("--cores", type=float)
     limit.add_argument("--kbit", type=int)
     for name in ("stop-api-server", "start-api-server", "restart-etcd"):
-        verbs.add_parser(name)
-    dns = verbs.add_parser("dns-cache", help="turn the DNS cache (30 s, negative answers too) on or off")
+        subparsers.add_parser(name)
+    dns = subparsers.add_parser("dns-cache", help="turn the DNS cache (30 s, negative answers too) on or off")
     dns.add_argument("state", choices=("on", "off"))
 
 
@@ -131,7 +133,7 @@ def throttle(chaos: Chaos, options: argparse.Namespace) -> None:
     chaos.limit_network(options.node, kbit_per_second=options.kbit)
 
 
-SETUP_VERBS: dict[str, Callable[[ThrowawayCluster, argparse.Namespace], object]] = {
+SETUP_COMMANDS: dict[str, Callable[[ThrowawayCluster, argparse.Namespace], object]] = {
     "build": lambda cluster, options: build_all(cluster.cache, replace(PINNED, kubernetes=options.kubernetes)),
     "pin": lambda cluster, _options: pin_versions(cluster.cache),
     "up": up,
@@ -141,7 +143,7 @@ SETUP_VERBS: dict[str, Callable[[ThrowawayCluster, argparse.Namespace], object]]
     "shared-claim": create_shared_claim,
     "kwok": start_or_stop_kwok,
 }
-CHAOS_VERBS: dict[str, Callable[[Chaos, argparse.Namespace], object]] = {
+CHAOS_COMMANDS: dict[str, Callable[[Chaos, argparse.Namespace], object]] = {
     "stop-kubelet": lambda chaos, options: chaos.stop_kubelet(options.node),
     "start-kubelet": lambda chaos, options: chaos.start_kubelet(options.node),
     "partition": lambda chaos, options: chaos.partition(options.node, other_node=options.other_node),

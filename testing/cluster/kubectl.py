@@ -1,4 +1,4 @@
-"""Access the Kubernetes API, over HTTP for readiness and through kubectl for all other requests."""
+"""Access the Kubernetes API, over HTTP for readiness checks and through kubectl for all other requests."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def wait_for_api_server(server: str, *, ca_file: Path, token: str, timeout_secon
 
 
 def is_healthy(url: str, *, token: str = "", context: ssl.SSLContext | None = None) -> bool:
-    """Return whether a GET of the URL returns 200; bypass the host's proxies, which cannot reach the cluster."""
+    """Return whether a GET request returns 200; bypass the host's proxies, which cannot reach the cluster."""
     request = urllib.request.Request(url, headers={"Authorization": f"Bearer {token}"} if token else {})  # noqa: S310
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context))
     try:

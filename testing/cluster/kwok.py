@@ -1,4 +1,4 @@
-"""Fake Kubernetes nodes for load tests: KWOK sets their pods to Running at once, without containers."""
+"""Fake Kubernetes nodes for load tests: KWOK sets their pods to Running immediately, without containers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Interface of the clusters for tests and the demo, and the selection of a cluster."""
+"""Interface and selection of the cluster on which the tests and the demo run."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ class ProviderChoice:
 
 
 def choose_provider(environment: Mapping[str, str]) -> ProviderChoice:
-    """Return the cluster selected by CLUSTER (throwaway, kind, current, none); by default, one the host supports."""
+    """Return the cluster selected by CLUSTER (throwaway, kind, current, none); by default, a cluster that the host supports."""
     requested_kind = environment.get("CLUSTER", "")
     if requested_kind and requested_kind not in tuple(ClusterKind):
         raise HarnessError(f"CLUSTER={requested_kind}: expected one of {', '.join(ClusterKind)}")

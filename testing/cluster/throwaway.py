@@ -1,4 +1,4 @@
-"""Throwaway Kubernetes cluster of plain processes on one host."""
+"""Throwaway Kubernetes cluster that runs as plain processes on one host."""
 
 from __future__ import annotations
 
@@ -203,7 +203,7 @@ class ThrowawayCluster:
     def remove(self, state: ClusterState, *, keep_images: bool) -> None:
         """Stop all processes and remove all files.
 
-        The kubelets stop first, because they would restart ended containers; containerd stops last, because
+        The kubelets stop first, because they would restart terminated containers; containerd stops last, because
         removing the container records requires it.
         """
         layout = state.layout(self.root)
@@ -227,7 +227,7 @@ class ThrowawayCluster:
         nodes.remove_files(layout, keep_images=keep_images)
 
     def find_leftovers(self) -> tuple[str, ...]:
-        """Describe each resource that `down` failed to remove; empty after a clean `down`."""
+        """Return a description of each resource that `down` failed to remove."""
         layout = Layout(self.name, self.root, MAX_NODES, choose_network(self.name, ()))
         return (
             *(f"network namespace {name}" for name in list_network_namespaces(layout)),

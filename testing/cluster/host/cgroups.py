@@ -22,7 +22,7 @@ def is_cgroup_v2(root: Path = ROOT) -> bool:
 
 
 def list_hierarchies(root: Path = ROOT) -> tuple[Path, ...]:
-    """Return the hierarchy roots: one for v2, one per controller for v1, without symlinks such as cpuacct."""
+    """Return the hierarchy roots: one for v2, one per controller for v1, excluding symlinks such as cpuacct."""
     if is_cgroup_v2(root):
         return (root,)
     return tuple(sorted(path for path in root.iterdir() if path.is_dir() and not path.is_symlink()))
@@ -73,7 +73,7 @@ def list_pids_below(cgroup: str) -> frozenset[int]:
 
 
 def read_pids(folder: Path) -> tuple[int, ...]:
-    """Return the pids in one cgroup; empty if the cgroup has been removed."""
+    """Return the pids in a cgroup, or no pids if the cgroup has been removed."""
     with suppress(OSError):
         return tuple(int(line) for line in (folder / "cgroup.procs").read_text().split())
     return ()

@@ -1,4 +1,4 @@
-"""Run other programs and report each failure as one message."""
+"""Run external programs and report each failure as a single error message."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 
 class HarnessError(Exception):
-    """Raised if the test harness cannot continue; the message addresses the person who started it."""
+    """Raised if the test harness cannot continue; the message is written for the person who started it."""
 
 
 def run(
@@ -61,7 +61,7 @@ def try_run(
 
 @contextmanager
 def stage(title: str) -> Iterator[None]:
-    """Print a title to stderr before the block, and its duration after it."""
+    """Print a title to stderr before the block runs, and the duration of the block afterwards."""
     started_at = time.monotonic()
     print(f"{title} ...", file=sys.stderr, flush=True)
     yield

@@ -156,7 +156,7 @@ def check_root(root: Path) -> Path:
 
 
 def choose_network(name: str, host_routes: Collection[IPv4Network]) -> IPv4Network:
-    """Return a /16 network that overlaps no route of the host; the first candidate is a hash of the cluster's name."""
+    """Return a /16 network that overlaps no route of the host; the first candidate depends on the cluster's name."""
     candidates = [IPv4Network(f"10.{octet}.0.0/16") for octet in range(80, 240)]
     first = int(hashlib.sha256(name.encode()).hexdigest(), 16) % len(candidates)
     for candidate in candidates[first:] + candidates[:first]:

@@ -20,7 +20,7 @@ MINIMUM_FREE_GIB = 5
 
 
 def find_host_problem() -> str | None:
-    """Return why this host cannot run the cluster, or None if it can; does not change the host."""
+    """Return the reason why this host cannot run the cluster, or None; the host is not changed."""
     if platform.system() != "Linux":
         return f"the throwaway cluster needs Linux, this is {platform.system()}"
     if os.geteuid() != 0:

@@ -33,7 +33,7 @@ class Daemon:
         return self.folder / f"{self.name}.pid"
 
     def pid(self) -> int | None:
-        """Return the pid of the running daemon, or None if it ended, even if its pid has been reused."""
+        """Return the pid of the running daemon, or None if it has ended, even if its pid has been reused."""
         try:
             pid, started_at = (int(word) for word in self.pid_file.read_text().split())
         except (FileNotFoundError, ValueError):
@@ -75,19 +75,19 @@ def stop_all(daemons: Iterable[Daemon], *, grace_seconds: float) -> None:
 
 
 def find_daemons(folder: Path) -> tuple[Daemon, ...]:
-    """Return all daemons that have a pid file in the folder, including those of an earlier version."""
+    """Return all daemons that have a pid file in the folder, including daemons of an earlier version."""
     return tuple(Daemon(name=path.stem, argv=(), folder=folder) for path in sorted(folder.glob("*.pid")))
 
 
 def read_start_time(pid: int) -> int | None:
-    """Return the start time of a running process in clock ticks since boot, None if it ended or is a zombie."""
+    """Return the start time of a running process in clock ticks since boot, or None if it has ended or is a zombie."""
     with suppress(ChildProcessError):
         os.waitpid(pid, os.WNOHANG)  # reap the process if it is a child of this process
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
         return None
-    fields = stat.rsplit(")", 1)[1].split()  # the process name, which ends at the last ")", may contain spaces
+    fields = stat.rsplit(")", 1)[1].split()  # the process name may contain spaces and ends at the last ")"
     return None if fields[0] in "ZX" else int(fields[19])
 
 

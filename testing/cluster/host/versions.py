@@ -58,10 +58,10 @@ PINNED = Versions()
 
 
 def parse_kubernetes_minor(version: str) -> int:
-    """Return the minor version, 36 for "1.36.3".
+    """Return the minor version, for example 36 for "1.36.3".
 
     Raises:
-        ValueError: not a Kubernetes version, or too old for this build.
+        ValueError: the string is not a Kubernetes version, or the version is too old for this build.
     """
     parts = version.split(".")
     if len(parts) != 3 or parts[0] != "1" or not all(part.isdigit() for part in parts):
@@ -73,7 +73,7 @@ def parse_kubernetes_minor(version: str) -> int:
 
 
 def list_staging_modules(version: str) -> tuple[str, ...]:
-    """Return the modules of the Kubernetes repository's staging folder; each needs a replace line in go.mod."""
+    """Return the modules of the Kubernetes repository's staging folder; each needs a replace directive in go.mod."""
     streaming_modules = (
         ("cri-streaming", "streaming") if parse_kubernetes_minor(version) >= STREAMING_SPLIT_MINOR else ()
     )

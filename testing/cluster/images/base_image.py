@@ -21,7 +21,7 @@ MERGED_USR_HOOK = "/usr/share/mmdebstrap/hooks/merged-usr"
 
 
 def ensure_root_file_system(cache: Cache) -> Path:
-    """Return a root file system archive, built if missing: essential packages and Python, 100 MB, without apt."""
+    """Return a 100 MB root file system archive with essential packages and Python; build it if it is missing."""
     archive = cache.images / f"base-{SUITE}.tar"
     if not archive.exists():
         archive.parent.mkdir(parents=True, exist_ok=True)

@@ -147,7 +147,7 @@ def build_kubernetes_linker_flags(version: str) -> str:
 def render_go_mod(component: LocalMainComponent) -> str:
     """Render a minimal go.mod, which `go mod tidy` completes.
 
-    The go.mod of Kubernetes refers to its staging modules by folder, so each staging module needs a replace line.
+    The go.mod of Kubernetes refers to its staging modules by folder, so each staging module needs a replace directive.
     """
     lines = [f"module example.invalid/{component.component}", "", f"go {GO_LANGUAGE}"]
     if component.module:
@@ -162,7 +162,7 @@ def render_go_mod(component: LocalMainComponent) -> str:
 
 
 def build_all(cache: Cache, versions: Versions, *, component_names: tuple[str, ...] = ()) -> None:
-    """Build the components that are missing in the cache, one at a time because each build uses all cores."""
+    """Build the components that are missing from the cache, one at a time, because each build uses all cores."""
     with cache.hold_lock("build"):
         for component in list_components(versions).values():
             if not component_names or component.component in component_names:

@@ -40,7 +40,7 @@ def load_into_node(command: tuple[str, ...], node: NodeLayout, image: Path) -> N
 
 
 def import_missing(command: tuple[str, ...], image: Path) -> str:
-    """Import the blobs missing on the node; return containerd's error message, empty on success."""
+    """Import the blobs missing on the node; return containerd's error message, or an empty string on success."""
     present_digests = frozenset(run(*command, "content", "list", "--quiet").split())
     process = subprocess.Popen(
         (*command, "images", "import", "--local", "-"),

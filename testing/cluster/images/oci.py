@@ -92,7 +92,7 @@ def is_present(name: str, present_digests: Collection[str]) -> bool:
 
 
 def keep_newest_image_uncompressed(layout: Path) -> None:
-    """Delete superseded images from a layout and store gzip layers uncompressed, under their content digest.
+    """Delete superseded images from a layout and store gzip layers uncompressed, under the digest of their content.
 
     Nodes then need not decompress the layers, and the next push skips existing layers. buildah compresses all layers of
     a layout but does not recognize its own compressed layers.

@@ -1,4 +1,4 @@
-"""Build the operator and trainer images with buildah, without a registry, and only if their sources changed."""
+"""Build the operator and trainer images with buildah, without a registry, if their sources have changed."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from testing.cluster.images.go_build import build_all
 
 
 def find_tool(name: str, cache: Cache) -> Path:
-    """Return the path of a program: from PATH, or built in the cache if it is not installed."""
+    """Return the path of a program in PATH; if it is not installed, build it in the cache."""
     installed = shutil.which(name)
     if installed:
         return Path(installed)

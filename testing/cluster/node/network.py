@@ -12,7 +12,7 @@ from testing.cluster.host.layout import Layout, NodeLayout
 
 
 def list_host_routes() -> tuple[IPv4Network, ...]:
-    """Return every network that the host has a route to, except the default route."""
+    """Return all networks to which the host has a route, except the default route."""
     routes = json.loads(run("ip", "-4", "-json", "route", "show", "table", "all"))
     networks = []
     for route in routes:

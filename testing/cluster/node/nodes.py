@@ -87,7 +87,7 @@ def find_cni_results(layout: Layout) -> tuple[Path, ...]:
     """
     matches = []
     for path in CNI_RESULTS.glob("*"):
-        with suppress(FileNotFoundError):  # the file of another cluster's pod was removed meanwhile
+        with suppress(FileNotFoundError):  # another cluster may delete its file during the iteration
             if f"{layout.root}/" in path.read_text(errors="replace"):
                 matches.append(path)
     return tuple(matches)
@@ -111,7 +111,7 @@ def remove_node_cgroups(layout: Layout) -> None:
 
 
 def remove_files(layout: Layout, *, keep_images: bool) -> None:
-    """Delete the cluster's folder, unless a file system is mounted below it, whose content would be deleted."""
+    """Delete the cluster's folder, unless a file system is still mounted below it, because its content would be deleted."""
     if list_mounts_below(layout.root):
         raise HarnessError(f"{layout.root} still contains mounts; nothing was deleted")
     if not keep_images:
@@ -135,7 +135,7 @@ def remove_path(path: Path) -> None:
 
 
 def find_processes_with_path(folder: Path) -> tuple[str, ...]:
-    """Return pid and command line of processes whose arguments contain a path below the folder.
+    """Return the pid and command line of each process whose arguments contain a path below the folder.
 
     All daemons and shims of a cluster have such an argument.
     """

@@ -48,7 +48,7 @@ def render_subject_alternative_names(layout: Layout) -> str:
 
 
 def ensure_certificates(layout: Layout) -> None:
-    """Create keys and certificates once per cluster; elliptic curves, because an RSA key takes a second to generate."""
+    """Create keys and certificates once per cluster, with elliptic curves because generating an RSA key takes a second."""
     folder = layout.pki
     if (folder / "tokens.csv").exists():
         return

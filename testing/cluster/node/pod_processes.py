@@ -30,7 +30,7 @@ class PodProcess:
 
 
 def find_processes_of_pod(node_cgroup: str, pod_uid: str) -> tuple[PodProcess, ...]:
-    """Return every process in `.../pod<uid>/<container id>`, including the pause container."""
+    """Return all processes in `.../pod<uid>/<container id>`, including the pause container."""
     processes: dict[int, PodProcess] = {}
     for folder in walk_cgroup_folders(node_cgroup):
         if folder.parent.name == f"pod{pod_uid}":
@@ -60,7 +60,7 @@ def find_running_container_id(pod: dict[str, Any], container: str | None) -> str
     """Return the id of the named container, or of the pod's only running container.
 
     Raises:
-        HarnessError: no or several running containers match; the message lists the running ones.
+        HarnessError: no container or more than one matches; the message lists the running containers.
     """
     statuses = pod.get("status", {}).get("containerStatuses", [])
     ids_by_name = {status["name"]: status["containerID"] for status in statuses if "running" in status["state"]}

@@ -1,4 +1,4 @@
-"""Daemons and command lines of the cluster's programs, computed without I/O."""
+"""Build the daemons and command lines of the cluster's programs, without I/O."""
 
 from __future__ import annotations
 

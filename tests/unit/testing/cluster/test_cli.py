@@ -4,14 +4,14 @@ import argparse
 
 import pytest
 
-from testing.cluster.cli import CHAOS_VERBS, SETUP_VERBS, build_parser, main
+from testing.cluster.cli import CHAOS_COMMANDS, SETUP_COMMANDS, build_parser, main
 
 
-def test_every_verb_has_a_handler() -> None:
-    (verbs,) = (a for a in build_parser()._actions if isinstance(a, argparse._SubParsersAction))
+def test_every_command_has_a_handler() -> None:
+    (subparsers,) = (action for action in build_parser()._actions if isinstance(action, argparse._SubParsersAction))
 
-    assert {*verbs.choices} == {*SETUP_VERBS, *CHAOS_VERBS}
-    assert len(verbs.choices) > 15
+    assert {*subparsers.choices} == {*SETUP_COMMANDS, *CHAOS_COMMANDS}
+    assert len(subparsers.choices) > 15
 
 
 def test_error_for_invalid_cluster_name_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
@@ -22,7 +22,7 @@ def test_error_for_invalid_cluster_name_is_one_line(capsys: pytest.CaptureFixtur
     assert error.count("\n") == 1
 
 
-def test_verb_fails_on_stopped_cluster(
+def test_cluster_command_fails_if_the_cluster_is_stopped(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: object
 ) -> None:
     monkeypatch.setenv("FINETUNE_CACHE", str(tmp_path))

@@ -25,7 +25,7 @@ NODE = LAYOUT.nodes[1]
 CACHE = Cache(Path("/cache"))
 
 
-def test_kubeconfig_of_every_user_contains_a_token_of_the_token_file() -> None:
+def test_kubeconfig_of_every_user_contains_a_token_from_the_token_file() -> None:
     files = render_files(LAYOUT)
     tokens = {line.split(",")[0] for line in render_token_file(LAYOUT).splitlines()}
 
@@ -37,13 +37,13 @@ def test_kubeconfig_of_every_user_contains_a_token_of_the_token_file() -> None:
         assert kubeconfig["clusters"][0]["cluster"]["server"] == LAYOUT.api_server
 
 
-def test_kubelet_token_authenticates_as_its_node_only() -> None:
+def test_kubelet_token_authenticates_only_its_node() -> None:
     line = next(line for line in render_token_file(LAYOUT).splitlines() if line.startswith("node2-token"))
 
     assert line == 'node2-token,system:node:node2,node2,"system:nodes"'
 
 
-def test_api_server_certificate_contains_its_address_and_the_service_address() -> None:
+def test_api_server_certificate_contains_host_and_service_addresses() -> None:
     names = render_subject_alternative_names(LAYOUT).split(",")
 
     assert {"IP:10.90.0.1", "IP:10.90.128.1", "DNS:kubernetes.default.svc"} <= {*names}
@@ -84,7 +84,7 @@ def test_kubelet_uses_cgroup_of_its_node_and_cluster_dns() -> None:
     assert kubelet["clusterDNS"] == ["10.90.0.1"]
 
 
-def test_control_plane_listens_only_on_the_clusters_host_address() -> None:
+def test_control_plane_listens_only_on_the_host_address_of_the_cluster() -> None:
     for daemon in build_control_plane_daemons(LAYOUT, CACHE, PINNED):
         assert "0.0.0.0" not in " ".join(daemon.argv)
         assert "127.0.0.1" not in " ".join(daemon.argv)

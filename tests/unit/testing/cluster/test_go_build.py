@@ -29,7 +29,7 @@ def build_kubernetes(version: str) -> LocalMainComponent:
         pytest.param("1.36.3", 33, id="with streaming modules"),
     ],
 )
-def test_every_staging_module_has_a_replace_line_with_matching_version(version: str, expected_count: int) -> None:
+def test_every_staging_module_has_a_replace_directive_with_matching_version(version: str, expected_count: int) -> None:
     text = render_go_mod(build_kubernetes(version))
 
     replaced_modules = [line for line in text.splitlines() if "=>" in line]

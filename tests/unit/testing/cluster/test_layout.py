@@ -11,7 +11,7 @@ LARGEST = Layout(name="abcdefgh", root=Path("/c"), node_count=MAX_NODES, network
 LONGEST_DEVICE_NAME = 15
 
 
-def test_device_names_of_longest_cluster_name_fit_kernel_limit() -> None:
+def test_device_names_fit_the_kernel_limit_for_the_longest_cluster_name() -> None:
     names = {LARGEST.bridge, *(node.host_link for node in LARGEST.nodes)}
 
     assert len(names) == MAX_NODES + 1
@@ -58,6 +58,6 @@ def test_cluster_name_that_is_invalid_in_device_names_is_rejected(name: str) -> 
         check_name(name)
 
 
-def test_root_too_long_for_socket_paths_is_rejected() -> None:
+def test_root_that_is_too_long_for_socket_paths_is_rejected() -> None:
     with pytest.raises(ValueError, match="FINETUNE_CACHE"):
         check_root(Path("/" + "x" * 60))

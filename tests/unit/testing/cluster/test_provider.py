@@ -18,7 +18,7 @@ def patch_host(
     throwaway_problem: str | None = None,
     go_problem: str | None = None,
 ) -> None:
-    """Patch the detected problems of kind, the throwaway cluster and Go; None means available."""
+    """Patch the problems that are detected for kind, the throwaway cluster and Go; None means that there is none."""
     monkeypatch.setattr(provider, "find_kind_problem", lambda: kind_problem)
     monkeypatch.setattr(provider, "find_host_problem", lambda: throwaway_problem)
     monkeypatch.setattr(provider, "find_go_problem", lambda: go_problem)

@@ -21,7 +21,7 @@ def test_state_round_trips_through_its_file(tmp_path: Path) -> None:
     assert len(STATE.layout(tmp_path).nodes) == 3
 
 
-def test_missing_state_raises_cluster_not_up_error(tmp_path: Path) -> None:
+def test_missing_state_raises_error_that_cluster_is_not_up(tmp_path: Path) -> None:
     assert read_state(tmp_path) is None
     with pytest.raises(HarnessError, match="run `up` first"):
         require_state(tmp_path)
