@@ -1,4 +1,4 @@
-"""Implements `make bench`: measures the operator on a real API server, with pods simulated by kwok.
+"""Entry point of `make bench`, which measures the operator on a real API server, with pods that kwok simulates.
 
 The figures of Kubeflow Trainer v2 + JobSet were measured on a host of the same size (2 cores, Kubernetes 1.36.3).
 """

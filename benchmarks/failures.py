@@ -38,8 +38,8 @@ def print_report(title: str, corpus: list[LabelledError]) -> None:
     print(f"{'reason':<24}{'texts':>6}{'found':>7}{'correct':>9}")
     for reason in sorted(expected_counts | assigned_counts, key=str):
         print(f"{reason:<24}{expected_counts[reason]:>6}{assigned_counts[reason]:>7}{correct_counts[reason]:>9}")
-    retried_entries = [entry for entry, verdict in verdicts if is_retried_wrongly(entry.reason, verdict)]
-    failed_entries = [entry for entry, verdict in verdicts if is_failed_wrongly(entry.reason, verdict)]
+    retried_entries = [entry for entry, verdict in verdicts if is_wrongly_retried(entry.reason, verdict)]
+    failed_entries = [entry for entry, verdict in verdicts if is_wrongly_failed(entry.reason, verdict)]
     print(
         f"user errors that are retried: {len(retried_entries)};"
         f" infrastructure faults that fail the job: {len(failed_entries)}"
@@ -48,11 +48,11 @@ def print_report(title: str, corpus: list[LabelledError]) -> None:
         print(f"  {entry.reason} <- {judge_entry(entry).reason}: {entry.text[:160]!r}")
 
 
-def is_retried_wrongly(reason: Reason, verdict: Verdict) -> bool:
+def is_wrongly_retried(reason: Reason, verdict: Verdict) -> bool:
     return reason.fault is Fault.USER and verdict.action is FailureAction.RESTART
 
 
-def is_failed_wrongly(reason: Reason, verdict: Verdict) -> bool:
+def is_wrongly_failed(reason: Reason, verdict: Verdict) -> bool:
     return reason.fault in _NOT_FAULT_OF_USER and verdict.action is FailureAction.FAIL
 
 

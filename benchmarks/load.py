@@ -45,7 +45,7 @@ class BaselineBenchmark:
         return await asyncio.gather(*(self._start(job, attempt=0, nodes=nodes) for job in jobs))
 
     async def measure_restarts(self, jobs: list[str], *, nodes: int) -> list[float]:
-        """Delete the pods of all jobs and start the next attempts; return the duration of each job in seconds."""
+        """Delete the pods of all jobs and start the next attempts; return the duration per job in seconds."""
         return await asyncio.gather(*(self._restart(job, nodes=nodes) for job in jobs))
 
     async def delete(self, jobs: list[str]) -> None:
@@ -157,7 +157,7 @@ class OperatorBenchmark:
         """Report that a rank of node 0 was killed; return the time of the request."""
         pod = f"{name}-0-0"
         message = json.dumps({**KILLED_RANK_TERMINATION, "time": time.time()})
-        body = build_ended_pod(self.pod_times.pods[pod], exit_code=1, reason="Error", message=message)
+        body = build_terminated_pod(self.pod_times.pods[pod], exit_code=1, reason="Error", message=message)
         started_at = time.monotonic()
         await self.rig.api.call("PUT", f"{PODS_PATH}/{pod}/status", body=body)
         return started_at
@@ -207,7 +207,7 @@ def build_job_body(name: str, nodes: int) -> RawBody:
     }
 
 
-def build_ended_pod(pod: RawBody, *, exit_code: int, reason: str, message: str) -> RawBody:
+def build_terminated_pod(pod: RawBody, *, exit_code: int, reason: str, message: str) -> RawBody:
     """Return the pod with the status that a kubelet reports after the trainer has exited."""
     reported_status = (pod["status"].get("containerStatuses") or [{}])[0]
     container = {

@@ -37,7 +37,7 @@ RawBody = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Usage:
+class ResourceUsage:
     """Resources that the operator process and the cluster have used so far."""
 
     cpu_seconds: float
@@ -78,12 +78,12 @@ class Rig:
         self.operator = operator
         self.pod_times = pod_times
 
-    def measure_usage(self) -> Usage:
+    def measure_usage(self) -> ResourceUsage:
         """Measure the usage from /proc and the operator's metrics."""
         cpu = read_cpu_seconds(Path(f"/proc/{self.operator.pid}"))
         memory = read_memory_mib(self.operator.pid)
         metrics = read_metrics()
-        return Usage(cpu, memory, count_requests(metrics), count_passes(metrics), measure_cluster_cpu())
+        return ResourceUsage(cpu, memory, count_requests(metrics), count_passes(metrics), measure_cluster_cpu())
 
 
 def read_memory_mib(pid: int) -> float:

@@ -17,7 +17,7 @@ PEER_FIGURES = {
 
 
 def render_table(figures: Figures, peer_figures: dict[str, str]) -> str:
-    """Render median and p99 of each figure, in seconds unless the title contains a unit."""
+    """Render the median and p99 of each figure, in seconds unless the title contains a unit."""
     rows = [("", "p50", "p99", "n", "Kubeflow Trainer + JobSet")]
     for title, values in figures.items():
         p50, p99 = (
@@ -31,6 +31,6 @@ def render_table(figures: Figures, peer_figures: dict[str, str]) -> str:
 
 
 def compute_percentile(values: list[float], percent: int) -> float:
-    """Return the compute_percentile by the nearest-rank method."""
+    """Return the percentile by the nearest-rank method."""
     sorted_values = sorted(values)
     return sorted_values[max(0, -(-len(sorted_values) * percent // 100) - 1)]

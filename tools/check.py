@@ -24,8 +24,8 @@ class Check:
 
 
 @dataclass(frozen=True)
-class Result:
-    """Result of a check; `output` includes SKIPPED lines."""
+class CheckResult:
+    """CheckResult of a check; `output` includes SKIPPED lines."""
 
     check: Check
     passed: bool
@@ -58,15 +58,15 @@ def main() -> int:
     return 1 if failed else 0
 
 
-def run_check(check: Check) -> Result:
+def run_check(check: Check) -> CheckResult:
     """Run one check and capture its output."""
     started_at = time.monotonic()
     command = [str(word) for word in check.command]
     completed = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
-    return Result(check, completed.returncode == 0, time.monotonic() - started_at, completed.stdout)
+    return CheckResult(check, completed.returncode == 0, time.monotonic() - started_at, completed.stdout)
 
 
-def print_result(result: Result) -> Result:
+def print_result(result: CheckResult) -> CheckResult:
     """Print one line for a check, and the whole output if it failed; return the result."""
     print(f"{'ok' if result.passed else 'FAILED':<7} {result.check.name:<16} {result.seconds:5.1f} s", flush=True)
     for line in result.output.splitlines():

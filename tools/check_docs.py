@@ -1,7 +1,7 @@
 """Check that links and anchors in all Markdown files exist and that prose is wrapped.
 
 Links to files outside docs/ are absolute URLs of the repository, so that they work on the documentation site; the check
-covers their paths, too.
+also verifies their paths.
 """
 
 import re

@@ -39,7 +39,7 @@ def main() -> int:
 
 
 def create_environment(folder: Path) -> None:
-    """Create the environment, replacing an incomplete one; the marker is written last."""
+    """Create the environment, or replace an incomplete environment; the marker is written last."""
     shutil.rmtree(folder, ignore_errors=True)
     venv.create(folder, with_pip=True)
     python = folder / "bin" / "python"

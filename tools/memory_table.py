@@ -26,7 +26,7 @@ class ForecastComparison:
 
     @property
     def error(self) -> float:
-        """Return the relative error of the forecast."""
+        """Relative error of the forecast."""
         return self.forecast / self.row.published_bytes - 1
 
 
@@ -98,7 +98,7 @@ def describe_method(row: PublishedRow) -> str:
     method = "full" if row.lora is None else f"lora r={row.lora.r} {', '.join(row.lora.target_modules)}"
     if row.zero is not None:
         method = f"{method}; zero{row.zero.stage} on {row.ranks}"
-    return method if row.checkpointing else f"{method}; no checkpointing"
+    return method if row.gradient_checkpointing else f"{method}; no checkpointing"
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ REPORTS = ROOT / "build" / "reports"
 SUITES = {  # pytest options by suite; the timeout terminates hanging tests
     "unit": ("--timeout=120", "--numprocesses=auto"),
     "simulation": ("--timeout=1200", "--numprocesses=auto"),  # a few tests simulate thousands of histories each
-    # loadscope: the tests of a file share launches with two ranks
+    # loadscope runs the tests of a file in one worker, because they share launches with two ranks
     "integration": ("--timeout=600", "--numprocesses=2", "--dist=loadscope"),
     "e2e": ("--timeout=900",),
 }

@@ -1,8 +1,8 @@
-"""Implements `make bench-recovery`: measures how fast a job starts on real pods and recovers from a killed rank.
+"""Entry point of `make bench-recovery`, which measures how fast a job starts and recovers from a killed rank.
 
-Two nodes with two ranks each run a bare torch DDP loop (`ddp.py`), with images that are already on the Kubernetes
-nodes. The loop is started alternately by our launcher and by a torchrun command of the job. SIGKILL is sent to one rank
-of the second node. All times come from one clock, because the Kubernetes nodes are network namespaces of this host.
+Two real pods with two ranks each run a bare torch DDP loop (`ddp.py`), with images that are already on the Kubernetes
+nodes. The loop is started alternately by our launcher and by torchrun as the command of the job. SIGKILL is sent to
+one rank of the second node. All times come from one clock, because Kubernetes nodes are network namespaces of this host.
 With `--peer`, Kubeflow Trainer and JobSet run the same loop under torchrun on the same cluster, in alternation, because
 the speed of a host varies.
 """
@@ -167,7 +167,7 @@ def collect_stage_times(job: JobUnderTest, attempt: int) -> StageTimes:
 
 
 def find_stop_time(job: JobUnderTest) -> float:
-    """Return the time at which the status first reported the end of the first attempt."""
+    """Return the time at which the status first reported that the first attempt had ended."""
     return next(
         change.time
         for change in job.recorder.status_changes

@@ -190,7 +190,7 @@ def write_certificate(cluster: ThrowawayCluster, manager: KubeflowManager, folde
         time.sleep(0.5)
         data = cluster.kubectl.get("secret", manager.secret, namespace=manager.namespace).get("data", {})
     folder.mkdir()
-    for name, content in sorted(data.items(), reverse=True):  # tls.crt last, because the manager waits for it
+    for name, content in sorted(data.items(), reverse=True):  # write tls.crt last, because the manager waits for it
         (folder / name).write_bytes(base64.b64decode(content))
 
 

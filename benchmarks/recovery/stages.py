@@ -12,7 +12,7 @@ STARTED = "job applied to its first step"
 RECOVERED = "rank killed to the first step of the next attempt"
 
 StageSeconds = dict[str, float]
-StartAndRecovery = tuple[Figures, Figures]  # figures of the start and of the recovery
+StartAndRecovery = tuple[Figures, Figures]  # figures of the start, and figures of the recovery
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Implements `make soak`: runs hundreds of jobs with faults, removes nodes and kills the operator.
+"""Entry point of `make soak`, which runs hundreds of jobs with faults, removes nodes and kills the operator.
 
 Every job must end as its script expects, and no object may remain after the jobs are deleted.
 """
@@ -23,7 +23,7 @@ from finetune_operator.kube.api_client import ApiClient
 from finetune_operator.kube.cluster import collection_path
 from testing.cluster.throwaway import ThrowawayCluster
 
-TIMEOUT_SECONDS = 300.0  # limit for jobs that still run when the faults end, and for garbage collection
+TIMEOUT_SECONDS = 300.0  # limit for jobs that still run after the last fault, and for garbage collection
 POLL_INTERVAL_SECONDS = 5.0
 NODE_REMOVAL_INTERVAL_SECONDS = 20.0
 KINDS = ("Pod", "Service", "ConfigMap")
@@ -141,7 +141,7 @@ async def _check_garbage_collection(api: ApiClient, state: SoakState) -> list[st
 
 
 async def _list_children(api: ApiClient) -> list[tuple[str, RawBody]]:
-    """Return the kind and body of all children of jobs."""
+    """Return the kind and body of each child of all jobs."""
     return [
         (kind, body)
         for kind in KINDS

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from benchmarks.load import JOBS_PATH, PODS_PATH, RawBody, build_ended_pod, build_job_body
+from benchmarks.load import JOBS_PATH, PODS_PATH, RawBody, build_job_body, build_terminated_pod
 from benchmarks.rig import (
     NAMESPACE,
     count_requests,
@@ -60,7 +60,7 @@ class SoakState:
         return attempt if all(pod is not None and _is_running(pod) for pod in pods) else None
 
     def find_final_state(self, name: str) -> tuple[str, str] | None:
-        """Return phase and reason of an ended job, or None if the job has not ended."""
+        """Return the phase and reason of a finished job, or None if the job has not finished."""
         if name in self.deleted:
             return DELETED, ""
         status: RawBody = self.jobs.get(name, {}).get("status", {})
@@ -100,7 +100,7 @@ class ScriptRunner:
         self._random_source = random_source
 
     async def run_script(self, plan: JobPlan) -> None:
-        """Run the script of one job from its creation to its end."""
+        """Run the script of one job from the creation of the job until it has finished."""
         await asyncio.sleep(plan.start_seconds)
         body = build_job_body(plan.name, plan.nodes)
         body["spec"]["restartPolicy"] = RESTART_POLICY
@@ -146,7 +146,7 @@ class ScriptRunner:
             pod = self._state.pods.get(pod_name)
             if pod is None or not _is_running(pod):
                 return False
-            body = build_ended_pod(pod, exit_code=exit_code, reason=reason, message=message)
+            body = build_terminated_pod(pod, exit_code=exit_code, reason=reason, message=message)
             try:
                 return await _ignore_not_found(self._state.api.call("PUT", f"{PODS_PATH}/{pod_name}/status", body=body))
             except ApiError as error:

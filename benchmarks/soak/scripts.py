@@ -1,4 +1,4 @@
-"""Scripts of a soak test: the actions performed on each job and its expected end. Pure functions."""
+"""Scripts of a soak test, which define the actions on each job and its expected final state."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 RawBody = dict[str, Any]
 
-MAX_ACTIONS = 3  # maximum number of actions on a job whose last action is repeated
+MAX_ACTIONS = 3  # maximum number of actions on one job, including repetitions
 RESTART_POLICY = {"maxRestarts": 2, "maxInfrastructureRestarts": 1000, "backoffSeconds": 1, "maxBackoffSeconds": 5}
 
 
@@ -32,7 +32,7 @@ class ScriptAction(StrEnum):
 
 @dataclass(frozen=True)
 class Script:
-    """Actions on a job and its expected end. The last action is repeated; `reason` is empty if the job is deleted."""
+    """Actions on a job, of which the last is repeated, and the expected final phase and reason of the job."""
 
     actions: tuple[ScriptAction, ...]
     phase: str
@@ -42,7 +42,7 @@ class Script:
         return ", then ".join(self.actions)
 
     def get_action(self, number: int) -> ScriptAction:
-        """Return the action with the given number, or the last action if there is none."""
+        """Return the action with the given number, or the last action if the script has fewer actions."""
         return self.actions[min(number, len(self.actions) - 1)]
 
 
@@ -76,7 +76,7 @@ class JobPlan:
 
 
 def plan_jobs(count: int, *, seconds: float, seed: int) -> tuple[JobPlan, ...]:
-    """Plan jobs that start within the first tenth of the time and, without delays, end within nine tenths."""
+    """Plan jobs that start in the first tenth of the test and, without delays, end before its last tenth."""
     random_source = random.Random(seed)
     plans = []
     for number in range(count):
@@ -95,7 +95,7 @@ def plan_jobs(count: int, *, seconds: float, seed: int) -> tuple[JobPlan, ...]:
 
 
 def build_container_exit(action: ScriptAction, *, time: float) -> tuple[int, str, str]:
-    """Return exit code, reason and termination message of the container that the action ends."""
+    """Return the exit code, reason and termination message of the container that the action terminates."""
 
     def build_failure_message(error_type: str, message: str, **details: Any) -> str:
         fields = {"outcome": "failed", "rank": 0, "errorType": error_type, "message": message, **details}

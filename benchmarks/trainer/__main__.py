@@ -1,4 +1,4 @@
-"""Implements `make bench-trainer`: compares CPU throughput with TRL and ms-swift, and measures a rank's startup."""
+"""Entry point of `make bench-trainer`, which compares CPU throughput with TRL and ms-swift and measures startup."""
 
 from __future__ import annotations
 

@@ -27,8 +27,8 @@ class CaseSettings:
     shape: BenchmarkModelShape
     rows: int
     max_tokens: int
-    per_device: int
-    accumulation: int
+    micro_batch_size: int
+    accumulation_steps: int
     method: str = "sft"
     packing: bool = False
     lora: bool = True
@@ -36,11 +36,15 @@ class CaseSettings:
 
 
 CPU_CASES = (
-    CaseSettings("LoRA SFT", SMALL, rows=24, max_tokens=384, per_device=4, accumulation=2),
-    CaseSettings("LoRA SFT, packed", SMALL, rows=24, max_tokens=384, per_device=2, accumulation=1, packing=True),
-    CaseSettings("LoRA DPO", SMALL, rows=12, max_tokens=256, per_device=2, accumulation=2, method="dpo"),
-    CaseSettings("LoRA SFT of LLaVA", SMALL_LLAVA, rows=24, max_tokens=192, per_device=2, accumulation=4),
-    CaseSettings("LoRA SFT of Qwen2-VL", SMALL_QWEN2_VL, rows=24, max_tokens=192, per_device=2, accumulation=4),
+    CaseSettings("LoRA SFT", SMALL, rows=24, max_tokens=384, micro_batch_size=4, accumulation_steps=2),
+    CaseSettings(
+        "LoRA SFT, packed", SMALL, rows=24, max_tokens=384, micro_batch_size=2, accumulation_steps=1, packing=True
+    ),
+    CaseSettings("LoRA DPO", SMALL, rows=12, max_tokens=256, micro_batch_size=2, accumulation_steps=2, method="dpo"),
+    CaseSettings("LoRA SFT of LLaVA", SMALL_LLAVA, rows=24, max_tokens=192, micro_batch_size=2, accumulation_steps=4),
+    CaseSettings(
+        "LoRA SFT of Qwen2-VL", SMALL_QWEN2_VL, rows=24, max_tokens=192, micro_batch_size=2, accumulation_steps=4
+    ),
 )
 GPU_CASES = (
     CaseSettings("LoRA SFT 7B, packed to 4096", QWEN2_5_7B, 256, 4096, 1, 4, packing=True, gradient_checkpointing=True),
@@ -51,7 +55,7 @@ GPU_CASES = (
 
 
 OUT_OF_MEMORY_CASE = CaseSettings(
-    "out of memory, LoRA SFT 3B, 4096", QWEN2_5_3B, rows=64, max_tokens=4096, per_device=32, accumulation=1
+    "out of memory, LoRA SFT 3B, 4096", QWEN2_5_3B, rows=64, max_tokens=4096, micro_batch_size=32, accumulation_steps=1
 )
 
 
@@ -60,7 +64,12 @@ def shrink_case(case: CaseSettings) -> CaseSettings:
     small_shape = SMALL if case.shape.family == "" else SMALL_QWEN2_VL
     text_config = {**small_shape.text_config, "num_hidden_layers": 2}
     return replace(
-        case, shape=replace(small_shape, text_config=text_config), rows=8, max_tokens=192, per_device=2, accumulation=2
+        case,
+        shape=replace(small_shape, text_config=text_config),
+        rows=8,
+        max_tokens=192,
+        micro_batch_size=2,
+        accumulation_steps=2,
     )
 
 
@@ -89,8 +98,8 @@ def prepare_case(case: CaseSettings, folder: Path, settings: DeviceSettings) -> 
         packing=case.packing,
         lora=case.lora,
         gradient_checkpointing=case.gradient_checkpointing,
-        per_device=case.per_device,
-        accumulation=case.accumulation,
+        micro_batch_size=case.micro_batch_size,
+        accumulation_steps=case.accumulation_steps,
         max_length=case.max_tokens,
         dtype=settings.dtype,
         on_gpu=settings.device == "cuda",

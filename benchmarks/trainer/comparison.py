@@ -28,7 +28,7 @@ class BenchmarkCase:
 
 @dataclass
 class ContenderResult:
-    """Measurements of one contender for one case, one per round, or an error."""
+    """Measurements of one contender for one case, with one measurement per round, or an error."""
 
     measurements: list[Measurement] = field(default_factory=list)
     error: str = ""
@@ -38,11 +38,11 @@ class ContenderResult:
         return median(measurement.seconds for measurement in self.measurements)
 
 
-ResultsByContender = dict[str, ContenderResult]  # by contender name
+ResultsByContender = dict[str, ContenderResult]  # results by contender name
 
 
 class Contender:
-    """Trains in a separate process with its own Python environment, which is started with the first task."""
+    """Trains in a separate process with its own Python environment; the first task starts the process."""
 
     def __init__(self, name: str, python: Path | None, *, threads: int, unavailable_reason: str = "") -> None:
         self.name = name

@@ -1,6 +1,7 @@
-"""Implements `make bench-gpu`: compares realistic model shapes with TRL on one GPU, and runs a job with an OOM repair.
+"""Entry point of `make bench-gpu`, which compares realistic model shapes with TRL and runs a job with an OOM repair.
 
-The weights are random. `--small` uses small models on CPU, where testing/fakes/inject raises the out-of-memory error.
+The comparison uses one GPU. The weights are random. `--small` uses small models on CPU, where testing/fakes/inject
+raises the out-of-memory error.
 """
 
 import argparse

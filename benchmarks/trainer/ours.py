@@ -61,8 +61,8 @@ def build_spec(task: Task) -> dict[str, Any]:
         task.method: {},
         **({"lora": {"r": 8, "loraAlpha": 32}} if task.lora else {}),
         "training": {
-            "perDeviceTrainBatchSize": task.per_device,
-            "gradientAccumulationSteps": task.accumulation,
+            "perDeviceTrainBatchSize": task.micro_batch_size,
+            "gradientAccumulationSteps": task.accumulation_steps,
             "gradientCheckpointing": task.gradient_checkpointing,
             "numTrainEpochs": EPOCHS,
             "learningRate": 1e-4,

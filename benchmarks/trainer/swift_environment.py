@@ -11,7 +11,7 @@ from environment import ROOT, WHEELS, build_uv_environment
 
 VERSION = "4.6.0"
 IMAGE_PACKAGES = ("qwen-vl-utils",)
-CONSTRAINED_PACKAGES = ("torch==",)  # must have the same version as in our environment
+CONSTRAINED_PACKAGES = ("torch==",)  # packages that must have the same version as in our environment
 
 
 class NotInstalled(Exception):

@@ -1,4 +1,4 @@
-"""Writes models with random weights, and rows with text of the Python manual and lengths typical of chats."""
+"""Writes models with random weights, and rows with text from the Python manual in lengths typical of chats."""
 
 import random
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ from finetune_trainer.train import build_tokenization_config
 from finetune_trainer.training_plan import plan_training
 from testing.models import tiny_text, tiny_vision
 
-_MARGIN_TOKENS = 64  # tokens of the question and the chat template
+_MARGIN_TOKENS = 64  # number of tokens reserved for the question and the chat template
 _IMAGE_SIZE = (112, 84)  # width and height in pixels; 12 tokens in Qwen2-VL
 
 
@@ -100,7 +100,7 @@ def write_rows(rows: DatasetSettings, *, method: str, is_multimodal: bool) -> No
 def _draw_random_text(
     tokenizer: PreTrainedTokenizerFast, manual_tokens: list[int], random_source: random.Random, max_tokens: int
 ) -> str:
-    """Return text of random length with a lognormal distribution and a median of a sixth of the maximum."""
+    """Return a text whose length is drawn from a lognormal distribution with a sixth of the maximum as its median."""
     max_length = max_tokens - _MARGIN_TOKENS
     length = max(8, min(max_length, int(random_source.lognormvariate(0, 0.8) * max_length / 6)))
     start = random_source.randrange(len(manual_tokens) - length)

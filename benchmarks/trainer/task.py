@@ -20,8 +20,8 @@ class Task:
     packing: bool
     lora: bool
     gradient_checkpointing: bool
-    per_device: int
-    accumulation: int
+    micro_batch_size: int
+    accumulation_steps: int
     max_length: int
     dtype: str
     on_gpu: bool

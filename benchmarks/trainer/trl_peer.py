@@ -56,8 +56,8 @@ def read_rows(path: Path) -> Dataset:
 def build_arguments(task: Task) -> dict[str, Any]:
     return {
         "output_dir": task.output,
-        "per_device_train_batch_size": task.per_device,
-        "gradient_accumulation_steps": task.accumulation,
+        "per_device_train_batch_size": task.micro_batch_size,
+        "gradient_accumulation_steps": task.accumulation_steps,
         "gradient_checkpointing": task.gradient_checkpointing,
         "num_train_epochs": EPOCHS,
         "learning_rate": 1e-4,

@@ -30,7 +30,7 @@ class ClusterKind(StrEnum):
     NONE = "none"
 
 
-class Provider(Protocol):
+class ClusterProvider(Protocol):
     """A cluster that loads images and stores shared claims in folders of this host."""
 
     @property
@@ -57,7 +57,7 @@ class Provider(Protocol):
 
 @dataclass(frozen=True)
 class ThrowawayProvider:
-    """Provider for the throwaway cluster, the only one with fault injection."""
+    """ClusterProvider for the throwaway cluster, the only one with fault injection."""
 
     cluster: ThrowawayCluster
 
@@ -105,11 +105,14 @@ class ProviderChoice:
 
     kind: ClusterKind
     explanation: str
-    provider: Provider | None
+    provider: ClusterProvider | None
 
 
 def choose_provider(environment: Mapping[str, str]) -> ProviderChoice:
-    """Return the cluster selected by CLUSTER (throwaway, kind, current, none); by default, a cluster that the host supports."""
+    """Return the cluster selected by CLUSTER (throwaway, kind, current, none).
+
+    By default, it is a cluster that the host supports.
+    """
     requested_kind = environment.get("CLUSTER", "")
     if requested_kind and requested_kind not in tuple(ClusterKind):
         raise HarnessError(f"CLUSTER={requested_kind}: expected one of {', '.join(ClusterKind)}")
@@ -131,7 +134,7 @@ def find_go_problem() -> str | None:
     return None if shutil.which("go") else "the throwaway cluster is built with Go, which is not installed"
 
 
-def create_provider(kind: ClusterKind, environment: Mapping[str, str]) -> Provider | None:
+def create_provider(kind: ClusterKind, environment: Mapping[str, str]) -> ClusterProvider | None:
     cache = Cache.from_environment()
     match kind:
         case ClusterKind.THROWAWAY:

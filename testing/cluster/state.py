@@ -8,8 +8,8 @@ from ipaddress import IPv4Network
 from pathlib import Path
 
 from testing.cluster.host.commands import HarnessError
-from testing.cluster.host.layout import Layout
-from testing.cluster.host.versions import Versions
+from testing.cluster.host.layout import ClusterLayout
+from testing.cluster.host.versions import ComponentVersions
 
 
 @dataclass(frozen=True)
@@ -19,11 +19,11 @@ class ClusterState:
     name: str
     node_count: int
     network: str
-    versions: Versions
+    versions: ComponentVersions
     dns_cache: bool = False
 
-    def layout(self, root: Path) -> Layout:
-        return Layout(name=self.name, root=root, node_count=self.node_count, network=IPv4Network(self.network))
+    def layout(self, root: Path) -> ClusterLayout:
+        return ClusterLayout(name=self.name, root=root, node_count=self.node_count, network=IPv4Network(self.network))
 
     def with_dns_cache(self, enabled: bool) -> ClusterState:
         return replace(self, dns_cache=enabled)
@@ -45,7 +45,7 @@ def read_state(root: Path) -> ClusterState | None:
         return None
     except ValueError as error:
         raise HarnessError(f"{get_state_file(root)} is unreadable ({error}); run `down`") from error
-    return ClusterState(**{**document, "versions": Versions(**document["versions"])})
+    return ClusterState(**{**document, "versions": ComponentVersions(**document["versions"])})
 
 
 def require_state(root: Path) -> ClusterState:

@@ -10,10 +10,10 @@ from testing.cluster.host.cache import Cache
 from testing.cluster.host.cgroups import list_cgroups_with_prefix
 from testing.cluster.host.commands import HarnessError, stage
 from testing.cluster.host.debian_packages import RUNTIME, ensure_packages
-from testing.cluster.host.layout import DNS_READY_PORT, MAX_NODES, Layout, check_name, choose_network
+from testing.cluster.host.layout import DNS_READY_PORT, MAX_NODES, ClusterLayout, check_name, choose_network
 from testing.cluster.host.preflight import require_free_ports, require_supported_host
 from testing.cluster.host.processes import Daemon, find_daemons, stop_all
-from testing.cluster.host.versions import PINNED, Versions
+from testing.cluster.host.versions import PINNED, ComponentVersions
 from testing.cluster.images.go_build import build_all
 from testing.cluster.images.image_loading import build_pause_archive, load_into_nodes
 from testing.cluster.kubectl import Kubectl, is_healthy, wait_for_api_server
@@ -56,7 +56,7 @@ class ThrowawayCluster:
         return require_state(self.root)
 
     @property
-    def layout(self) -> Layout:
+    def layout(self) -> ClusterLayout:
         return self.state.layout(self.root)
 
     @property
@@ -68,7 +68,7 @@ class ThrowawayCluster:
         program = self.cache.get_binary_folder("kubernetes", self.state.versions.kubernetes) / "kubectl"
         return Kubectl(program=program, kubeconfig=self.kubeconfig)
 
-    def up(self, *, node_count: int = 2, versions: Versions = PINNED, dns_cache: bool = False) -> None:
+    def up(self, *, node_count: int = 2, versions: ComponentVersions = PINNED, dns_cache: bool = False) -> None:
         """Start the cluster if it is not running; recreate it after a reboot of the host."""
         if not 1 <= node_count <= MAX_NODES:
             raise HarnessError(f"{node_count} nodes: expected 1 to {MAX_NODES}")
@@ -79,7 +79,7 @@ class ThrowawayCluster:
             state = self.prepare_state(node_count=node_count, versions=versions, dns_cache=dns_cache)
             self.start(state)
 
-    def prepare_state(self, *, node_count: int, versions: Versions, dns_cache: bool) -> ClusterState:
+    def prepare_state(self, *, node_count: int, versions: ComponentVersions, dns_cache: bool) -> ClusterState:
         previous_state = read_state(self.root)
         if previous_state is not None and self.list_running_daemons():
             if (previous_state.node_count, previous_state.versions) != (node_count, versions):
@@ -228,7 +228,7 @@ class ThrowawayCluster:
 
     def find_leftovers(self) -> tuple[str, ...]:
         """Return a description of each resource that `down` failed to remove."""
-        layout = Layout(self.name, self.root, MAX_NODES, choose_network(self.name, ()))
+        layout = ClusterLayout(self.name, self.root, MAX_NODES, choose_network(self.name, ()))
         return (
             *(f"network namespace {name}" for name in list_network_namespaces(layout)),
             *(f"network link {name}" for name in list_network_links(layout)),

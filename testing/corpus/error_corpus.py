@@ -1,7 +1,7 @@
 """Corpus of labelled error messages; one third was held out before the error patterns were written.
 
 The messages are real program output, truncated to 400 characters, with names of people and hosts replaced. `source`
-is the thread or page that quotes the message, or marks it as provoked: such a failure was caused deliberately for the
+is the thread or page that quotes the message. If it starts with "provoked", the failure was caused deliberately for the
 corpus, with a local server instead of the Hub.
 """
 

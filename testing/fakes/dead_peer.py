@@ -14,8 +14,8 @@ from contextlib import suppress
 from pathlib import Path
 
 SO_ATTACH_FILTER = 26
-PIDFD_GETFD = 438  # system call number, which Python does not define; equal on all architectures
-RETURN_CONSTANT = 0x06  # BPF_RET | BPF_K: return the number of bytes to accept of each packet
+PIDFD_GETFD = 438  # system call number on all architectures; Python does not define it
+RETURN_CONSTANT = 0x06  # BPF_RET | BPF_K: return the number of bytes of each packet to accept
 
 
 def drop_incoming_packets(connection: socket.socket) -> None:

@@ -54,7 +54,7 @@ class ScriptedFault:
 
 
 @dataclass(frozen=True)
-class Request:
+class RecordedRequest:
     """A recorded request with its parsed path, parameters and body."""
 
     method: str
@@ -69,7 +69,7 @@ class HttpApi:
 
     def __init__(self) -> None:
         self.objects: dict[tuple[str, str, str], RawBody] = {}
-        self.requests: list[Request] = []
+        self.requests: list[RecordedRequest] = []
         self.faults: list[ScriptedFault] = []
         self.allowed_token: str | None = None
         self._version = 100
@@ -86,7 +86,7 @@ class HttpApi:
         return self._commit("MODIFIED" if previous else "ADDED", key, {**body, "metadata": metadata})
 
     def remove(self, plural: str, name: str, *, namespace: str = "default", silently: bool = False) -> None:
-        """Delete an object, as another client would; with `silently`, without a watch event."""
+        """Delete an object, as another client would; if `silently` is set, no watch event is sent."""
         key = (plural, namespace, name)
         deleted = self.objects.pop(key)
         self._version += 1
@@ -120,16 +120,16 @@ class HttpApi:
         """The latest resourceVersion of the server."""
         return str(self._version)
 
-    def find_requests(self, method: str, plural: str) -> list[Request]:
+    def find_requests(self, method: str, plural: str) -> list[RecordedRequest]:
         """Return the requests with this method and resource, in order."""
         return [request for request in self.requests if request.method == method and request.resource.plural == plural]
 
-    async def handle(self, request: web.Request) -> web.StreamResponse:
+    async def handle(self, request: web.RecordedRequest) -> web.StreamResponse:
         """Record a request and return its response."""
         resource = parse_path(request.path)
         body = json.loads(await request.read()) if request.can_read_body else None
         params = dict(request.query)
-        self.requests.append(Request(request.method, resource, params, body, dict(request.headers)))
+        self.requests.append(RecordedRequest(request.method, resource, params, body, dict(request.headers)))
         if self.allowed_token and request.headers.get("Authorization") != f"Bearer {self.allowed_token}":
             return build_status_response(401, "Unauthorized", "Unauthorized")
         fault = next(
@@ -222,7 +222,7 @@ class HttpApi:
         self.remove(resource.plural, resource.name or "", namespace=resource.namespace or "default")
         return web.json_response(stored_body)
 
-    async def _watch(self, request: web.Request, resource: ResourcePath) -> web.StreamResponse:
+    async def _watch(self, request: web.RecordedRequest, resource: ResourcePath) -> web.StreamResponse:
         params = dict(request.query)
         response = web.StreamResponse(headers={"Content-Type": "application/json"})
         await response.prepare(request)
@@ -305,7 +305,7 @@ def build_status_response(
 
 @asynccontextmanager
 async def serve_api(api: HttpApi) -> AsyncIterator[str]:
-    """Serve on a free port of the loopback interface and yield the URL."""
+    """Serve the API on a free port of the loopback interface and yield the URL."""
     app = web.Application()
     app.router.add_route("*", "/{path:.*}", api.handle)
     runner = web.AppRunner(app, shutdown_timeout=0.1)

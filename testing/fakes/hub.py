@@ -26,7 +26,9 @@ class FakeHub:
 
     repositories: dict[str, dict[str, bytes]] = field(default_factory=dict)
     visibility: dict[str, str] = field(default_factory=dict)
-    datasets: dict[str, dict[str, bytes]] = field(default_factory=dict)  # every dataset is at commit SHA
+    datasets: dict[str, dict[str, bytes]] = field(
+        default_factory=dict
+    )  # files by dataset and file name; every dataset has the commit SHA
     requested_paths: list[str] = field(default_factory=list)
     messages: list[str] = field(default_factory=list)
     error_status: int | None = None
@@ -34,7 +36,7 @@ class FakeHub:
     address: str = ""
 
     def handle_get(self, path: str, token: str) -> tuple[int, Any, dict[str, str]]:
-        """Return status, body and headers for a request for a dataset, its file list or a file."""
+        """Return the status, body and headers of the response for a dataset, its file list or a file."""
         self.requested_paths.append(path)
         if self.error_status:
             return self.error_status, {"error": "out of order"}, {}
@@ -57,7 +59,7 @@ class FakeHub:
         return 200, content, {"ETag": f'"{sha256(content).hexdigest()}"', "X-Repo-Commit": SHA}
 
     def handle_post(self, path: str, body: bytes, token: str) -> tuple[int, Any]:
-        """Return status and body for an upload request; create repositories and store committed files."""
+        """Create repositories or store committed files; return the status and body of the response."""
         if self.error_status:
             return self.error_status, {"error": "out of order"}
         if path == "/api/repos/create":
@@ -70,7 +72,7 @@ class FakeHub:
         if path == "/api/repos/create":
             self.repositories[name], self.visibility[name] = {}, request["visibility"]
             return 200, {"url": f"{self.address}/{name}"}
-        if path == "/api/validate-yaml":  # request to validate the metadata of README.md
+        if path == "/api/validate-yaml":  # request that validates the metadata of README.md
             return 200, {"errors": [], "warnings": []}
         time.sleep(self.delay_seconds)
         repository, _, action = path.removeprefix("/api/models/").rpartition("/main")[0].rpartition("/")

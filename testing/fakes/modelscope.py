@@ -26,7 +26,7 @@ class FakeModelScope:
     address: str = ""
 
     def handle_request(self, path: str, body: bytes, token: str) -> tuple[int, Any]:
-        """Return status and body for an upload request; create repositories and store committed files."""
+        """Create repositories or store committed files; return the status and body of the response."""
         if self.error_status:
             return self.error_status, {"Code": self.error_status, "Message": "out of order", "Success": False}
         if token != f"Bearer {TOKEN}":

@@ -1,7 +1,7 @@
 """Fake supervisor that writes a real termination message without training.
 
-The environment variable FAKE_ACTS is a comma-separated list of acts such as `3:crash` (node 3), `0.3:crash` (node 3 of
-attempt 0) or `*:crash` (all nodes). The first matching entry applies; by default the node succeeds.
+The environment variable FAKE_ACTS is a comma-separated list of behaviours such as `3:crash` (node 3), `0.3:crash`
+(node 3 of attempt 0) or `*:crash` (all nodes). The first matching entry applies; by default the node succeeds.
 """
 
 import json
@@ -18,8 +18,8 @@ def write_termination(outcome: str, **fields: object) -> None:
     Path(os.environ["FINETUNE_TERMINATION_LOG"]).write_text(json.dumps(message))
 
 
-def perform(act: str) -> int:
-    match act:
+def perform(behaviour: str) -> int:
+    match behaviour:
         case "succeed":
             write_termination("succeeded", time=time.time())
             return 0
@@ -38,7 +38,7 @@ def perform(act: str) -> int:
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
             write_termination("running")
             time.sleep(600)
-    raise AssertionError(act)
+    raise AssertionError(behaviour)
 
 
 def stop(*_: object) -> None:
@@ -50,9 +50,9 @@ def main() -> int:
     signal.signal(signal.SIGTERM, stop)
     node, attempt = os.environ["NODE_RANK"], os.environ["FINETUNE_ATTEMPT"]
     for entry in os.environ["FAKE_ACTS"].split(","):
-        target, _, act = entry.partition(":")
+        target, _, behaviour = entry.partition(":")
         if target in ("*", node, f"{attempt}.{node}"):
-            return perform(act)
+            return perform(behaviour)
     return perform("succeed")
 
 

@@ -19,14 +19,16 @@ from testing.cluster.throwaway import ThrowawayCluster
 from testing.faults.catalog.matrix import FAULTS
 from testing.faults.expectation import Expectation
 from testing.faults.expectations import EXPECTATIONS
-from testing.faults.matrix_page import Setup, render_page
+from testing.faults.matrix_page import ClusterSetup, render_page
 from testing.faults.outcome import FaultRun, describe_failures, find_deviations
 from testing.faults.run import run_fault
 from testing.processes.operator_stack import OperatorStack
 
 REPOSITORY = Path(__file__).parents[2]
 PAGE = REPOSITORY / "docs" / "operations" / "fault-matrix.md"
-RUNS = PAGE.with_suffix(".jsonl")  # stored next to the page, so that results of several hosts and runs can be combined
+RUNS = PAGE.with_suffix(
+    ".jsonl"
+)  # results, stored next to the page so that results of several hosts and runs can be combined
 INJECT = REPOSITORY / "testing" / "fakes" / "inject"
 
 
@@ -67,7 +69,7 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def select_expectations(selected_names: str) -> tuple[Expectation, ...]:
-    """Return the expectations of all faults, or of those in a comma-separated list, in page order.
+    """Return the expectations of all faults, or of the faults in a comma-separated list, in page order.
 
     Raises: SystemExit if a name is unknown.
     """
@@ -138,8 +140,8 @@ def print_run(expectation: Expectation, run: FaultRun, evidence: str) -> None:
     print("\n        ".join([line, *deviations]), flush=True)
 
 
-def describe_setup(cluster: ThrowawayCluster, note: str) -> Setup:
-    return Setup(
+def describe_setup(cluster: ThrowawayCluster, note: str) -> ClusterSetup:
+    return ClusterSetup(
         kubernetes=cluster.state.versions.kubernetes,
         node_count=cluster.state.node_count,
         core_count=os.cpu_count() or 0,

@@ -10,7 +10,7 @@ from finetune_operator.failures.restart_budget import INFRASTRUCTURE_FAULTS
 
 
 @dataclass(frozen=True)
-class Failure:
+class ExpectedFailure:
     """An expected failed attempt, with its reason and the action that follows."""
 
     reason: Reason
@@ -29,16 +29,16 @@ class Failure:
 
 @dataclass(frozen=True)
 class Expectation:
-    """The description of a fault and the expected result of its job.
+    """Describes a fault and the expected result of its job.
 
-    failures: all failed attempts.
-    node_rank, rank: the root cause of the first failure, if there is a single one.
-    avoids_node: the last attempt avoids a Kubernetes node.
+    failures: all expected failed attempts, in order.
+    node_rank, rank: node and rank that cause the first failure, if it has a single cause.
+    avoids_node: whether the last attempt avoids a Kubernetes node.
     """
 
     name: str
     description: str
-    failures: tuple[Failure, ...] = ()
+    failures: tuple[ExpectedFailure, ...] = ()
     pending_reason: Reason | None = None
     node_rank: int | None = None
     rank: int | None = None
@@ -61,13 +61,13 @@ class Expectation:
         return sum(failure.is_counted for failure in self.failures)
 
 
-def expect_restart(reason: Reason) -> tuple[Failure, ...]:
-    return (Failure(reason, FailureAction.RESTART),)
+def expect_restart(reason: Reason) -> tuple[ExpectedFailure, ...]:
+    return (ExpectedFailure(reason, FailureAction.RESTART),)
 
 
-def expect_repair(reason: Reason) -> tuple[Failure, ...]:
-    return (Failure(reason, FailureAction.REPAIR),)
+def expect_repair(reason: Reason) -> tuple[ExpectedFailure, ...]:
+    return (ExpectedFailure(reason, FailureAction.REPAIR),)
 
 
-def expect_failure(reason: Reason) -> tuple[Failure, ...]:
-    return (Failure(reason, FailureAction.FAIL),)
+def expect_failure(reason: Reason) -> tuple[ExpectedFailure, ...]:
+    return (ExpectedFailure(reason, FailureAction.FAIL),)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from finetune_api.v1alpha1.reasons import Reason
 from testing.faults.expectation import Expectation, expect_failure, expect_repair, expect_restart
 
-SAVE_STEPS = 10  # save interval of training_program.py, which also saves on SIGTERM
-TRAINER_SAVE_STEPS = 20  # save interval of the operator's trainer
-STEPS_LOST_AFTER_SAVE = 1  # maximum if the program saved before it stopped
+SAVE_STEPS = 10  # steps between saves of training_program.py, which also saves on SIGTERM
+TRAINER_SAVE_STEPS = 20  # steps between saves of finetune_trainer
+STEPS_LOST_AFTER_SAVE = 1  # maximum number of lost steps if the program saved before it stopped
 
 RANKS = (
     Expectation(

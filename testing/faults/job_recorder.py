@@ -57,7 +57,7 @@ class JobRecorder(threading.Thread):
         self._stop_requested = threading.Event()
         self.status_changes: list[StatusChange] = []
         self.steps: list[RecordedStep] = []
-        self.injected_at: float | None = None  # injection time that the program logs
+        self.injected_at: float | None = None  # Unix time of the injection, from the log of the program
 
     def run(self) -> None:
         while not self._stop_requested.is_set():

@@ -21,7 +21,7 @@ from testing.processes.operator_stack import OPERATOR_NAMESPACE, OperatorStack
 
 RawBody = dict[str, Any]
 
-# raised by operations on the cluster and by timeouts
+# errors raised by operations on the cluster and by timeouts
 HARNESS_ERRORS = (HarnessError, RuntimeError, OSError, subprocess.SubprocessError)
 
 
@@ -29,7 +29,7 @@ HARNESS_ERRORS = (HarnessError, RuntimeError, OSError, subprocess.SubprocessErro
 class JobUnderTest:
     """A job of the fault matrix.
 
-    `recorder` records its status, so that waiting works while the API server is down.
+    `recorder` records the status of the job, so that waiting works while the API server is down.
     """
 
     stack: OperatorStack
@@ -49,8 +49,8 @@ class JobUnderTest:
     def output(self) -> Path:
         return self.stack.get_output_folder(self.name)
 
-    def pod(self, node_rank: int) -> str:
-        """Return the name of the node's pod in the first attempt, the attempt that faults are injected into."""
+    def get_pod_name(self, node_rank: int) -> str:
+        """Return the name of the node's pod in the first attempt, into which faults are injected."""
         return f"{self.name}-0-{node_rank}"
 
     def get_config_map_name(self, *, attempt: int) -> str:
@@ -59,7 +59,7 @@ class JobUnderTest:
 
     def get_k8s_node(self, node_rank: int) -> str:
         """Return the Kubernetes node on which the pod runs."""
-        pod = self.chaos.get_pod(self.stack.namespace, self.pod(node_rank))
+        pod = self.chaos.get_pod(self.stack.namespace, self.get_pod_name(node_rank))
         return str(pod["spec"]["nodeName"])
 
     def list_k8s_node_names(self) -> list[str]:
@@ -67,7 +67,7 @@ class JobUnderTest:
 
     def get_container_pid(self, node_rank: int) -> int:
         """Return the host's pid of the container's PID 1; requires the API server."""
-        pod = self.chaos.get_pod(self.stack.namespace, self.pod(node_rank))
+        pod = self.chaos.get_pod(self.stack.namespace, self.get_pod_name(node_rank))
         container = find_running_container_id(pod, names.CONTAINER)
         return next(
             process.pid
@@ -141,7 +141,7 @@ def is_settled(job: JobUnderTest) -> bool:
     if len(ready_pods) == len(pods) == 2 and not unusable_pods and len(set(k8s_nodes)) == 1:
         unusable_pods = pods[
             :1
-        ]  # both are on one Kubernetes node; the scheduler will place a new pod on the other node
+        ]  # both replicas run on one Kubernetes node; the scheduler will place a new pod on the other node
     for pod in unusable_pods:
         job.stack.kubectl("delete", "pod", "-n", OPERATOR_NAMESPACE, pod["metadata"]["name"], "--wait=false")
     if unusable_pods or len(ready_pods) != 2:

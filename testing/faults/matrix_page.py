@@ -1,4 +1,4 @@
-"""Render docs/operations/fault-matrix.md, the expected and observed result of each fault, without I/O."""
+"""Render docs/operations/fault-matrix.md, which lists the expected and observed result of each fault."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ HEADER = (
 
 
 @dataclass(frozen=True)
-class Setup:
+class ClusterSetup:
     """The cluster and host on which the faults were injected."""
 
     kubernetes: str
     node_count: int
     core_count: int
     cgroup_version: str
-    note: str = ""  # remark that is printed below the setup
+    note: str = ""  # remark printed below the setup
 
 
-def render_page(expectations: Sequence[Expectation], runs: Sequence[FaultRun], setup: Setup) -> str:
+def render_page(expectations: Sequence[Expectation], runs: Sequence[FaultRun], setup: ClusterSetup) -> str:
     """Render the whole page; faults without a run are listed as not run."""
     by_fault = {
         expectation.name: [run for run in runs if run.fault == expectation.name] for expectation in expectations
@@ -72,7 +72,7 @@ Every fault was injected into a job on a real cluster. The result is compared wi
 
 Runs: {when}. {summary}
 
-**Setup.** {setup}; a Kubernetes node
+**ClusterSetup.** {setup}; a Kubernetes node
 counts as lost after 20 s without its kubelet. The operator is installed by its chart with two replicas. A job has two
 nodes, on two Kubernetes nodes. Unless the row mentions the operator's trainer, it runs
 `testing/faults/training_program.py`: steps of 0.1 s, a checkpoint every 10 steps, one process per node, or two per node

@@ -28,7 +28,7 @@ class ObservedFailure:
 
 @dataclass(frozen=True)
 class FaultRun:
-    """One run of a fault; seconds count from the start of the injection."""
+    """Result of one run of a fault; times are in seconds since the injection began."""
 
     fault: str
     began: str  # start time in UTC, ISO 8601
@@ -41,8 +41,8 @@ class FaultRun:
     detected_seconds: float | None = None
     again_seconds: float | None = None
     avoided: tuple[str, ...] = ()  # Kubernetes nodes that the last attempt avoided
-    steps_lost: int = 0  # steps trained twice
-    steps_missing: int = 0  # steps never trained although a later step was trained
+    steps_lost: int = 0  # number of steps that were trained twice
+    steps_missing: int = 0  # number of steps that were skipped
     leftovers: tuple[str, ...] = ()
     trouble: str = ""  # error of the test harness, such as a timeout
     message: str = ""  # message of the job's Finished condition

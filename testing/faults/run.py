@@ -80,7 +80,7 @@ def save_evidence_of_deviation(job: JobUnderTest, expectation: Expectation, run:
 def run_to_end(job: JobUnderTest, fault: InjectedFault, expectation: Expectation, times: FaultTimes) -> None:
     """Inject the fault and wait until the job has ended; always remove the fault."""
     with ExitStack() as injection:
-        manifest = build_example_job(job.name, **fault.fields(job))
+        manifest = build_example_job(job.name, **fault.build_spec_fields(job))
         if fault.injection_time is InjectionTime.BEFORE_CREATION:
             injection.enter_context(fault.inject(job))
         times.injected_at = time.time()
@@ -88,7 +88,7 @@ def run_to_end(job: JobUnderTest, fault: InjectedFault, expectation: Expectation
         if fault.injection_time is InjectionTime.STARTING:
             job.wait_until(lambda recorder: bool(recorder.attempts), goal="begun", timeout_seconds=30)
         elif fault.injection_time is InjectionTime.TRAINING:
-            job.wait_for_step(fault.at_step)
+            job.wait_for_step(fault.injection_step)
         if fault.injection_time in (InjectionTime.STARTING, InjectionTime.TRAINING):
             times.injected_at = time.time()
             injection.enter_context(fault.inject(job))

@@ -1,6 +1,6 @@
-"""Training program for the fault matrix: its ranks train in lockstep, save, resume and inject one fault.
+"""Training program for the fault matrix, whose ranks train in lockstep, save, resume and inject one fault.
 
-It is an example of a user's program: standard library only, one process per node or, as a script, per rank.
+Like a user's program, it has one process per node or, as a script, one per rank. It uses only the standard library.
 The ranks synchronize with rank 0 at every step, as an all-reduce does, so that all ranks fail within one step after
 a rank has died. The program trains until a file `finish` exists in the output folder.
 """
@@ -29,11 +29,11 @@ stop_requested = False
 
 
 class DistBackendError(RuntimeError):
-    """Stand-in for torch's error for a lost peer, with the same name."""
+    """Stand-in with the name of the error that torch raises for a lost peer."""
 
 
 class OutOfMemoryError(RuntimeError):
-    """Stand-in for torch's CUDA OOM error, with the same name."""
+    """Stand-in with the name of torch's CUDA out-of-memory error."""
 
 
 def main() -> None:
@@ -219,7 +219,7 @@ def allocate_memory(mib: int) -> None:
 
 
 def fill_shared_memory(mib: int) -> None:
-    """Write a file to /dev/shm and raise torch's error message, which, unlike Python's, contains the file name."""
+    """Write a file to /dev/shm; if this fails, raise an error with torch's message, which contains the file name."""
     try:
         write_file(SHARED_MEMORY, mib)
     except OSError as error:

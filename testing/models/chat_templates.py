@@ -1,6 +1,6 @@
 """Short versions of the chat templates of well-known model families.
 
-They only contain code that affects the loss mask: the start and end of turns, the system prompt, and changes to the
+They contain only the code that affects the loss mask: the start and end of turns, the system prompt, and changes to the
 text. Tools, dates and default system prompts are omitted.
 """
 

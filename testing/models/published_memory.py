@@ -86,7 +86,7 @@ MODELS: Mapping[str, dict[str, Any]] = {
 
 
 class MeasuredMemory(StrEnum):
-    """Kind of memory that a source measured."""
+    """Memory that a source measured."""
 
     ALLOCATED = "tensors"
     RESERVED = "tensors and the allocator's gaps"
@@ -102,13 +102,13 @@ _NOT_COUNTED = {
 
 @dataclass(frozen=True)
 class PublishedSource:
-    """A page with measurements, and the differences between its trainer and this one."""
+    """A page with measurements, and the differences between its trainer and finetune_trainer."""
 
     name: str
     page: str
-    unit: int  # unit of its measurements in bytes
-    measure: MeasuredMemory
-    uses_16_bit_states: bool  # adapters, gradients and optimizer states are in 16 bits, without autocast
+    unit: int  # bytes per unit of its measurements
+    measured_memory: MeasuredMemory
+    uses_16_bit_states: bool  # adapters, gradients and optimizer states use 16 bits, without autocast
     has_unfused_adamw: bool = False  # the optimizer step allocates a copy of the trained parameters
 
 
@@ -144,7 +144,7 @@ class PublishedRow:
     length: int
     published_value: float  # measurement in the source's unit
     batch: int = 1
-    checkpointing: bool = True
+    gradient_checkpointing: bool = True
     has_varied_lengths: bool = False  # most samples are shorter than `length`
     ranks: int = 1
     zero: ZeroStrategy | None = None  # None means DDP
@@ -162,13 +162,13 @@ def forecast_row(row: PublishedRow) -> int:
     uniform_dtype = source.uses_16_bit_states or row.lora is None or row.zero is not None
     architecture = Architecture(config, bf16, row.lora, uniform_dtype=uniform_dtype)
     autocast = None if uniform_dtype else bf16
-    step = SimulatedStep(row.batch, row.length, row.checkpointing, autocast, compute_unmasked_token_loss)
+    step = SimulatedStep(row.batch, row.length, row.gradient_checkpointing, autocast, compute_unmasked_token_loss)
     shape, peak = measure_shape(architecture), measure_step_peak(architecture, step)
     if source.has_unfused_adamw and row.zero is None and shape.trained_bytes > peak.total:
         peak = ActivationMemory(activations=shape.trained_bytes)
     layout = RankLayout(row.ranks, ranks_per_node=1, loader_workers_per_rank=0, on_gpu=True, sharding=row.zero)
     parts = break_down_rank_memory(shape, peak, layout).parts
-    return sum(part.size for part in parts if part.name not in _NOT_COUNTED[source.measure])
+    return sum(part.size for part in parts if part.name not in _NOT_COUNTED[source.measured_memory])
 
 
 def _create_lora(r: int, *targets: str) -> Lora:
@@ -178,7 +178,7 @@ def _create_lora(r: int, *targets: str) -> Lora:
 def _create_rows(
     source: PublishedSource, model: str, lora: Lora | None, values_by_length: Mapping[int, float]
 ) -> tuple[PublishedRow, ...]:
-    """Create one row per maximum length; ms-swift's samples have 3234 tokens on average, so most reach 2048."""
+    """Create one row per maximum length; ms-swift's samples have 3234 tokens on average, so most reach 2048 tokens."""
     return tuple(
         PublishedRow(source, model, lora, length, value, has_varied_lengths=source is SWIFT and length > 2048)
         for length, value in values_by_length.items()
@@ -248,7 +248,7 @@ _SWIFT_ROWS = (
     PublishedRow(SWIFT, "Qwen-7B", _ATTENTION, 2048, 24842, batch=2),
     PublishedRow(SWIFT, "Qwen-7B", _ATTENTION, 2048, 34842, batch=4),
     PublishedRow(SWIFT, "Qwen-7B", _ATTENTION, 2048, 54844, batch=8),
-    PublishedRow(SWIFT, "Qwen-7B", _ATTENTION, 2048, 30316, checkpointing=False),
+    PublishedRow(SWIFT, "Qwen-7B", _ATTENTION, 2048, 30316, gradient_checkpointing=False),
     PublishedRow(SWIFT, "Qwen-7B", _create_lora(2, "q_proj", "k_proj", "v_proj"), 2048, 19300),
     PublishedRow(SWIFT, "Qwen-7B", _create_lora(64, "q_proj", "k_proj", "v_proj"), 2048, 20728),
     PublishedRow(SWIFT, "Qwen-7B", _create_lora(8, "all-linear"), 2048, 19670),
@@ -258,7 +258,7 @@ _SWIFT_ROWS = (
 # length of the longest sample, on which litgpt trains first
 
 _LITGPT_ROWS = tuple(
-    PublishedRow(LITGPT, model, lora, length, published, batch=batch, checkpointing=False)
+    PublishedRow(LITGPT, model, lora, length, published, batch=batch, gradient_checkpointing=False)
     for model, lora, length, published, batch in (
         ("phi-1.5", _QUERY_VALUE, 1044, 4.82, 1),
         ("phi-1.5", _QUERY_VALUE, 1044, 6.76, 2),
@@ -272,7 +272,7 @@ _LITGPT_ROWS = tuple(
     )
 )
 _LITGPT_HUB_ROWS = tuple(
-    PublishedRow(LITGPT_HUB, model, lora, 512, published, batch=batch, checkpointing=False)
+    PublishedRow(LITGPT_HUB, model, lora, 512, published, batch=batch, gradient_checkpointing=False)
     for model, lora, published, batch in (
         ("Falcon-7B", _create_lora(32, "query_key_value"), 16.69, 1),
         ("Gemma-2B", _create_lora(8, "all-linear"), 12.62, 2),
@@ -285,5 +285,5 @@ _LITGPT_HUB_ROWS = tuple(
         ("TinyLlama-1.1B", None, 14.10, 4),
     )
 )
-_TORCHTUNE_ROWS = (PublishedRow(TORCHTUNE, "Llama-3.2-3B", None, 4096, 60.0, batch=2, checkpointing=False),)
+_TORCHTUNE_ROWS = (PublishedRow(TORCHTUNE, "Llama-3.2-3B", None, 4096, 60.0, batch=2, gradient_checkpointing=False),)
 ROWS = (*_QWEN_ROWS, *_SHARDED_ROWS, *_SWIFT_ROWS, *_LITGPT_ROWS, *_LITGPT_HUB_ROWS, *_TORCHTUNE_ROWS)

@@ -83,8 +83,8 @@ class LocalJob:
         return wait_until(find_pid, f"step {step} on node {node_rank}")
 
 
-def write_job(folder: Path, tiny: TinyFiles, **fields: Any) -> LocalJob:
-    """Write a job with two nodes of one rank each; `fields` (camelCase) update the spec."""
+def write_job(folder: Path, tiny_files: TinyFiles, **fields: Any) -> LocalJob:
+    """Write a job with two nodes of one rank each; `fields` (in camelCase) override fields of the spec."""
     spec = {
         "model": {"name": "/data/model"},
         "dataset": {"train": [{"name": "/data/train.jsonl"}], "maxLength": 256},
@@ -96,7 +96,7 @@ def write_job(folder: Path, tiny: TinyFiles, **fields: Any) -> LocalJob:
         "output": {"persistentVolumeClaim": {"claimName": "models"}},
         **fields,
     }
-    return write_job_file(folder, build_job_body(spec), {"data": tiny.train.parent})
+    return write_job_file(folder, build_job_body(spec), {"data": tiny_files.train.parent})
 
 
 def write_command_job(folder: Path, command: RawBody, *, data: Path | None = None, **fields: Any) -> LocalJob:
@@ -154,7 +154,7 @@ def wait_for_processes_to_end(folder: Path) -> None:
 
 
 def list_pids_with_folder(folder: Path) -> list[int]:
-    """Return the pids of a job's processes, identified by the folder in their environment (Linux only)."""
+    """Return the pids of a job's processes, identified by the folder in their environment variables (Linux only)."""
     pids = []
     for entry in Path("/proc").glob("[0-9]*/environ"):
         try:

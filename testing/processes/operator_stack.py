@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 
 from testing.cluster.images.project_images import ImageBuilder, get_image_name
-from testing.cluster.provider import Provider, choose_provider
+from testing.cluster.provider import ClusterProvider, choose_provider
 from testing.models import tiny_text
 
 REPOSITORY = Path(__file__).parents[2]
@@ -25,7 +25,7 @@ OPERATOR_NAMESPACE = "finetune-system"
 
 RawBody = dict[str, Any]
 
-# script for a pod that prints the phase, process state and stack of each rank
+# script that prints the phase, process state and Python stack of each rank of a pod
 _PRINT_RANKS = """
 import os
 from pathlib import Path
@@ -42,7 +42,7 @@ print(*inspect_ranks(run, beats, dict.fromkeys((beat.local_rank for beat in beat
 class OperatorStack:
     """A cluster with a namespace for jobs; `stages` contains the duration of each setup step in seconds."""
 
-    provider: Provider
+    provider: ClusterProvider
     namespace: str = "finetune-jobs"
     stages: dict[str, float] = field(default_factory=dict)
 
@@ -126,17 +126,17 @@ class OperatorStack:
         return pods
 
     def wait(
-        self, name: str, condition: Callable[[RawBody], bool], *, description: str, timeout_seconds: float = 180
+        self, name: str, predicate: Callable[[RawBody], bool], *, description: str, timeout_seconds: float = 180
     ) -> RawBody:
-        """Poll the job until `condition` holds and return it.
+        """Poll the job until it satisfies the predicate, and return it.
 
         Raises:
-            TimeoutError: the condition did not hold in time; the message contains a diagnosis of the job.
+            TimeoutError: the job did not satisfy the predicate in time; the message contains a diagnosis of the job.
         """
         deadline = time.monotonic() + timeout_seconds
         while True:
             job = self.get_job(name)
-            if condition(job):
+            if predicate(job):
                 return job
             if time.monotonic() > deadline:
                 raise TimeoutError(f"{name}: not {description} within {timeout_seconds:.0f} s\n{self.diagnose(name)}")
@@ -200,7 +200,7 @@ def get_reported_step(job: RawBody) -> int:
 
 
 def build_example_job(name: str, **fields: Any) -> RawBody:
-    """Return the CPU example job with another name and changed spec fields; None removes a field."""
+    """Return the CPU example job with this name and these spec fields; a field that is None is removed."""
     body: RawBody = yaml.safe_load(EXAMPLE.read_text())
     body["metadata"]["name"] = name
     spec = {**body["spec"], "imagePullPolicy": "Never", **fields}

@@ -14,9 +14,9 @@ SHORT_TRAINING = {"maxSteps": 2, "saveSteps": 100, "learningRate": 0.01}
 
 
 def create_example_inputs(folder: Path) -> Path:
-    """Create tiny models and datasets at the paths in the examples, in one folder per volume.
+    """Create tiny models and datasets at the paths that the examples use, in one folder per volume.
 
-    Models with a Hub id are in folders of that name next to the job files.
+    A model with a Hub id is in a folder of that name next to the job files.
     """
     text = tiny_text.build(folder / "text", rows=256, eval_rows=40)
     data, models = folder / "data", folder / "models"

@@ -7,7 +7,7 @@ from testing.processes.supervisors import REPOSITORY
 
 
 def build_supervisor_environment(folder: Path) -> dict[str, str]:
-    """Return the variables of node 1 of two, with all output paths below `folder`."""
+    """Return the environment variables of the second of two nodes, with all output paths below `folder`."""
     (folder / "run").mkdir()
     return {
         **os.environ,

@@ -26,7 +26,7 @@ def find_free_port() -> int:
 
 @dataclass(frozen=True)
 class SupervisorPod:
-    """A local supervisor process in place of a pod, with its folder and status port."""
+    """A local supervisor process that replaces a pod, with its folder and status port."""
 
     process: subprocess.Popen[bytes]
     folder: Path

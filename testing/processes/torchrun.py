@@ -20,7 +20,7 @@ def run_cells(folder: Path, cells: dict[str, Any], *, ranks: int, slow_rank: int
         **os.environ,
         "PYTHONPATH": os.pathsep.join(str(REPOSITORY / part) for part in ("operator", "trainer", "")),
         "OMP_NUM_THREADS": "1",
-        "PYTHONFAULTHANDLER": "1",  # print the stack of a crashing rank
+        "PYTHONFAULTHANDLER": "1",  # print the Python stack if a rank crashes
         "FINETUNE_WORLD_SIZE": str(ranks),
         "FINETUNE_CONFIG": "unused",
         "FINETUNE_OUTPUT": "unused",
@@ -46,6 +46,6 @@ def run_cells(folder: Path, cells: dict[str, Any], *, ranks: int, slow_rank: int
 
 
 def read_stderr_tails(folder: Path) -> str:
-    """Return the end of each rank's stderr; the rank that stopped writing first, the likely cause, comes last."""
+    """Return the end of each rank's stderr; the rank that stopped writing first is last, as the likely cause."""
     logs = sorted(folder.glob("**/stderr.log"), key=lambda log: log.stat().st_mtime, reverse=True)
     return "".join(f"\n--- rank {log.parent.name}:\n{log.read_text()[-10_000:]}" for log in logs)

@@ -7,7 +7,7 @@ The name of a cell selects a variant:
 - `X (from step 2)`: like `(again)`, but also remove the checkpoints after that step.
 - `Y <- X`: run spec Y and resume from the first checkpoint of X.
 - `X (mixed)`: the last rank reports another GPU model.
-- `X (in 900 MiB)`: each rank has this much memory.
+- `X (in 900 MiB)`: each rank can allocate only this much memory.
 - `X (at most 4 sequences)`: rank 1 runs out of memory above this batch size.
 - `X (tracked)`: the results contain the bytes allocated by each step.
 """

@@ -48,7 +48,7 @@ def build_trainer(spec: TrainerSpec, rows: Dataset, tokenizer: PreTrainedTokeniz
 
 
 def load_model(spec: TrainerSpec) -> torch.nn.Module:
-    """Load the model; if the spec has LoRA, add adapters initialized as in the trainer."""
+    """Load the model; if the spec has LoRA, add adapters with the same initialization as the trainer."""
     model: torch.nn.Module = AutoModelForCausalLM.from_pretrained(spec.model.name, dtype=torch.float32)
     return add_adapters(model, spec.lora, seed=spec.training.seed) if spec.lora else model
 

@@ -10,7 +10,7 @@ from testing.cluster.host.commands import HarnessError, run, stage
 
 
 @dataclass(frozen=True)
-class Package:
+class DebianPackage:
     """A Debian package and a file that exists if the package is installed."""
 
     name: str
@@ -26,25 +26,25 @@ class Package:
 
 
 RUNTIME = (
-    Package("runc", "runc"),
-    Package("containernetworking-plugins", "/usr/lib/cni/bridge"),
-    Package("iproute2", "ip"),
-    Package("iptables", "iptables"),
-    Package("nftables", "nft"),
-    Package("openssl", "openssl"),
-    Package("util-linux", "nsenter"),
+    DebianPackage("runc", "runc"),
+    DebianPackage("containernetworking-plugins", "/usr/lib/cni/bridge"),
+    DebianPackage("iproute2", "ip"),
+    DebianPackage("iptables", "iptables"),
+    DebianPackage("nftables", "nft"),
+    DebianPackage("openssl", "openssl"),
+    DebianPackage("util-linux", "nsenter"),
 )
 IMAGE_BUILDING = (
-    Package("buildah", "buildah"),
-    Package("mmdebstrap", "mmdebstrap"),
-    Package("debian-archive-keyring", "/usr/share/keyrings/debian-archive-keyring.gpg"),
-    Package("ca-certificates", "/etc/ssl/certs/ca-certificates.crt"),
+    DebianPackage("buildah", "buildah"),
+    DebianPackage("mmdebstrap", "mmdebstrap"),
+    DebianPackage("debian-archive-keyring", "/usr/share/keyrings/debian-archive-keyring.gpg"),
+    DebianPackage("ca-certificates", "/etc/ssl/certs/ca-certificates.crt"),
 )
-BROWSER = (Package("chromium", "chromium"),)
+BROWSER = (DebianPackage("chromium", "chromium"),)
 APT_OPTIONS = ("-o", "DPkg::Lock::Timeout=300")  # another process may hold the dpkg lock
 
 
-def ensure_packages(packages: tuple[Package, ...]) -> None:
+def ensure_packages(packages: tuple[DebianPackage, ...]) -> None:
     missing_packages = tuple(package.name for package in packages if not package.is_installed())
     if not missing_packages:
         return

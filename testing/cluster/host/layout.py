@@ -67,7 +67,7 @@ class NodeLayout:
 
 
 @dataclass(frozen=True)
-class Layout:
+class ClusterLayout:
     """Folders, addresses and device names of the cluster."""
 
     name: str

@@ -11,7 +11,14 @@ from pathlib import Path
 from testing.cluster.host.cache import Cache
 from testing.cluster.host.cgroups import find_missing_controllers
 from testing.cluster.host.commands import HarnessError
-from testing.cluster.host.layout import API_SERVER_PORT, DNS_READY_PORT, ETCD_PEER_PORT, ETCD_PORT, Layout, check_root
+from testing.cluster.host.layout import (
+    API_SERVER_PORT,
+    DNS_READY_PORT,
+    ETCD_PEER_PORT,
+    ETCD_PORT,
+    ClusterLayout,
+    check_root,
+)
 
 CAP_NET_ADMIN = 12
 CAP_SYS_ADMIN = 21
@@ -64,7 +71,7 @@ def get_file_system_type(path: Path) -> str:
     return next(types[folder] for folder in (path, *path.parents) if folder in types)
 
 
-def require_free_ports(layout: Layout) -> None:
+def require_free_ports(layout: ClusterLayout) -> None:
     """Check that no program listens on the cluster's ports; the bridge must exist.
 
     Only a program that listens on all addresses can conflict.

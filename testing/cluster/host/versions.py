@@ -43,8 +43,8 @@ STAGING_MODULES = (
 
 
 @dataclass(frozen=True)
-class Versions:
-    """Versions of all components of the throwaway cluster."""
+class ComponentVersions:
+    """ComponentVersions of all components of the throwaway cluster."""
 
     kubernetes: str = "1.36.3"
     etcd: str = "3.6.8"
@@ -54,7 +54,7 @@ class Versions:
     helm: str = "4.2.4"
 
 
-PINNED = Versions()
+PINNED = ComponentVersions()
 
 
 def parse_kubernetes_minor(version: str) -> int:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from testing.cluster.host.cache import Cache
 from testing.cluster.host.commands import HarnessError, run, stage, try_run
-from testing.cluster.host.versions import PINNED, Versions, list_staging_modules, parse_kubernetes_minor
+from testing.cluster.host.versions import PINNED, ComponentVersions, list_staging_modules, parse_kubernetes_minor
 
 SOURCES = Path(__file__).parent / "go"
 GO_LANGUAGE = "1.26.0"
@@ -79,7 +79,7 @@ class LocalMainComponent:
 Component = GoInstallComponent | LocalMainComponent
 
 
-def list_components(versions: Versions) -> dict[str, Component]:
+def list_components(versions: ComponentVersions) -> dict[str, Component]:
     containerd = "github.com/containerd/containerd/v2"
     all_components: tuple[Component, ...] = (
         LocalMainComponent(
@@ -161,7 +161,7 @@ def render_go_mod(component: LocalMainComponent) -> str:
     return "\n".join(lines) + "\n"
 
 
-def build_all(cache: Cache, versions: Versions, *, component_names: tuple[str, ...] = ()) -> None:
+def build_all(cache: Cache, versions: ComponentVersions, *, component_names: tuple[str, ...] = ()) -> None:
     """Build the components that are missing from the cache, one at a time, because each build uses all cores."""
     with cache.hold_lock("build"):
         for component in list_components(versions).values():

@@ -8,14 +8,14 @@ from pathlib import Path
 
 from testing.cluster.host.cache import Cache
 from testing.cluster.host.commands import HarnessError, run, try_run
-from testing.cluster.host.layout import Layout, NodeLayout
-from testing.cluster.host.versions import Versions
+from testing.cluster.host.layout import ClusterLayout, NodeLayout
+from testing.cluster.host.versions import ComponentVersions
 from testing.cluster.images.oci import stream_missing, write_single_layer_image
 from testing.cluster.node.config_files import PAUSE_IMAGE
 from testing.cluster.node.nodes import build_ctr_command
 
 
-def load_into_nodes(cache: Cache, versions: Versions, layout: Layout, image: Path) -> None:
+def load_into_nodes(cache: Cache, versions: ComponentVersions, layout: ClusterLayout, image: Path) -> None:
     """Load an image into all nodes in parallel; layers that a node already has are not sent."""
     if not image.exists():
         raise HarnessError(f"image archive {image} does not exist")

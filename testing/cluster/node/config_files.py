@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from testing.cluster.host.layout import DNS_READY_PORT, Layout, NodeLayout
+from testing.cluster.host.layout import DNS_READY_PORT, ClusterLayout, NodeLayout
 from testing.cluster.node.pki import list_users
 
 PAUSE_IMAGE = "localhost/pause:1"
 CNI_PLUGINS = "/usr/lib/cni"
 
 
-def render_files(layout: Layout) -> dict[Path, str]:
+def render_files(layout: ClusterLayout) -> dict[Path, str]:
     """Return all configuration files except the Corefile, which fault injection may have changed."""
     files = {
         layout.kubeconfig(user.name): render_kubeconfig(
@@ -39,7 +39,7 @@ def render_kubeconfig(*, server: str, ca_file: Path, token: str, context: str) -
     )
 
 
-def render_corefile(layout: Layout, *, cache_answers: bool) -> str:
+def render_corefile(layout: ClusterLayout, *, cache_answers: bool) -> str:
     """Render the Corefile; if `cache_answers`, CoreDNS caches answers, including negative ones, for 30 s."""
     return f"""\
 .:53 {{
@@ -108,7 +108,7 @@ disabled_plugins = ["io.containerd.nri.v1.nri"]
 """
 
 
-def render_kubelet_config(layout: Layout, node: NodeLayout) -> str:
+def render_kubelet_config(layout: ClusterLayout, node: NodeLayout) -> str:
     return format_json(
         {
             "apiVersion": "kubelet.config.k8s.io/v1beta1",

@@ -8,7 +8,7 @@ from ipaddress import IPv4Network
 from pathlib import Path
 
 from testing.cluster.host.commands import run, try_run
-from testing.cluster.host.layout import Layout, NodeLayout
+from testing.cluster.host.layout import ClusterLayout, NodeLayout
 
 
 def list_host_routes() -> tuple[IPv4Network, ...]:
@@ -21,7 +21,7 @@ def list_host_routes() -> tuple[IPv4Network, ...]:
     return tuple(network for network in networks if network.prefixlen)
 
 
-def ensure_network(layout: Layout) -> None:
+def ensure_network(layout: ClusterLayout) -> None:
     if not Path(f"/sys/class/net/{layout.bridge}").exists():
         run("ip", "link", "add", layout.bridge, "type", "bridge")
     run("ip", "address", "replace", f"{layout.host_address}/24", "dev", layout.bridge)
@@ -39,7 +39,7 @@ def ensure_network(layout: Layout) -> None:
     run("ip", "route", "replace", str(layout.services_network), "via", str(layout.nodes[0].address))
 
 
-def ensure_node_network(layout: Layout, node: NodeLayout) -> None:
+def ensure_node_network(layout: ClusterLayout, node: NodeLayout) -> None:
     if not node.network_namespace_path.exists():
         run("ip", "netns", "add", node.network_namespace)
     if not Path(f"/sys/class/net/{node.host_link}").exists():
@@ -59,18 +59,18 @@ def run_in_node(node: NodeLayout, *argv: str, stdin: str | None = None) -> str:
     return run("nsenter", f"--net={node.network_namespace_path}", *argv, stdin=stdin)
 
 
-def build_forward_rule(layout: Layout) -> tuple[str, ...]:
+def build_forward_rule(layout: ClusterLayout) -> tuple[str, ...]:
     return ("FORWARD", "-i", layout.bridge, "-o", layout.bridge, "-j", "ACCEPT")
 
 
-def allow_bridged_traffic(layout: Layout) -> None:
+def allow_bridged_traffic(layout: ClusterLayout) -> None:
     """Accept forwarded packets of the bridge, because Docker sets the host's FORWARD policy to DROP."""
     policy = try_run("iptables", "-w", "-S", "FORWARD")
     if "-P FORWARD DROP" in policy.stdout and try_run("iptables", "-w", "-C", *build_forward_rule(layout)).returncode:
         run("iptables", "-w", "-I", *build_forward_rule(layout))
 
 
-def remove_network(layout: Layout) -> None:
+def remove_network(layout: ClusterLayout) -> None:
     """Delete the cluster's network namespaces and links; the kernel then removes their routes."""
     if "-P FORWARD DROP" in try_run("iptables", "-w", "-S", "FORWARD").stdout:
         try_run("iptables", "-w", "-D", *build_forward_rule(layout))
@@ -81,15 +81,15 @@ def remove_network(layout: Layout) -> None:
             try_run("ip", "link", "delete", link)
 
 
-def list_network_namespaces(layout: Layout) -> tuple[str, ...]:
+def list_network_namespaces(layout: ClusterLayout) -> tuple[str, ...]:
     return list_names_with_prefix(layout, Path("/run/netns"))
 
 
-def list_network_links(layout: Layout) -> tuple[str, ...]:
+def list_network_links(layout: ClusterLayout) -> tuple[str, ...]:
     return list_names_with_prefix(layout, Path("/sys/class/net"))
 
 
-def list_names_with_prefix(layout: Layout, folder: Path) -> tuple[str, ...]:
+def list_names_with_prefix(layout: ClusterLayout, folder: Path) -> tuple[str, ...]:
     """Return the cluster's entries in a folder, including those of an earlier, larger cluster of this name."""
     prefix = layout.device_prefix
     return tuple(

@@ -9,10 +9,10 @@ from pathlib import Path
 from testing.cluster.host.cache import Cache
 from testing.cluster.host.cgroups import ensure_cgroup, kill_processes_below, list_cgroups_with_prefix, remove_cgroup
 from testing.cluster.host.commands import HarnessError, try_run
-from testing.cluster.host.layout import Layout, NodeLayout
+from testing.cluster.host.layout import ClusterLayout, NodeLayout
 from testing.cluster.host.preflight import CAP_SYS_RESOURCE, has_capability
 from testing.cluster.host.processes import terminate_processes
-from testing.cluster.host.versions import Versions
+from testing.cluster.host.versions import ComponentVersions
 from testing.cluster.node.config_files import render_containerd_config
 from testing.cluster.node.network import list_network_namespaces
 
@@ -29,17 +29,17 @@ def prepare_node(node: NodeLayout) -> None:
     (node.root / "containerd.toml").write_text(configuration)
 
 
-def build_ctr_command(cache: Cache, versions: Versions, node: NodeLayout) -> tuple[str, ...]:
+def build_ctr_command(cache: Cache, versions: ComponentVersions, node: NodeLayout) -> tuple[str, ...]:
     program = cache.get_binary_folder("containerd", versions.containerd) / "ctr"
     return (str(program), "--address", str(node.containerd_socket), "--namespace", "k8s.io")
 
 
-def kill_containers(layout: Layout) -> None:
+def kill_containers(layout: ClusterLayout) -> None:
     for cgroup in list_cgroups_with_prefix(layout.device_prefix):
         kill_processes_below(cgroup)
 
 
-def remove_container_records(cache: Cache, versions: Versions, node: NodeLayout) -> None:
+def remove_container_records(cache: Cache, versions: ComponentVersions, node: NodeLayout) -> None:
     """Remove the records and file systems of stopped containers, so that only images remain in containerd."""
     command = build_ctr_command(cache, versions, node)
     for kind, removal in (("tasks", ("rm", "--force")), ("containers", ("rm",)), ("sandboxes", ("rm", "--force"))):
@@ -50,7 +50,7 @@ def remove_container_records(cache: Cache, versions: Versions, node: NodeLayout)
             try_run(*command, kind, *removal, *names)
 
 
-def kill_leftover_processes(layout: Layout) -> None:
+def kill_leftover_processes(layout: ClusterLayout) -> None:
     """Kill the containerd shims, which keep running in the node's network namespace after containerd has stopped."""
     for namespace in list_network_namespaces(layout):
         listing = try_run("ip", "netns", "pids", namespace)
@@ -71,7 +71,7 @@ def unmount_below(folder: Path) -> None:
         raise HarnessError(f"cannot unmount {', '.join(str(path) for path in remaining[:3])}")
 
 
-def remove_files_outside_root(layout: Layout) -> None:
+def remove_files_outside_root(layout: ClusterLayout) -> None:
     """Remove files that containerd, kubelet and the CNI plugins leave at fixed paths outside the cluster's folder."""
     for link in LOG_LINKS.glob("*.log"):
         if link.is_symlink() and Path(link.readlink()).is_relative_to(layout.root):
@@ -80,7 +80,7 @@ def remove_files_outside_root(layout: Layout) -> None:
         result.unlink(missing_ok=True)
 
 
-def find_cni_results(layout: Layout) -> tuple[Path, ...]:
+def find_cni_results(layout: ClusterLayout) -> tuple[Path, ...]:
     """Return the result files of the CNI plugins for this cluster's pods.
 
     A result file contains the path of the pod's network namespace, which is below the cluster's folder.
@@ -93,7 +93,7 @@ def find_cni_results(layout: Layout) -> tuple[Path, ...]:
     return tuple(matches)
 
 
-def find_shim_sockets(layout: Layout) -> tuple[Path, ...]:
+def find_shim_sockets(layout: ClusterLayout) -> tuple[Path, ...]:
     """Return the sockets of the cluster's shims, read from bootstrap.json while the containers exist.
 
     The socket names are hashes, so they cannot be derived from the container.
@@ -105,13 +105,13 @@ def find_shim_sockets(layout: Layout) -> tuple[Path, ...]:
     return tuple(Path(address) for address in addresses)
 
 
-def remove_node_cgroups(layout: Layout) -> None:
+def remove_node_cgroups(layout: ClusterLayout) -> None:
     for cgroup in list_cgroups_with_prefix(layout.device_prefix):
         remove_cgroup(cgroup)
 
 
-def remove_files(layout: Layout, *, keep_images: bool) -> None:
-    """Delete the cluster's folder, unless a file system is still mounted below it, because its content would be deleted."""
+def remove_files(layout: ClusterLayout, *, keep_images: bool) -> None:
+    """Delete the cluster's folder, unless a file system is still mounted below it, so that its content is kept."""
     if list_mounts_below(layout.root):
         raise HarnessError(f"{layout.root} still contains mounts; nothing was deleted")
     if not keep_images:

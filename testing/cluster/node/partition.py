@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 
 from testing.cluster.host.commands import run, try_run
-from testing.cluster.host.layout import Layout, NodeLayout
+from testing.cluster.host.layout import ClusterLayout, NodeLayout
 from testing.cluster.node.network import run_in_node
 
 MATCH_ALL = ""
@@ -37,7 +37,7 @@ def remove_drop_tables(node: NodeLayout, *, partitioned_node: NodeLayout) -> Non
         try_run(*table)
 
 
-def list_host_drop_tables(layout: Layout) -> tuple[str, ...]:
+def list_host_drop_tables(layout: ClusterLayout) -> tuple[str, ...]:
     """Return the cluster's nftables on the host, which remain after their device is deleted.
 
     Newer kernels attach such a table to the next device of that name.
@@ -49,7 +49,7 @@ def list_host_drop_tables(layout: Layout) -> tuple[str, ...]:
     return tuple(fields[2] for fields in lines if fields[2:] and fields[2].startswith(prefix))
 
 
-def remove_host_drop_tables(layout: Layout) -> None:
+def remove_host_drop_tables(layout: ClusterLayout) -> None:
     for table in list_host_drop_tables(layout):
         run("nft", "delete", "table", "netdev", table)
 

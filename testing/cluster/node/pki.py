@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from testing.cluster.host.commands import run
-from testing.cluster.host.layout import Layout
+from testing.cluster.host.layout import ClusterLayout
 
 DAYS = "3650"
 
@@ -24,7 +24,7 @@ class User:
         return f"{self.name}-token"
 
 
-def list_users(layout: Layout) -> tuple[User, ...]:
+def list_users(layout: ClusterLayout) -> tuple[User, ...]:
     nodes = (User(node.name, f"system:node:{node.name}", ("system:nodes",)) for node in layout.nodes)
     return (
         User("admin", "admin", ("system:masters",)),
@@ -37,18 +37,21 @@ def list_users(layout: Layout) -> tuple[User, ...]:
     )
 
 
-def render_token_file(layout: Layout) -> str:
+def render_token_file(layout: ClusterLayout) -> str:
     return "".join(f'{user.token},{user.login},{user.name},"{",".join(user.groups)}"\n' for user in list_users(layout))
 
 
-def render_subject_alternative_names(layout: Layout) -> str:
+def render_subject_alternative_names(layout: ClusterLayout) -> str:
     names = ("kubernetes", "kubernetes.default", "kubernetes.default.svc", "kubernetes.default.svc.cluster.local")
     addresses = ("127.0.0.1", str(layout.host_address), str(layout.services_network[1]))
     return ",".join((*(f"DNS:{name}" for name in names), *(f"IP:{address}" for address in addresses)))
 
 
-def ensure_certificates(layout: Layout) -> None:
-    """Create keys and certificates once per cluster, with elliptic curves because generating an RSA key takes a second."""
+def ensure_certificates(layout: ClusterLayout) -> None:
+    """Create the keys and certificates once per cluster.
+
+    The keys use elliptic curves, because generating an RSA key takes a second.
+    """
     folder = layout.pki
     if (folder / "tokens.csv").exists():
         return

@@ -5,14 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 from testing.cluster.host.cache import Cache
-from testing.cluster.host.layout import API_SERVER_PORT, ETCD_PEER_PORT, ETCD_PORT, Layout, NodeLayout
+from testing.cluster.host.layout import API_SERVER_PORT, ETCD_PEER_PORT, ETCD_PORT, ClusterLayout, NodeLayout
 from testing.cluster.host.processes import Daemon
-from testing.cluster.host.versions import Versions
+from testing.cluster.host.versions import ComponentVersions
 
 NODE_MONITOR_GRACE = "20s"
 
 
-def build_etcd_daemon(layout: Layout, folder: Path) -> Daemon:
+def build_etcd_daemon(layout: ClusterLayout, folder: Path) -> Daemon:
     """Build etcd's daemon; fsync is disabled, because the data need not survive a crash of the host."""
     client = f"http://{layout.host_address}:{ETCD_PORT}"
     return build_daemon(
@@ -29,7 +29,7 @@ def build_etcd_daemon(layout: Layout, folder: Path) -> Daemon:
     )
 
 
-def build_api_server_daemon(layout: Layout, folder: Path) -> Daemon:
+def build_api_server_daemon(layout: ClusterLayout, folder: Path) -> Daemon:
     """Build kube-apiserver's daemon; it connects to kubelets by `InternalIP`, because node names cannot be resolved."""
     pki = layout.pki
     return build_daemon(
@@ -58,7 +58,7 @@ def build_api_server_daemon(layout: Layout, folder: Path) -> Daemon:
     )
 
 
-def build_controller_manager_daemon(layout: Layout, folder: Path) -> Daemon:
+def build_controller_manager_daemon(layout: ClusterLayout, folder: Path) -> Daemon:
     """Build kube-controller-manager's daemon; nodes become NotReady after 20 s instead of 50 s, to speed up tests."""
     pki = layout.pki
     return build_daemon(
@@ -78,7 +78,7 @@ def build_controller_manager_daemon(layout: Layout, folder: Path) -> Daemon:
     )
 
 
-def build_scheduler_daemon(layout: Layout, folder: Path) -> Daemon:
+def build_scheduler_daemon(layout: ClusterLayout, folder: Path) -> Daemon:
     return build_daemon(
         layout,
         "kube-scheduler",
@@ -89,11 +89,11 @@ def build_scheduler_daemon(layout: Layout, folder: Path) -> Daemon:
     )
 
 
-def build_coredns_daemon(layout: Layout, folder: Path) -> Daemon:
+def build_coredns_daemon(layout: ClusterLayout, folder: Path) -> Daemon:
     return build_daemon(layout, "coredns", str(folder / "coredns"), "-conf", str(layout.corefile))
 
 
-def build_control_plane_daemons(layout: Layout, cache: Cache, versions: Versions) -> tuple[Daemon, ...]:
+def build_control_plane_daemons(layout: ClusterLayout, cache: Cache, versions: ComponentVersions) -> tuple[Daemon, ...]:
     """Return the daemons of the control plane in start order."""
     kubernetes = cache.get_binary_folder("kubernetes", versions.kubernetes)
     return (
@@ -105,7 +105,7 @@ def build_control_plane_daemons(layout: Layout, cache: Cache, versions: Versions
     )
 
 
-def build_containerd_daemon(layout: Layout, node: NodeLayout, folder: Path) -> Daemon:
+def build_containerd_daemon(layout: ClusterLayout, node: NodeLayout, folder: Path) -> Daemon:
     """Build containerd's daemon, with a PATH that contains its shim and runc."""
     path = f"PATH={folder}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
     return build_daemon(
@@ -121,7 +121,7 @@ def get_containerd_name(node: NodeLayout) -> str:
     return f"containerd-{node.name}"
 
 
-def build_kubelet_daemon(layout: Layout, node: NodeLayout, folder: Path) -> Daemon:
+def build_kubelet_daemon(layout: ClusterLayout, node: NodeLayout, folder: Path) -> Daemon:
     return build_daemon(
         layout,
         f"kubelet-{node.name}",
@@ -136,7 +136,7 @@ def build_kubelet_daemon(layout: Layout, node: NodeLayout, folder: Path) -> Daem
     )
 
 
-def build_kube_proxy_daemon(layout: Layout, node: NodeLayout, folder: Path) -> Daemon:
+def build_kube_proxy_daemon(layout: ClusterLayout, node: NodeLayout, folder: Path) -> Daemon:
     return build_daemon(
         layout,
         f"kube-proxy-{node.name}",
@@ -150,7 +150,9 @@ def build_kube_proxy_daemon(layout: Layout, node: NodeLayout, folder: Path) -> D
     )
 
 
-def build_node_daemons(layout: Layout, node: NodeLayout, cache: Cache, versions: Versions) -> tuple[Daemon, ...]:
+def build_node_daemons(
+    layout: ClusterLayout, node: NodeLayout, cache: Cache, versions: ComponentVersions
+) -> tuple[Daemon, ...]:
     """Return the daemons of a node in start order."""
     kubernetes = cache.get_binary_folder("kubernetes", versions.kubernetes)
     return (
@@ -165,5 +167,5 @@ def build_nsenter_command(node: NodeLayout) -> tuple[str, ...]:
     return ("nsenter", f"--net={node.network_namespace_path}")
 
 
-def build_daemon(layout: Layout, name: str, *argv: str) -> Daemon:
+def build_daemon(layout: ClusterLayout, name: str, *argv: str) -> Daemon:
     return Daemon(name=name, argv=argv, folder=layout.daemons)

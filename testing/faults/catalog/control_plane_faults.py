@@ -58,7 +58,7 @@ def kill_operator_pods(job: JobUnderTest) -> None:
 
 @contextmanager
 def kill_operators_while_stopping(job: JobUnderTest) -> Iterator[None]:
-    job.stack.kubectl("delete", "pod", job.pod(1), "--wait=false")
+    job.stack.kubectl("delete", "pod", job.get_pod_name(1), "--wait=false")
     job.wait_until(
         lambda recorder: bool(recorder.attempts) and recorder.attempts[-1]["state"] == "Stopping",
         goal="stopping",
@@ -70,7 +70,7 @@ def kill_operators_while_stopping(job: JobUnderTest) -> Iterator[None]:
 
 @contextmanager
 def partition_leader(job: JobUnderTest) -> Iterator[None]:
-    """Partition the Kubernetes node of the leading operator; the job and the other replica run on the other node."""
+    """Partition the Kubernetes node of the leader; the job and the other replica run on the other node."""
     k8s_node = job.find_leader()["spec"]["nodeName"]
     job.chaos.partition(k8s_node)
     try:

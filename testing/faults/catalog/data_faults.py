@@ -1,4 +1,4 @@
-"""Data faults: the checkpoints or dataset files from which the operator's trainer resumes are damaged."""
+"""Data faults, which damage the checkpoints or dataset files of a fine-tuning job."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from testing.faults.job_under_test import JobUnderTest, RawBody
 
 @contextmanager
 def truncate_newest_checkpoint(job: JobUnderTest) -> Iterator[None]:
-    with kill_rank(job):  # the rank is killed first, so that no newer checkpoint is written
+    with kill_rank(job):  # kill a rank first, so that no newer checkpoint is written
         truncate_largest_file(list_complete_checkpoints(job)[-1])
         yield
 
@@ -63,10 +63,10 @@ def copy_dataset(job: JobUnderTest) -> RawBody:
 
 DATA_FAULTS = {
     "checkpoint-truncated": InjectedFault(
-        lambda _: build_trainer_fields(), truncate_newest_checkpoint, at_step=45, is_isolated=True
+        lambda _: build_trainer_fields(), truncate_newest_checkpoint, injection_step=45, is_isolated=True
     ),
     "checkpoints-truncated": InjectedFault(
-        lambda _: build_trainer_fields(), truncate_all_checkpoints, at_step=25, is_isolated=True
+        lambda _: build_trainer_fields(), truncate_all_checkpoints, injection_step=25, is_isolated=True
     ),
-    "dataset-vanished": InjectedFault(copy_dataset, remove_dataset, at_step=25, is_isolated=True),
+    "dataset-vanished": InjectedFault(copy_dataset, remove_dataset, injection_step=25, is_isolated=True),
 }

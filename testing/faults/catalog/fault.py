@@ -1,4 +1,4 @@
-"""Definition of a fault, including its injection and the job that it is injected into."""
+"""Definition of a fault, including its injection and the spec of its job."""
 
 from __future__ import annotations
 
@@ -14,38 +14,38 @@ from testing.faults.job_under_test import JobUnderTest, RawBody
 from testing.processes.cluster_training import training
 
 Injection = Callable[[JobUnderTest], AbstractContextManager[None]]
-POD_FOLDER = "/data/chaos"  # folder where pods mount the training program
+POD_FOLDER = "/data/chaos"  # folder in which the pods mount the training program
 
 
 class InjectionTime(Enum):
-    """The time at which a fault is injected, relative to the job."""
+    """Time at which a fault is injected, relative to the lifecycle of the job."""
 
     BEFORE_CREATION = auto()
     STARTING = auto()  # as soon as the first attempt exists
-    TRAINING = auto()  # after `at_step` training steps
+    TRAINING = auto()  # after `injection_step` training steps
     BY_PROGRAM = auto()  # the training program injects the fault
 
 
 @contextmanager
 def inject_nothing(_job: JobUnderTest) -> Iterator[None]:
-    """Inject nothing, because the fault is in the program or the spec."""
+    """Inject nothing, because the program or the spec already contains the fault."""
     yield
 
 
 @dataclass(frozen=True)
 class InjectedFault:
-    """A fault of the matrix and the spec of the job that it is injected into.
+    """A fault of the matrix and the spec of the job into which it is injected.
 
-    fields: returns the spec fields that differ from the example job.
+    build_spec_fields: returns the spec fields that differ from the example job.
     inject: context manager that creates the fault on entry and removes it on exit. It exits after `duration_seconds`
         or when the job trains again.
     is_isolated: the fault does not affect other jobs, so several such faults can be injected at the same time.
     """
 
-    fields: Callable[[JobUnderTest], RawBody]
+    build_spec_fields: Callable[[JobUnderTest], RawBody]
     inject: Injection = inject_nothing
     injection_time: InjectionTime = InjectionTime.TRAINING
-    at_step: int = 15
+    injection_step: int = 15
     duration_seconds: float | None = None
     recovery_timeout_seconds: float = 200
     is_isolated: bool = False
@@ -77,5 +77,5 @@ def build_program_fault(fault: str, *arguments: str, ranks: int = 1, **fields: A
 
 
 def build_trainer_fields(**fields: Any) -> RawBody:
-    """Return the spec fields of a job that runs the operator's trainer on 2 nodes x 2 ranks, long enough to recover."""
+    """Return the spec fields of a fine-tuning job with 2 nodes x 2 ranks that runs long enough to recover."""
     return {"training": training(max_steps=90, save_steps=20), **fields}

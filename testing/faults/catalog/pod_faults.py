@@ -30,19 +30,19 @@ def kill_container(job: JobUnderTest) -> Iterator[None]:
 
 @contextmanager
 def delete_pod(job: JobUnderTest) -> Iterator[None]:
-    job.stack.kubectl("delete", "pod", job.pod(1), "--wait=false")
+    job.stack.kubectl("delete", "pod", job.get_pod_name(1), "--wait=false")
     yield
 
 
 @contextmanager
 def delete_pod_with_short_grace(job: JobUnderTest) -> Iterator[None]:
-    job.stack.kubectl("delete", "pod", job.pod(1), "--wait=false", "--grace-period=15")
+    job.stack.kubectl("delete", "pod", job.get_pod_name(1), "--wait=false", "--grace-period=15")
     yield
 
 
 @contextmanager
 def evict_pod(job: JobUnderTest) -> Iterator[None]:
-    namespace, pod = job.stack.namespace, job.pod(1)
+    namespace, pod = job.stack.namespace, job.get_pod_name(1)
     body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": pod, "namespace": namespace}}
     path = f"/api/v1/namespaces/{namespace}/pods/{pod}/eviction"
     job.stack.kubectl("create", "--raw", path, "-f", "-", stdin=json.dumps(body))
@@ -89,14 +89,14 @@ def preempt_pod(job: JobUnderTest) -> Iterator[None]:
 
 @contextmanager
 def relabel_pod(job: JobUnderTest) -> Iterator[None]:
-    job.stack.kubectl("label", "pod", job.pod(1), f"{names.JOB_UID}-")
+    job.stack.kubectl("label", "pod", job.get_pod_name(1), f"{names.JOB_UID}-")
     yield
 
 
 @contextmanager
 def edit_image(job: JobUnderTest) -> Iterator[None]:
     """Replace the image of a pod by another image that can run the same program."""
-    job.stack.kubectl("set", "image", f"pod/{job.pod(1)}", f"{names.CONTAINER}={get_image_name('trainer')}")
+    job.stack.kubectl("set", "image", f"pod/{job.get_pod_name(1)}", f"{names.CONTAINER}={get_image_name('trainer')}")
     yield
 
 

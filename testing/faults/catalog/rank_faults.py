@@ -20,18 +20,18 @@ from testing.processes.cluster_training import training
 IN_EVERY_ATTEMPT = (
     "--failing-attempts",
     "99",
-)  # every attempt uses the same amount of memory; only the repair makes it fit
+)  # every attempt needs the same amount of memory, which is available only after the repair
 
 
 @contextmanager
 def kill_rank(job: JobUnderTest) -> Iterator[None]:
-    job.chaos.kill_rank(job.stack.namespace, job.pod(1), rank=3)
+    job.chaos.kill_rank(job.stack.namespace, job.get_pod_name(1), rank=3)
     yield
 
 
 @contextmanager
 def stop_rank(job: JobUnderTest) -> Iterator[None]:
-    job.chaos.kill_rank(job.stack.namespace, job.pod(1), rank=3, signal_number=signal.SIGSTOP)
+    job.chaos.kill_rank(job.stack.namespace, job.get_pod_name(1), rank=3, signal_number=signal.SIGSTOP)
     yield
 
 
@@ -48,7 +48,7 @@ def build_scratch_volumes(**empty_dir: str) -> list[RawBody]:
 
 
 def build_injection_environment(**environment: str) -> list[RawBody]:
-    """Return the environment variables that make testing/fakes/inject inject a fault into the operator's trainer."""
+    """Return the environment variables with which testing/fakes/inject injects a fault into finetune_trainer."""
     return [
         {"name": name, "value": value} for name, value in {"PYTHONPATH": f"{POD_FOLDER}/inject", **environment}.items()
     ]
@@ -64,7 +64,7 @@ RANK_FAULTS = {
     "rank-sigkill": InjectedFault(make_program_fields(ranks=2), kill_rank, is_isolated=True),
     "rank-segfault": build_program_fault("segfault", ranks=2),
     "rank-sigstop": InjectedFault(
-        lambda _: build_trainer_fields(restartPolicy=set_hang_timeout(20)), stop_rank, at_step=25
+        lambda _: build_trainer_fields(restartPolicy=set_hang_timeout(20)), stop_rank, injection_step=25
     ),
     "program-hangs": build_program_fault("hang", restartPolicy=set_hang_timeout(10)),
     "cuda-oom": InjectedFault(
@@ -116,7 +116,7 @@ RESOURCE_FAULTS = {
         "fill",
         "--mib",
         "100",
-        "--peer-timeout",  # the kubelet measures volumes once a minute, then checks limits every 10 s
+        "--peer-timeout",  # the kubelet measures volumes once a minute and checks their limits every 10 s
         "150",
         resources={"requests": {"cpu": "100m"}, "limits": {"ephemeral-storage": "50Mi"}},
         volumes=build_scratch_volumes(),

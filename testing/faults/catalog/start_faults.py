@@ -80,7 +80,7 @@ def remove_config_map(job: JobUnderTest) -> Iterator[None]:
 
 @contextmanager
 def break_webhook(job: JobUnderTest) -> Iterator[None]:
-    """Register an admission webhook for the job's pods, with a Service that does not exist."""
+    """Register an admission webhook for the job's pods whose Service does not exist."""
     rule = {"operations": ["CREATE"], "apiGroups": [""], "apiVersions": ["v1"], "resources": ["pods"]}
     hook = {
         "name": "policy.example.com",
@@ -125,7 +125,7 @@ def create_foreign_service(job: JobUnderTest) -> Iterator[None]:
 
 @contextmanager
 def remove_seccomp_profile(job: JobUnderTest) -> Iterator[None]:
-    """Leave the seccomp profile uninstalled; install it on every Kubernetes node on exit."""
+    """Keep the seccomp profile uninstalled, and install it on every Kubernetes node on exit."""
     try:
         yield
     finally:

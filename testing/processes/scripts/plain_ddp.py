@@ -1,4 +1,4 @@
-"""Typical training script of a user: plain torch and DDP with custom arguments and checkpoints."""
+"""Typical training script of a user, with plain torch, DDP, custom arguments and checkpoints."""
 
 import argparse
 import os

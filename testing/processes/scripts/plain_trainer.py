@@ -1,4 +1,4 @@
-"""Training script like the examples of transformers, which does not depend on the operator."""
+"""Training script in the style of the transformers examples, which does not depend on the operator."""
 
 import sys
 import time

@@ -48,7 +48,7 @@ def simulate_attempt(current_job: FineTuneJob, action: ScriptAction, attempt_num
 
 @pytest.mark.parametrize("script", [script for script in SCRIPTS if script.phase != DELETED], ids=str)
 def test_job_ends_as_its_script_expects(script: Script) -> None:
-    # the dataset has no data loader processes, because a repair would reduce their number
+    # the job has no data loader processes, because a repair would reduce their number
     dataset = build_job_body("bert", 2)["spec"]["dataset"]
     current_job, _ = decide_once(job(restartPolicy=RESTART_POLICY, dataset=dataset), build_observation(job()))
     number = 0

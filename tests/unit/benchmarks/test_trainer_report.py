@@ -27,7 +27,7 @@ PEER = ContenderResult(
 )
 
 
-def test_speedup_is_computed_per_round_as_peer_time_over_own_time() -> None:
+def test_speedup_is_the_ratio_of_peer_time_to_our_time_in_each_round() -> None:
     assert compute_speedups(OURS, PEER) == [2.0, 1.0, 1.5]
     assert compute_speedups(OURS, PEER, use_cpu_time=True) == [1.5, 1.5, 1.5]
     assert format_median_and_range(compute_speedups(OURS, PEER)) == "1.50 (1.00 to 2.00)"

@@ -1,4 +1,4 @@
-"""Tests of install.yaml: least privilege, pod security, availability and headers of generated files."""
+"""Tests of the permissions, pod security and availability in install.yaml, and of generated file headers."""
 
 from pathlib import Path
 from typing import Any
@@ -98,7 +98,7 @@ def test_operator_pods_meet_the_restricted_pod_security_level() -> None:
     }
 
 
-def test_disruption_budget_keeps_one_of_two_replicas() -> None:
+def test_disruption_budget_keeps_one_of_two_replicas_available() -> None:
     assert get_object("Deployment")["spec"]["replicas"] == 2
     budget = get_object("PodDisruptionBudget")["spec"]
     assert budget["minAvailable"] == 1

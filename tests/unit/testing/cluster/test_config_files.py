@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from testing.cluster.host.cache import Cache
-from testing.cluster.host.layout import Layout
+from testing.cluster.host.layout import ClusterLayout
 from testing.cluster.host.versions import PINNED
 from testing.cluster.node.config_files import (
     render_cni_config,
@@ -20,7 +20,7 @@ from testing.cluster.node.partition import render_drop_rules
 from testing.cluster.node.pki import list_users, render_subject_alternative_names, render_token_file
 from testing.cluster.node.program_arguments import build_control_plane_daemons, build_node_daemons
 
-LAYOUT = Layout(name="dev", root=Path("/cache/cluster/dev"), node_count=2, network=IPv4Network("10.90.0.0/16"))
+LAYOUT = ClusterLayout(name="dev", root=Path("/cache/cluster/dev"), node_count=2, network=IPv4Network("10.90.0.0/16"))
 NODE = LAYOUT.nodes[1]
 CACHE = Cache(Path("/cache"))
 

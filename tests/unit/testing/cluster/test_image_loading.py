@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from testing.cluster.host.commands import HarnessError
-from testing.cluster.host.layout import Layout, choose_network
+from testing.cluster.host.layout import ClusterLayout, choose_network
 from testing.cluster.images.image_loading import load_into_node
 from testing.cluster.images.oci import write_single_layer_image
 
@@ -41,6 +41,6 @@ def load_image(folder: Path, *, failure_count: int) -> str:
     """Load an image with a fake `ctr` and return its logged arguments."""
     image, log = folder / "small.tar", folder / "ctr.log"
     write_single_layer_image(image, name="localhost/small:1", files={"run": b"program"}, entrypoint=("/run",))
-    node = Layout("test", folder, 1, choose_network("test", ())).nodes[0]
+    node = ClusterLayout("test", folder, 1, choose_network("test", ())).nodes[0]
     load_into_node((sys.executable, "-c", FAKE_CTR, str(log), str(failure_count)), node, image)
     return log.read_text()

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from testing.cluster.host.layout import MAX_NODES, Layout, check_name, check_root, choose_network
+from testing.cluster.host.layout import MAX_NODES, ClusterLayout, check_name, check_root, choose_network
 
-LARGEST = Layout(name="abcdefgh", root=Path("/c"), node_count=MAX_NODES, network=IPv4Network("10.90.0.0/16"))
+LARGEST = ClusterLayout(name="abcdefgh", root=Path("/c"), node_count=MAX_NODES, network=IPv4Network("10.90.0.0/16"))
 LONGEST_DEVICE_NAME = 15
 
 

@@ -1,4 +1,4 @@
-"""Tests of saving evidence of a deviating run, even if the cluster is unreachable."""
+"""Tests of the evidence that is saved for a deviating run, even if the cluster is unreachable."""
 
 import json
 from pathlib import Path

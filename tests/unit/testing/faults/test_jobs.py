@@ -1,4 +1,4 @@
-"""Tests of the jobs that faults are injected into, and of their training program."""
+"""Tests of the jobs into which faults are injected, and of their training program."""
 
 import json
 import os
@@ -35,17 +35,19 @@ def job_under_test(tmp_path: Path) -> Any:
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_job_of_every_fault_is_valid(job_under_test: Any, fault: str) -> None:
+def test_every_fault_defines_a_valid_job(job_under_test: Any, fault: str) -> None:
     metadata = {"name": fault, "namespace": "default", "uid": "u", "generation": 1, "resourceVersion": "1"}
 
-    job = FineTuneJob.parse({**build_example_job(fault, **FAULTS[fault].fields(job_under_test)), "metadata": metadata})
+    job = FineTuneJob.parse(
+        {**build_example_job(fault, **FAULTS[fault].build_spec_fields(job_under_test)), "metadata": metadata}
+    )
 
     assert job.spec.num_nodes == 2
 
 
 @pytest.fixture
 def start_program(tmp_path: Path) -> StartProgram:
-    """Return a function that starts the program once per node of two, with the operator's environment variables."""
+    """Return a function that starts the program on two nodes, with the environment variables that the operator sets."""
     (tmp_path / "token").write_text("t")
 
     def run(*arguments: str, attempt: int = 0) -> list[subprocess.Popen[bytes]]:
@@ -87,7 +89,9 @@ def wait_for_save(folder: Path) -> None:
         time.sleep(0.01)
 
 
-def test_fault_ends_all_ranks_and_next_attempt_resumes(start_program: StartProgram, tmp_path: Path) -> None:
+def test_failure_of_one_rank_ends_all_ranks_and_next_attempt_resumes(
+    start_program: StartProgram, tmp_path: Path
+) -> None:
     codes, outputs = wait_for_exit(start_program("--fault", "exception"))
     assert codes == [1, 1]
     assert "[rank1]: ValueError: row 1207 has no label" in outputs[1]

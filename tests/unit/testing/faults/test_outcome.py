@@ -1,4 +1,4 @@
-"""Tests of finding deviations of a run from its expectation and rendering them on the page."""
+"""Tests that find deviations of a run from its expectation and render them on the page."""
 
 from dataclasses import replace
 from typing import Any
@@ -8,7 +8,7 @@ import pytest
 from finetune_api.v1alpha1.reasons import Reason
 from testing.faults.__main__ import compute_exit_code
 from testing.faults.expectation import Expectation, expect_restart
-from testing.faults.matrix_page import Setup, format_median_and_range, render_page
+from testing.faults.matrix_page import ClusterSetup, format_median_and_range, render_page
 from testing.faults.outcome import FaultRun, ObservedFailure, find_deviations, parse_status
 
 EXPECTED = Expectation(
@@ -26,7 +26,7 @@ GOOD = FaultRun(
     again_seconds=5.5,
     steps_lost=7,
 )
-SETUP = Setup(kubernetes="1.36.3", node_count=2, core_count=2, cgroup_version="version 1")
+SETUP = ClusterSetup(kubernetes="1.36.3", node_count=2, core_count=2, cgroup_version="version 1")
 
 DEVIATIONS: dict[str, tuple[dict[str, Any], str]] = {
     "another reason": ({"failures": (replace(KILLED, reason="PeerLost"),)}, "observed PeerLost (transient), Restart"),
@@ -53,7 +53,7 @@ def test_run_that_meets_expectation_has_no_deviations() -> None:
 
 
 @pytest.mark.parametrize("deviation", DEVIATIONS)
-def test_deviation_is_listed_on_the_page_and_fails_the_matrix(deviation: str) -> None:
+def test_deviation_is_listed_on_the_page_and_causes_exit_code_1(deviation: str) -> None:
     fields, message = DEVIATIONS[deviation]
     run = replace(GOOD, **fields)
 
@@ -73,7 +73,7 @@ def test_missing_pending_reason_is_a_deviation() -> None:
     assert find_deviations(expectation, replace(run, waited_for=("CreateRefused",))) == ()
 
 
-def test_fault_without_run_is_listed_and_fails_the_matrix() -> None:
+def test_fault_without_run_is_listed_and_causes_exit_code_1() -> None:
     other_expectation = replace(EXPECTED, name="rank-segfault")
 
     page = render_page([EXPECTED, other_expectation], [GOOD], SETUP)
@@ -82,7 +82,7 @@ def test_fault_without_run_is_listed_and_fails_the_matrix() -> None:
     assert compute_exit_code([EXPECTED, other_expectation], [GOOD]) == 1
 
 
-def test_table_contains_median_and_range_of_different_runs() -> None:
+def test_table_contains_median_and_range_of_all_runs() -> None:
     slower_run = replace(GOOD, detected_seconds=2.0, again_seconds=None)
 
     page = render_page([EXPECTED], [GOOD, slower_run, GOOD], SETUP)

@@ -93,7 +93,7 @@ def test_job_has_recovered_only_in_last_expected_attempt() -> None:
     )
 
 
-def test_pending_reasons_are_listed_once() -> None:
+def test_each_pending_reason_is_listed_once() -> None:
     reasons = ["Unschedulable", None, "Unschedulable", "ImagePullFailed"]
     status_changes = [StatusChange(0, {"waiting": {"reason": reason}} if reason else {}) for reason in reasons]
 
