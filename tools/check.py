@@ -25,7 +25,7 @@ class Check:
 
 @dataclass(frozen=True)
 class CheckResult:
-    """CheckResult of a check; `output` includes SKIPPED lines."""
+    """Result of a check; `output` includes SKIPPED lines."""
 
     check: Check
     passed: bool

@@ -47,7 +47,7 @@ def compare_rows(rows: Iterable[PublishedRow]) -> tuple[ForecastComparison, ...]
 
 def render_table(comparisons: Sequence[ForecastComparison]) -> str:
     """Render the summary and the table as Markdown."""
-    sharded = [comparison for comparison in comparisons if comparison.row.zero is not None]
+    sharded = [comparison for comparison in comparisons if comparison.row.zero_strategy is not None]
     fixed_length = [comparison for comparison in comparisons if not comparison.row.has_varied_lengths]
     return "\n".join(
         [
@@ -96,8 +96,8 @@ def render_row(comparison: ForecastComparison) -> str:
 def describe_method(row: PublishedRow) -> str:
     """Describe the trained parameters, the ZeRO stage and disabled gradient checkpointing."""
     method = "full" if row.lora is None else f"lora r={row.lora.r} {', '.join(row.lora.target_modules)}"
-    if row.zero is not None:
-        method = f"{method}; zero{row.zero.stage} on {row.ranks}"
+    if row.zero_strategy is not None:
+        method = f"{method}; zero{row.zero_strategy.stage} on {row.ranks}"
     return method if row.gradient_checkpointing else f"{method}; no checkpointing"
 
 

@@ -2,7 +2,7 @@
 
 Two real pods with two ranks each run a bare torch DDP loop (`ddp.py`), with images that are already on the Kubernetes
 nodes. The loop is started alternately by our launcher and by torchrun as the command of the job. SIGKILL is sent to
-one rank of the second node. All times come from one clock, because Kubernetes nodes are network namespaces of this host.
+one rank of the second node. All times come from one clock, because Kubernetes nodes are network namespaces of one host.
 With `--peer`, Kubeflow Trainer and JobSet run the same loop under torchrun on the same cluster, in alternation, because
 the speed of a host varies.
 """

@@ -1,4 +1,4 @@
-"""ClusterProvider for an existing cluster, selected by kubectl's current context."""
+"""Provider for an existing cluster, selected by kubectl's current context."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ClusterProvider for kind clusters, which need Docker; every node container mounts a folder of this host."""
+"""Provider for kind clusters, which need Docker; every node container mounts a folder of this host."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ class ClusterProvider(Protocol):
 
 @dataclass(frozen=True)
 class ThrowawayProvider:
-    """ClusterProvider for the throwaway cluster, the only one with fault injection."""
+    """Provider for the throwaway cluster, the only one with fault injection."""
 
     cluster: ThrowawayCluster
 

@@ -124,7 +124,7 @@ class HttpApi:
         """Return the requests with this method and resource, in order."""
         return [request for request in self.requests if request.method == method and request.resource.plural == plural]
 
-    async def handle(self, request: web.RecordedRequest) -> web.StreamResponse:
+    async def handle(self, request: web.Request) -> web.StreamResponse:
         """Record a request and return its response."""
         resource = parse_path(request.path)
         body = json.loads(await request.read()) if request.can_read_body else None
@@ -222,7 +222,7 @@ class HttpApi:
         self.remove(resource.plural, resource.name or "", namespace=resource.namespace or "default")
         return web.json_response(stored_body)
 
-    async def _watch(self, request: web.RecordedRequest, resource: ResourcePath) -> web.StreamResponse:
+    async def _watch(self, request: web.Request, resource: ResourcePath) -> web.StreamResponse:
         params = dict(request.query)
         response = web.StreamResponse(headers={"Content-Type": "application/json"})
         await response.prepare(request)

@@ -72,7 +72,7 @@ Every fault was injected into a job on a real cluster. The result is compared wi
 
 Runs: {when}. {summary}
 
-**ClusterSetup.** {setup}; a Kubernetes node
+**Setup.** {setup}; a Kubernetes node
 counts as lost after 20 s without its kubelet. The operator is installed by its chart with two replicas. A job has two
 nodes, on two Kubernetes nodes. Unless the row mentions the operator's trainer, it runs
 `testing/faults/training_program.py`: steps of 0.1 s, a checkpoint every 10 steps, one process per node, or two per node

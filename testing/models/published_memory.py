@@ -147,7 +147,7 @@ class PublishedRow:
     gradient_checkpointing: bool = True
     has_varied_lengths: bool = False  # most samples are shorter than `length`
     ranks: int = 1
-    zero: ZeroStrategy | None = None  # None means DDP
+    zero_strategy: ZeroStrategy | None = None  # None means DDP
 
     @property
     def published_bytes(self) -> float:
@@ -159,14 +159,14 @@ def forecast_row(row: PublishedRow) -> int:
     source, bf16 = row.source, torch.bfloat16
     config = AutoConfig.for_model(**MODELS[row.model])
     # ms-swift also keeps the weights in 16 bits in full fine-tuning
-    uniform_dtype = source.uses_16_bit_states or row.lora is None or row.zero is not None
+    uniform_dtype = source.uses_16_bit_states or row.lora is None or row.zero_strategy is not None
     architecture = Architecture(config, bf16, row.lora, uniform_dtype=uniform_dtype)
     autocast = None if uniform_dtype else bf16
     step = SimulatedStep(row.batch, row.length, row.gradient_checkpointing, autocast, compute_unmasked_token_loss)
     shape, peak = measure_shape(architecture), measure_step_peak(architecture, step)
-    if source.has_unfused_adamw and row.zero is None and shape.trained_bytes > peak.total:
+    if source.has_unfused_adamw and row.zero_strategy is None and shape.trained_bytes > peak.total:
         peak = ActivationMemory(activations=shape.trained_bytes)
-    layout = RankLayout(row.ranks, ranks_per_node=1, loader_workers_per_rank=0, on_gpu=True, sharding=row.zero)
+    layout = RankLayout(row.ranks, ranks_per_node=1, loader_workers_per_rank=0, on_gpu=True, sharding=row.zero_strategy)
     parts = break_down_rank_memory(shape, peak, layout).parts
     return sum(part.size for part in parts if part.name not in _NOT_COUNTED[source.measured_memory])
 
@@ -190,7 +190,7 @@ def _create_sharded_rows(
 ) -> tuple[PublishedRow, ...]:
     """Create one row per length; the sum over all GPUs on Qwen's page is divided by the number of ranks."""
     return tuple(
-        PublishedRow(QWEN, model, lora, length, value / ranks, ranks=ranks, zero=zero)
+        PublishedRow(QWEN, model, lora, length, value / ranks, ranks=ranks, zero_strategy=zero)
         for length, value in values_by_length.items()
     )
 
@@ -237,7 +237,7 @@ _SHARDED_ROWS = (
         _ALL_LINEAR,
         {256: 215.4, 512: 217.7, 1024: 222.6, 2048: 228.8, 4096: 249.0, 8192: 289.2},
     ),
-    PublishedRow(SWIFT_EXAMPLES, "Qwen2.5-7B", None, 8192, 54, ranks=4, zero=_create_zero_strategy(3, 3584)),
+    PublishedRow(SWIFT_EXAMPLES, "Qwen2.5-7B", None, 8192, 54, ranks=4, zero_strategy=_create_zero_strategy(3, 3584)),
 )
 _SWIFT_ROWS = (
     *_create_rows(SWIFT, "Qwen-1.8B", _ATTENTION, {512: 4610, 1024: 5576, 2048: 7624, 4096: 17324, 8192: 36620}),

@@ -24,6 +24,7 @@ EXAMPLE = REPOSITORY / "manifests" / "examples" / "cpu-two-nodes.yaml"
 OPERATOR_NAMESPACE = "finetune-system"
 
 RawBody = dict[str, Any]
+JobPredicate = Callable[[RawBody], bool]
 
 # script that prints the phase, process state and Python stack of each rank of a pod
 _PRINT_RANKS = """
@@ -125,9 +126,7 @@ class OperatorStack:
         pods: list[RawBody] = json.loads(output)["items"]
         return pods
 
-    def wait(
-        self, name: str, predicate: Callable[[RawBody], bool], *, description: str, timeout_seconds: float = 180
-    ) -> RawBody:
+    def wait(self, name: str, predicate: JobPredicate, *, description: str, timeout_seconds: float = 180) -> RawBody:
         """Poll the job until it satisfies the predicate, and return it.
 
         Raises:

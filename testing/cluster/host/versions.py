@@ -44,7 +44,7 @@ STAGING_MODULES = (
 
 @dataclass(frozen=True)
 class ComponentVersions:
-    """ComponentVersions of all components of the throwaway cluster."""
+    """Versions of all components of the throwaway cluster."""
 
     kubernetes: str = "1.36.3"
     etcd: str = "3.6.8"

@@ -40,7 +40,7 @@ class GoInstallComponent:
     packages: tuple[str, ...]
     tags: str = ""
     linker_flags: str = "-s -w"
-    documents: tuple[str, ...] = ()
+    yaml_files: tuple[str, ...] = ()
     """YAML files of the module, concatenated into `documents.yaml`."""
 
     @property
@@ -52,7 +52,7 @@ class GoInstallComponent:
         """Names of the files that the build creates."""
         return (
             *(package.rsplit("/", 1)[-1] for package in self.packages),
-            *(("documents.yaml",) if self.documents else ()),
+            *(("documents.yaml",) if self.yaml_files else ()),
         )
 
 
@@ -116,7 +116,7 @@ def list_components(versions: ComponentVersions) -> dict[str, Component]:
             version=versions.kwok,
             packages=("sigs.k8s.io/kwok/cmd/kwok",),
             linker_flags=f"-s -w -X sigs.k8s.io/kwok/pkg/consts.Version={versions.kwok}",
-            documents=KWOK_STAGES,
+            yaml_files=KWOK_STAGES,
         ),
         GoInstallComponent(
             component="helm",
@@ -193,9 +193,9 @@ def run_go_install(cache: Cache, component: GoInstallComponent, target: Path) ->
         cwd=target,
         environment={**cache.go_environment, "GOBIN": str(target)},
     )
-    if component.documents:
+    if component.yaml_files:
         source = cache.root / "go" / "mod" / f"{component.module}@v{component.version}"
-        documents = ((source / document).read_text() for document in component.documents)
+        documents = ((source / file).read_text() for file in component.yaml_files)
         (target / "documents.yaml").write_text("---\n".join(documents))
 
 
