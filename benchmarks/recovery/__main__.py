@@ -102,7 +102,7 @@ def measure_recovery(stack: OperatorStack, chaos: Chaos, command_fields: RawBody
         posted_at = time.time()
         stack.apply(build_example_job(job.name, **build_command_spec(command_fields)))
         job.wait_for_step(STEPS_BEFORE_KILL)
-        killed_at = kill_rank(chaos, stack.namespace, job.pod(1))
+        killed_at = kill_rank(chaos, stack.namespace, job.get_pod_name(1))
         job.wait_until(
             lambda recorder: bool(recorder.steps) and recorder.steps[-1].attempt == 1,
             goal="training again",
