@@ -1,1 +1,1 @@
-"""API types shared by the CLI, operator and trainer; the package depends only on pydantic to fit into every image."""
+"""API types shared by the CLI, the operator and the trainer. The package depends only on pydantic."""

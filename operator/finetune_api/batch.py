@@ -1,4 +1,4 @@
-"""Computes the effective batch: samples per device x gradient accumulation x world size."""
+"""Computes the effective batch: micro_batch_size x accumulation_steps x world_size."""
 
 import math
 from bisect import bisect_left
@@ -11,12 +11,12 @@ PerDevice = int | Literal["auto"]
 
 
 class BatchError(ValueError):
-    """Error for inconsistent or indivisible batch sizes; the message contains the nearest valid values."""
+    """Raised for inconsistent or indivisible batch sizes; the message contains the nearest valid values."""
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Batch of one optimizer step: samples per micro-batch, gradient accumulation and world size."""
+    """The three factors of the effective batch of an optimizer step."""
 
     per_device: int
     accumulation: int
@@ -24,7 +24,7 @@ class Batch:
 
     @property
     def effective(self) -> int:
-        """Samples per optimizer step, over all ranks."""
+        """Samples per optimizer step across all ranks."""
         return self.per_device * self.accumulation * self.world_size
 
     def __str__(self) -> str:
@@ -34,9 +34,9 @@ class Batch:
 def resolve_batch(
     *, per_device: PerDevice | None, accumulation: int | None, effective_batch: int | None, world_size: int
 ) -> Batch:
-    """Return the batch with the given sizes; a missing size is derived from the others or set to 1.
+    """Return the batch with the given sizes; missing sizes are derived from the others or set to 1.
 
-    `auto` counts as 1 until the trainer has chosen a size.
+    `auto` is treated as 1 until the trainer has chosen a size.
 
     Raises: BatchError if `effective_batch` is given and cannot be reached exactly.
     """
@@ -59,17 +59,17 @@ def resolve_batch(
     return Batch(per_device, _divide(effective_batch, per_device * world_size, "perDeviceTrainBatchSize"), world_size)
 
 
-def list_batch_splits(smallest_batch: Batch) -> tuple[Batch, ...]:
-    """Return all batches with the same effective size, sorted by decreasing micro-batch size."""
-    samples, ranks = smallest_batch.per_device * smallest_batch.accumulation, smallest_batch.world_size
+def list_batch_splits(batch: Batch) -> tuple[Batch, ...]:
+    """Return all splits of the same effective batch, sorted by decreasing micro-batch size."""
+    samples, ranks = batch.per_device * batch.accumulation, batch.world_size
     divisors = [size for size in range(1, math.isqrt(samples) + 1) if samples % size == 0]
     sizes = sorted({*divisors, *(samples // size for size in divisors)}, reverse=True)
     return tuple(Batch(size, samples // size, ranks) for size in sizes)
 
 
-def find_batch_split(smallest_batch: Batch, per_device: int | None) -> Batch | None:
-    """Return the batch with the same effective size and the given micro-batch size, or None if it does not exist."""
-    return next((batch for batch in list_batch_splits(smallest_batch) if batch.per_device == per_device), None)
+def find_batch_split(batch: Batch, per_device: int | None) -> Batch | None:
+    """Return the split of the same effective batch with this micro-batch size, or None if there is none."""
+    return next((split for split in list_batch_splits(batch) if split.per_device == per_device), None)
 
 
 def find_largest_fitting_batch(batches: Sequence[Batch], fits_in_memory: Callable[[Batch], bool]) -> Batch | None:

@@ -12,23 +12,23 @@ _LORA_DEFAULT, _FULL_DEFAULT = 1e-4, 1e-5
 
 @dataclass(frozen=True)
 class LearningRates:
-    """Peak learning rates: a default, and separate rates for parts of a vision-language model."""
+    """Peak learning rates of a model, with separate rates for some parts of a vision-language model."""
 
     default: float
     part_rates: Mapping[str, float]
-    scaling: str = ""  # description of the scaling factor; empty if the rates are not scaled
+    scaling_description: str = ""  # factor and formula; empty if the rates are not scaled
 
     def get_rate(self, part: str) -> float:
-        """Return the learning rate of a model part, named as in model.freeze."""
+        """Return the learning rate of a part of the model; the names of parts are those of model.freeze."""
         return self.part_rates.get(part, self.default)
 
     def __str__(self) -> str:
         rates = (f"{self.default:g}", *(f"{part} {rate:g}" for part, rate in self.part_rates.items()))
-        return ", ".join(rates) + (f" ({self.scaling})" if self.scaling else "")
+        return ", ".join(rates) + (f" ({self.scaling_description})" if self.scaling_description else "")
 
 
 def resolve_learning_rates(spec: FineTuneJobSpec, batch: Batch) -> LearningRates:
-    """Return the scaled learning rates of a job for the operator's trainer."""
+    """Return the learning rates of a job, scaled if the spec sets lrScaling."""
     training, factor, scaling = spec.training, 1.0, ""
     default = training.learning_rate or (_LORA_DEFAULT if spec.lora else _FULL_DEFAULT) / (10 if spec.dpo else 1)
     if rule := training.lr_scaling:

@@ -12,30 +12,30 @@ from finetune_api.v1alpha1.reasons import Reason
 from finetune_api.v1alpha1.status import Repair
 
 ALLOCATOR_VARIABLE = "PYTORCH_ALLOC_CONF"
-_DEPRECATED_ALLOCATOR_VARIABLE = "PYTORCH_CUDA_ALLOC_CONF"  # deprecated name, which torch still reads
+_DEPRECATED_ALLOCATOR_VARIABLE = "PYTORCH_CUDA_ALLOC_CONF"  # deprecated name that torch still accepts
 _EXPANDABLE_SEGMENTS = "expandable_segments:True"
-# with LoRA, only stage 3 shards the frozen model, which uses most of the memory
+# LoRA jobs need ZeRO-3: lower stages do not shard the frozen weights, which use most of the memory
 _LORA_SHARDING_PRESETS = ("zero3", "zero3_offload")
 _SHARDING_PRESETS = ("zero1", "zero2", "zero3", "zero3_offload")
 
 
 @dataclass(frozen=True)
 class MemoryShortage:
-    """Out-of-memory failure of an attempt, with the information for choosing a repair."""
+    """Out-of-memory failure of an attempt, with the data that determines the next repair."""
 
     reason: Reason  # CudaOutOfMemory, HostOutOfMemory or SharedMemoryExhausted
-    spec: FineTuneJobSpec  # spec of the user, without the repair
+    spec: FineTuneJobSpec  # spec of the job, without any repair
     repair: Repair | None  # repair applied to the attempt
     batch: Batch | None  # batch of the attempt; None for a command, whose batch is unknown
-    runs_in_container: bool = True  # containers have resource limits that can be raised
+    runs_in_container: bool = True  # False in local mode, which has no resource limits
 
     @property
     def effective_spec(self) -> FineTuneJobSpec:
-        """Spec of the attempt, including its repair."""
+        """Spec with which the attempt ran, including its repair."""
         return apply_repair(self.spec, self.repair)
 
     def extend_repair(self, **fields: object) -> Repair:
-        """Return a copy of the attempt's repair with these fields changed."""
+        """Return a copy of the current repair with these fields changed."""
         return (self.repair or Repair()).model_copy(update=fields)
 
 
@@ -64,20 +64,20 @@ def apply_repair(spec: FineTuneJobSpec, repair: Repair | None) -> FineTuneJobSpe
 
 
 def find_next_repair(shortage: MemoryShortage) -> tuple[Repair, str] | None:
-    """Return the cheapest remaining repair and a description of its change, or None if no change is left.
+    """Return the cheapest remaining repair and a description of its change, or None if no repair is left.
 
-    The repair includes the changes of earlier repairs. Each attempt makes one change: decisions/208.
+    The repair includes all earlier changes and adds one more (decisions/208).
     """
     repairs = (step(shortage) for step in _REPAIR_STEPS[shortage.reason])
     return next((repair for repair in repairs if repair is not None), None)
 
 
 def build_memory_advice(shortage: MemoryShortage) -> str:
-    """Return advice for the user after an out-of-memory failure that has no repair."""
+    """Return advice for the user if an out-of-memory failure cannot be repaired."""
     spec, is_command = shortage.effective_spec, shortage.spec.command is not None
     loader_advice = "start fewer loader processes" + ("" if is_command else " (dataset.numWorkers)")
     if shortage.reason is Reason.CUDA_OUT_OF_MEMORY:
-        # if restarts are allowed, repairs have already reduced the batch
+        # if restarts are enabled, earlier repairs have already reduced the micro-batch size
         can_be_smaller = is_command or not shortage.spec.restart_policy.max_restarts
         return "use smaller batches, or larger or more GPUs" if can_be_smaller else shortage.reason.advice
     if not shortage.runs_in_container:
@@ -120,7 +120,7 @@ def _double_shm_size(shortage: MemoryShortage) -> tuple[Repair, str] | None:
 
 
 def _reduce_loader_processes(shortage: MemoryShortage) -> tuple[Repair, str] | None:
-    """Reduce the data loader processes per rank to one, then to none; this does not change the order of rows."""
+    """Reduce the number of data loader processes per rank to 1, then to 0. The order of rows does not change."""
     dataset = shortage.effective_spec.dataset
     if dataset is None or dataset.num_workers == 0:
         return None
@@ -130,7 +130,7 @@ def _reduce_loader_processes(shortage: MemoryShortage) -> tuple[Repair, str] | N
 
 
 def _reduce_micro_batch(shortage: MemoryShortage) -> tuple[Repair, str] | None:
-    """Halve the micro-batch, or use the next smaller divisor, and raise gradient accumulation accordingly."""
+    """Reduce the micro-batch size to its largest proper divisor and keep the effective batch."""
     batch = shortage.batch
     if batch is None:
         return None
@@ -147,7 +147,7 @@ def _reduce_micro_batch(shortage: MemoryShortage) -> tuple[Repair, str] | None:
     ), change
 
 
-def _enable_checkpointing(shortage: MemoryShortage) -> tuple[Repair, str] | None:
+def _enable_gradient_checkpointing(shortage: MemoryShortage) -> tuple[Repair, str] | None:
     if shortage.batch is None or shortage.effective_spec.training.gradient_checkpointing:
         return None
     return shortage.extend_repair(gradient_checkpointing=True), "gradientCheckpointing: true"
@@ -173,10 +173,10 @@ def _raise_sharding_level(shortage: MemoryShortage) -> tuple[Repair, str] | None
 
 
 def list_stronger_sharding_presets(spec: FineTuneJobSpec, *, world_size: int) -> tuple[str, ...]:
-    """Return the DeepSpeed presets that shard more states than the preset of the spec.
+    """Return the DeepSpeed presets that shard more of the training state than the preset of the spec.
 
-    Returns no preset if the spec has fsdp or a DeepSpeed config, if weights are quantized (they cannot be sharded), or
-    if a probe is set (gradients inside DeepSpeed cannot be reset).
+    Returns an empty tuple if the spec has fsdp or a DeepSpeed config, if weights are quantized (they cannot be
+    sharded), or if a probe is set (gradients inside DeepSpeed cannot be reset).
     """
     current = spec.deepspeed.preset if spec.deepspeed else None
     is_quantized = spec.lora is not None and spec.lora.quantization is not None
@@ -191,7 +191,7 @@ def list_stronger_sharding_presets(spec: FineTuneJobSpec, *, world_size: int) ->
 _REPAIR_STEPS: dict[Reason, tuple[RepairStep, ...]] = {
     Reason.CUDA_OUT_OF_MEMORY: (
         _reduce_micro_batch,
-        _enable_checkpointing,
+        _enable_gradient_checkpointing,
         _enable_expandable_segments,
         _raise_sharding_level,
     ),

@@ -13,11 +13,11 @@ from finetune_api.v1alpha1.status import Progress
 from finetune_supervisor import contract
 from finetune_supervisor.messages import TerminationMessage
 
-# Errors of the trainer that a restart cannot fix: the spec, the rows or the storage must change.
+# Trainer errors that a restart cannot fix: the user must change the spec, the dataset or the storage.
 USER_ERRORS = frozenset(Reason(name) for name in contract.USER_ERRORS)
 
 
-_CLASS_NAME = re.compile(r"[A-Za-z_][\w.]{0,99}", re.ASCII)  # of an exception
+_CLASS_NAME = re.compile(r"[A-Za-z_][\w.]{0,99}", re.ASCII)  # class of an exception, with or without its module
 
 
 class Outcome(StrEnum):
@@ -44,7 +44,7 @@ class Termination(TerminationMessage):
 
     @field_validator("time")
     @classmethod
-    def _drop_time_out_of_range(cls, value: float | None) -> float | None:
+    def _drop_out_of_range_time(cls, value: float | None) -> float | None:
         return value if value is not None and 0 <= value < LATEST_TIME.timestamp() else None
 
 

@@ -1,4 +1,4 @@
-"""Parses JSON that the programs of a tenant wrote: termination messages and responses of /status."""
+"""Parses JSON written by untrusted user code: termination messages and responses of /status."""
 
 import json
 import math
@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from pydantic import TypeAdapter
 
-MAX_INTEGER = 2**53 - 1  # the API server refuses larger ones
+MAX_INTEGER = 2**53 - 1  # the API server rejects larger integers
 MAX_FLOAT = 1e30
 MAX_TEXT_CHARACTERS = 4096
 LATEST_TIME = datetime(2100, 1, 1, tzinfo=UTC)
@@ -17,8 +17,8 @@ T = TypeVar("T")
 def parse_untrusted(adapter: TypeAdapter[T], content: str | bytes, *, key: str | None = None) -> T | None:
     """Parse a JSON object, or the object below `key`, and validate it in strict mode.
 
-    NaN, infinity and numbers out of range count as absent; texts are truncated. Returns None if the content is invalid
-    JSON, is nested too deeply, or does not fit the adapter.
+    NaN, infinity and out-of-range numbers are dropped; long strings are truncated. Returns None if the content is
+    invalid JSON, is nested too deeply, or fails validation.
     """
     try:
         value = json.loads(content, parse_int=_parse_int)
@@ -26,13 +26,13 @@ def parse_untrusted(adapter: TypeAdapter[T], content: str | bytes, *, key: str |
             value = value.get(key) if isinstance(value, dict) else None
         if not isinstance(value, dict):
             return None
-        return adapter.validate_json(json.dumps(_bound(value), allow_nan=False), strict=True)
-    except (ValueError, RecursionError):  # among them JSONDecodeError, UnicodeDecodeError and ValidationError
+        return adapter.validate_json(json.dumps(_sanitize(value), allow_nan=False), strict=True)
+    except (ValueError, RecursionError):  # includes JSONDecodeError, UnicodeDecodeError and ValidationError
         return None
 
 
-def bound_time(value: datetime | None) -> datetime | None:
-    """Return a time from 1970 to 2100; another one counts as absent, as does one without timezone."""
+def drop_invalid_time(value: datetime | None) -> datetime | None:
+    """Return the time, or None if it has no timezone or is not between 1970 and 2100."""
     if value is None or value.tzinfo is None:
         return None
     return value if datetime.fromtimestamp(0, UTC) <= value < LATEST_TIME else None
@@ -42,13 +42,13 @@ def _parse_int(digits: str) -> int | None:
     return int(digits) if len(digits) <= len(str(MAX_INTEGER)) else None
 
 
-def _bound(value: Any) -> Any:
-    """Return the value without numbers out of range, and with truncated texts in valid Unicode."""
+def _sanitize(value: Any) -> Any:
+    """Drop out-of-range numbers, truncate strings and replace invalid Unicode."""
     if isinstance(value, dict):
-        bounded = ((key, _bound(item)) for key, item in value.items())
+        bounded = ((key, _sanitize(item)) for key, item in value.items())
         return {key: item for key, item in bounded if item is not None}
     if isinstance(value, list):
-        return [_bound(item) for item in value]
+        return [_sanitize(item) for item in value]
     if isinstance(value, str):
         return value[:MAX_TEXT_CHARACTERS].encode("utf-8", "replace").decode()
     if isinstance(value, bool) or value is None:

@@ -1,4 +1,4 @@
-"""CEL rules of the CRD: rules for the job name, cross-field rules and transition rules of the spec."""
+"""Defines the CEL rules of the CRD: name rules, cross-field rules and transition rules."""
 
 from finetune_api.v1alpha1.base import CelRule
 from finetune_api.v1alpha1.job import MAX_JOB_NAME, FineTuneJobSpec

@@ -18,16 +18,16 @@ COLUMNS = (  # printer columns of `kubectl get ftj`
     ("Restarts", "integer", ".status.restarts"),
     ("Age", "date", ".metadata.creationTimestamp"),
 )
-# The condition Running always exists; its message explains why a job does not run.
+# The Running condition is always present; its message explains why a job is not running.
 RUNNING_CONDITION = '.status.conditions[?(@.type=="Running")]'
-WIDE_COLUMNS = (  # additional printer columns of `-o wide`
+WIDE_COLUMNS = (  # additional columns of `kubectl get ftj -o wide`
     ("Reason", "string", f"{RUNNING_CONDITION}.reason"),
     ("Message", "string", f"{RUNNING_CONDITION}.message"),
 )
 
 
 def build_crd() -> dict[str, Any]:
-    """Return the CustomResourceDefinition as a manifest."""
+    """Return the manifest of the CustomResourceDefinition."""
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
@@ -103,5 +103,5 @@ def _build_object_schema() -> Schema:
 
 def _build_spec_schema() -> Schema:
     schema = build_structural_schema(FineTuneJobSpec, describe_defaults=True)
-    del schema["x-kubernetes-validations"]  # the rules are added below, together with the transition rules
+    del schema["x-kubernetes-validations"]  # the cross-field rules are added below, together with the transition rules
     return {**schema, **build_validation_schema((*list_spec_rules(), *list_transition_rules()))}

@@ -9,13 +9,13 @@ Schema = dict[str, Any]
 
 
 def inline_schema(model: type[BaseModel]) -> Schema:
-    """Return the model's JSON schema with inlined references, without titles and unions with null."""
+    """Return the model's JSON schema with references inlined, and titles and null unions removed."""
     schema = model.model_json_schema(by_alias=True)
     return _inline_references(schema, schema.get("$defs", {}))
 
 
 def build_structural_schema(model: type[BaseModel], *, describe_defaults: bool) -> Schema:
-    """Return the structural schema for a CRD; defaults appear only in descriptions.
+    """Return the structural schema for a CRD, with defaults only in the descriptions.
 
     The API server must not write defaults into objects: they would look as if a user had set them, have no field owner
     in server-side apply, and keep old values when a later release changes a default.
@@ -29,7 +29,7 @@ def build_editor_schema(model: type[BaseModel]) -> Schema:
 
 
 def iterate_fields(schema: Schema, prefix: str = "") -> Iterator[tuple[str, Schema, bool]]:
-    """Yield (path, schema, is_required) of every field, depth first; `path[]` denotes the items of a list."""
+    """Yield (path, schema, is_required) for each field, depth first; `path[]` denotes the items of a list."""
     for name, field in schema.get("properties", {}).items():
         path = prefix + name
         yield path, field, name in schema.get("required", ())
@@ -67,9 +67,9 @@ def _inline_references(schema: Schema, definitions: dict[str, Schema]) -> Schema
     return _convert_children(keywords, keywords, lambda child: _inline_references(child, definitions))
 
 
-def _join_descriptions(field: Schema, type_schema: Schema) -> str:
+def _join_descriptions(field_schema: Schema, type_schema: Schema) -> str:
     """Join the descriptions of a field and its type, without repeating a common prefix."""
-    description, type_description = field.get("description", ""), type_schema.get("description", "")
+    description, type_description = field_schema.get("description", ""), type_schema.get("description", "")
     return (
         type_description
         if type_description.startswith(description.rstrip("."))
@@ -78,7 +78,7 @@ def _join_descriptions(field: Schema, type_schema: Schema) -> str:
 
 
 def _convert_to_structural(schema: Schema, describe_defaults: bool) -> Schema:
-    """Convert to a structural schema: exclusive bounds become flags, additionalProperties is removed."""
+    """Convert to a structural schema: exclusive bounds become booleans, and additionalProperties is removed."""
     structural_schema = {key: value for key, value in schema.items() if key not in ("default", "additionalProperties")}
     if describe_defaults and (default := format_default(schema)):
         structural_schema["description"] = f"{schema['description']} Default: {default}."
@@ -98,7 +98,7 @@ def _remove_kubernetes_keywords(schema: Schema) -> Schema:
 
 
 def _convert_children(schema: Schema, converted_schema: Schema, convert: Callable[[Schema], Schema]) -> Schema:
-    """Return `converted_schema` with sorted keys, after adding the converted children of `schema`."""
+    """Add the converted children of `schema` to `converted_schema`, and return it with sorted keys."""
     if "properties" in schema:
         converted_schema["properties"] = {name: convert(child) for name, child in schema["properties"].items()}
     for key in ("items", "additionalProperties"):

@@ -15,10 +15,10 @@ from finetune_api.v1alpha1.job import FineTuneJobSpec
 Location = tuple[int | str, ...]
 
 JOB_FIELDS = ("apiVersion", "kind", "metadata", "spec", "status")
-# With this cutoff of difflib, loraa suggests lora and nodes suggests numNodes, but method does not suggest model.
+# cutoff for difflib: `loraa` matches `lora` and `nodes` matches `numNodes`, but `method` does not match `model`
 _SIMILARITY_CUTOFF = 0.7
 _MAX_QUOTED_CHARACTERS = 40
-# descriptions of pydantic's types in terms of YAML
+# YAML terms for the type names in pydantic's errors
 _TYPE_DESCRIPTIONS = {
     "bool": "true or false",
     "dict": "an object",
@@ -46,20 +46,20 @@ def explain_invalid_fields(error: ValidationError, *, parent_path: str = "") -> 
     parent_locations = {problem["loc"][:depth] for problem in problems for depth in range(len(problem["loc"]))}
     problems_by_field: dict[Location, list[ErrorDetails]] = {}
     for problem in problems:
-        # pydantic does not count invalid items, and therefore also reports their list as too short
+        # skip the too_short error of a list with invalid items, which pydantic does not count
         if not (problem["type"] == "too_short" and problem["loc"] in parent_locations):
             problems_by_field.setdefault(
                 _remove_union_member((parent_path, *problem["loc"]) if parent_path else problem["loc"]), []
             ).append(problem)
     return tuple(
-        f"{_format_path(field)}: {_explain_problems(field, field_problems)}"
-        for field, field_problems in problems_by_field.items()
+        f"{_format_path(location)}: {_explain_problems(location, field_problems)}"
+        for location, field_problems in problems_by_field.items()
     )
 
 
-def explain_unknown_field(field: Location) -> str:
-    """Return the message for an unknown field, and suggest a similar field of the job if there is one."""
-    parent, name = field[:-1], _normalize_name(str(field[-1]))
+def explain_unknown_field(location: Location) -> str:
+    """Return the message for an unknown field, with a suggestion if the job has a similar field."""
+    parent, name = location[:-1], _normalize_name(str(location[-1]))
     siblings = {
         _normalize_name(sibling): _format_path((*parent, sibling))
         for sibling in _find_schemas(parent)[-1].get("properties", ())
@@ -78,7 +78,7 @@ def _build_job_schema() -> Schema:
 
 
 def _find_schemas(location: Location) -> list[Schema]:
-    """Return the schemas on the path from the job to `location`; {} for an unknown field."""
+    """Return the schemas along the path from the job to `location`; unknown fields have the schema {}."""
     schemas = [_build_job_schema()]
     for part in location:
         children = schemas[-1].get("items" if isinstance(part, int) else "properties", {})
@@ -95,19 +95,19 @@ def _remove_union_member(location: Location) -> Location:
     return location
 
 
-def _format_path(field: Location) -> str:
+def _format_path(location: Location) -> str:
     """Return the path in the notation of kubectl, such as `spec.dataset.train[0].name`."""
-    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in field).removeprefix(".")
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location).removeprefix(".")
 
 
-def _explain_problems(field: Location, problems: list[ErrorDetails]) -> str:
-    """Return the message for one field; only a union has more than one problem."""
+def _explain_problems(location: Location, problems: list[ErrorDetails]) -> str:
+    """Return the message for one field. Only a field with a union type can have several problems."""
     problem = problems[0]
     match problem["type"]:
         case "missing":
             return "is required"
         case "extra_forbidden":
-            return explain_unknown_field(field)
+            return explain_unknown_field(location)
         case error_type if error_type == "value_error" or not _SHOULD_PREFIX.match(problem["msg"]):
             return problem["msg"].removeprefix("Value error, ")
         case error_type:
@@ -117,7 +117,7 @@ def _explain_problems(field: Location, problems: list[ErrorDetails]) -> str:
 
 
 def _describe_expected_value(problem: ErrorDetails) -> str:
-    """Describe the expected value with a verb, such as `be greater than 0` or `have at least 1 item`."""
+    """Return the expectation as a verb phrase, such as `be greater than 0` or `have at least 1 item`."""
     type_name, _, error = problem["type"].partition("_")
     if error in _TYPE_ERRORS and type_name in _TYPE_DESCRIPTIONS:
         return f"be {_TYPE_DESCRIPTIONS[type_name]}"
@@ -125,7 +125,7 @@ def _describe_expected_value(problem: ErrorDetails) -> str:
 
 
 def _describe_found_value(error_type: str, value: Any) -> str:
-    """Describe the value found, or only its type if the value may be a secret, such as a value of `env`."""
+    """Describe the invalid value, or only its type if the value may be a secret, such as a value of `env`."""
     type_name = error_type.partition("_")[0]
     match value:
         case None:

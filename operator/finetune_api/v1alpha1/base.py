@@ -12,7 +12,7 @@ NonEmpty = Annotated[str, StringConstraints(min_length=1, max_length=1024)]
 M = TypeVar("M")
 
 
-# Config of dataclasses that validate messages of the supervisor; like StatusModel, they ignore unknown fields.
+# Configuration of the dataclasses for supervisor messages, which ignore unknown fields like StatusModel.
 MESSAGE_CONFIG = ConfigDict(alias_generator=to_camel, validate_by_name=True, extra="ignore")
 
 
@@ -25,7 +25,7 @@ class Model(BaseModel):
     model_config = ConfigDict(alias_generator=to_camel, validate_by_name=True, frozen=True, extra="forbid")
 
     def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
-        """Return the immutable object itself, because deep copies of all defaults doubled the parsing time."""
+        """Return the object itself: it is immutable, and deep copies of the defaults would double the parsing time."""
         return self
 
 
@@ -44,7 +44,7 @@ class CelRule:
 
     rule: str
     message: str
-    message_expression: str | None = None  # CEL expression for a message with the values found
+    message_expression: str | None = None  # CEL expression for a message that contains the invalid value
     field_path: str | None = None
 
     def to_schema(self) -> dict[str, Any]:
@@ -62,8 +62,8 @@ class CelRule:
 class CrossFieldRule(Generic[M]):
     """Cross-field validation rule of the model M, implemented in Python and in CEL.
 
-    `check` returns the problem or None; the field is None if a nested model implements the check. `cel_limitations`
-    describes what the CEL rules cannot check and why; it is required if there are no CEL rules.
+    `check` returns an error message or None; it is itself None if a nested model implements the check.
+    `cel_limitations` explains which violations CEL cannot detect; it is required if there are no CEL rules.
     """
 
     name: str
@@ -98,11 +98,11 @@ class ModelWithRules(Model):
 
 
 def build_validation_schema(rules: Iterable[CelRule]) -> dict[str, Any]:
-    """Return the extra JSON schema keys for CEL rules, which the API server checks, or {} if there are no rules."""
+    """Return the x-kubernetes-validations key for the CEL rules, or {} if there are no rules."""
     schemas = [rule.to_schema() for rule in rules]
     return {"x-kubernetes-validations": schemas} if schemas else {}
 
 
 def build_list_map_schema(key: str) -> dict[str, Any]:
-    """Return the extra JSON schema keys that make server-side apply merge list items by the unique `key`."""
+    """Return the JSON schema keys that make server-side apply merge list items by the unique `key`."""
     return {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": [key]}

@@ -10,7 +10,7 @@ CommandArgument = Annotated[str, StringConstraints(max_length=8192)]
 
 
 class Command(ModelWithRules):
-    """Your own program instead of the operator's trainer, unmodified, with the same supervision and restarts."""
+    """Runs your own program instead of the operator's trainer, unmodified, with the same supervision and restarts."""
 
     script: Annotated[str, StringConstraints(min_length=1, max_length=4096)] | None = Field(
         default=None,

@@ -44,7 +44,7 @@ class DatasetSource(ModelWithRules):
 
     @property
     def path(self) -> str:
-        """Path or Hub id, without the number of rows."""
+        """Path or Hub id, without the suffix for the number of rows."""
         return self.name.partition("#")[0]
 
     @property
@@ -55,7 +55,7 @@ class DatasetSource(ModelWithRules):
 
 
 class Dataset(ModelWithRules):
-    """The rows to train on: chat messages, or columns that are converted to them."""
+    """The rows to train on, as chat messages or as columns that are converted to chat messages."""
 
     train: tuple[DatasetSource, ...] = Field(
         min_length=1, max_length=64, description="Sources of training rows, read in order."

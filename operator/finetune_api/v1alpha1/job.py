@@ -36,7 +36,7 @@ GROUP = "finetune.dev"
 VERSION = "v1alpha1"
 KIND = "FineTuneJob"
 PLURAL = "finetunejobs"
-MAX_JOB_NAME = 52  # <job>-<attempt, 5 digits>-<node rank, 3 digits> fits the 63 characters of a DNS label
+MAX_JOB_NAME = 52  # so that pod names `<job>-<5-digit attempt>-<3-digit node rank>` have at most 63 characters
 MAX_NODES = 1000
 
 
@@ -67,7 +67,7 @@ class Network(Model):
     nccl: Nccl = Field(default=Nccl(), description="NCCL settings.")
 
 
-HANG_SECONDS = 300  # default limit for one step: a sixth of the default timeout of collectives
+HANG_SECONDS = 300  # default time limit of one step; one sixth of the default ddpTimeout
 DEFAULT_SHM_BYTES = 2 * 1024**3
 
 
@@ -90,7 +90,7 @@ class RestartPolicy(Model):
         default=10,
         ge=0,
         le=3600,
-        description="Seconds of delay before the second restart, doubled each time; the first is immediate.",
+        description="Delay in seconds before the second restart, doubled for each further one; the first is immediate.",
     )
     max_backoff_seconds: int = Field(default=300, ge=0, le=86_400, description="Maximum delay of a restart in seconds.")
     avoid_failing_nodes: bool = Field(
@@ -101,7 +101,7 @@ class RestartPolicy(Model):
         default=None,
         ge=0,
         le=86_400,
-        description="Seconds without a training step after which the ranks count as hanging and are restarted; 0"
+        description="Seconds without a completed step after which ranks are considered hung and are restarted; 0"
         " disables hang detection. Other phases have a multiple of this limit. Default: 300, or 0 for a command. For a"
         " command, the limit applies only after its first progress report.",
     )
@@ -119,7 +119,9 @@ class FineTuneJobSpec(ModelWithRules):
     dataset: Dataset | None = Field(default=None, description="The rows to train on.")
     sft: Sft | None = Field(default=None, description="Supervised fine-tuning.")
     dpo: Dpo | None = Field(default=None, description="Direct preference optimization.")
-    command: Command | None = Field(default=None, description="Your own program instead of the operator's trainer.")
+    command: Command | None = Field(
+        default=None, description="Runs your own program instead of the operator's trainer."
+    )
     lora: Lora | None = Field(default=None, description="Train LoRA adapters; absent: full fine-tuning.")
     training: Training = Field(default=Training(), description="Batch, optimizer, schedule and checkpoints.")
     deepspeed: Deepspeed | None = Field(default=None, description="Shard with DeepSpeed ZeRO; absent: DDP.")
@@ -187,7 +189,7 @@ class FineTuneJobSpec(ModelWithRules):
     ttl_seconds_after_finished: int | None = Field(
         default=None,
         ge=0,
-        description="Seconds after its end until the job and its pods are deleted; the output is kept.",
+        description="Seconds after which a finished job and its pods are deleted; the output is kept.",
     )
     pod_template: PodTemplate = Field(
         default=PodTemplate(), description="Settings for the pods that the operator creates."
@@ -197,7 +199,7 @@ class FineTuneJobSpec(ModelWithRules):
 
     @property
     def shards_weights(self) -> bool:
-        """Whether weights are sharded over the ranks, so that no rank has all weights."""
+        """Whether weights are sharded across the ranks."""
         return self.fsdp is not None or (self.deepspeed is not None and self.deepspeed.shards_weights)
 
     @property
@@ -218,7 +220,7 @@ class FineTuneJobSpec(ModelWithRules):
 
     @property
     def hang_seconds(self) -> int:
-        """Seconds without a step after which ranks count as hanging; 0 disables hang detection."""
+        """Seconds without a completed step after which a rank is considered hung; 0 disables hang detection."""
         timeout = self.restart_policy.hang_timeout_seconds
         return timeout if timeout is not None else 0 if self.command else HANG_SECONDS
 
@@ -229,7 +231,7 @@ class FineTuneJobSpec(ModelWithRules):
 
 
 class TrainerSpec(FineTuneJobSpec):
-    """Job spec for the operator's trainer: model, dataset and output are required."""
+    """Spec of a job without a command; model, dataset and output are required."""
 
     model: ModelSource
     dataset: Dataset

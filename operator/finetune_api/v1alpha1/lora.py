@@ -18,7 +18,7 @@ def _find_fields_excluded_by_adapter(lora: "Lora") -> str | None:
 
 
 class Lora(ModelWithRules):
-    """Low-rank adapters (arXiv 2106.09685) instead of training every weight."""
+    """Low-rank adapters (arXiv 2106.09685), which are trained instead of all weights."""
 
     r: int = Field(default=8, ge=1, le=4096, description="Rank of the adapter matrices.")
     lora_alpha: int = Field(

@@ -83,7 +83,7 @@ class ResourceRequirements(Model):
     )
 
     def with_memory_limit(self, limit: str) -> Self:
-        """Return a copy with this memory limit; a memory request equal to the old limit is raised with it."""
+        """Return a copy with this memory limit; a memory request equal to the old limit is raised as well."""
         is_equal = "memory" in self.requests and self.requests["memory"] == self.limits.get("memory")
         requests = {**self.requests, "memory": limit} if is_equal else self.requests
         return self.model_copy(update={"limits": {**self.limits, "memory": limit}, "requests": requests})

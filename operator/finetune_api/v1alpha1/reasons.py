@@ -7,7 +7,7 @@ from finetune_api.v1alpha1.status import Fault
 
 
 class FailureAction(StrEnum):
-    """Action of the operator after a failure, within the restart budget."""
+    """Action that the operator takes after a failure if the restart budget allows it."""
 
     RESTART = "Restart"
     REPAIR = "Repair"  # changes the spec, then restarts
@@ -15,7 +15,7 @@ class FailureAction(StrEnum):
 
 
 class Reason(StrEnum):
-    """Stable CamelCase reason; failure reasons have a fault, which selects the restart budget, and advice."""
+    """Stable CamelCase reason. A failure reason also has advice and a fault, which selects the restart budget."""
 
     fault: Fault | None
     meaning: str
@@ -31,7 +31,7 @@ class Reason(StrEnum):
 
     @property
     def action(self) -> FailureAction:
-        """Action of the operator after a failure with this reason."""
+        """Action that the operator takes after a failure with this reason."""
         if self in (Reason.CUDA_OUT_OF_MEMORY, Reason.HOST_OUT_OF_MEMORY, Reason.SHARED_MEMORY_EXHAUSTED):
             return FailureAction.REPAIR
         return FailureAction.FAIL if self.fault in (Fault.USER, Fault.RESOURCE) else FailureAction.RESTART

@@ -23,7 +23,7 @@ from finetune_supervisor.contract import to_camel
 if TYPE_CHECKING:
     from finetune_api.v1alpha1.job import FineTuneJobSpec
 
-REWARD_METRICS = "eval_rewards/"  # prefix of metrics that only dpo reports
+REWARD_METRICS = "eval_rewards/"  # prefix of the metrics that only DPO reports
 
 
 # Rule: the spec has exactly one training method or a command.
@@ -124,7 +124,7 @@ def _check_batch_sizes(spec: "FineTuneJobSpec") -> str | None:
 
 
 _MICRO_BATCH = "self.training.perDeviceTrainBatchSize"
-# auto counts as 1: both values are valid for the same numbers of ranks
+# auto is treated as 1, because both values are valid for the same world sizes
 _PER_DEVICE = f"(has({_MICRO_BATCH}) && type({_MICRO_BATCH}) == int ? {_MICRO_BATCH} : 1)"
 _ACCUMULATION = "self.training.?gradientAccumulationSteps.orValue(1)"
 _GPUS = "self.?resources.?limits[?'nvidia.com/gpu'].orValue(0)"
@@ -228,10 +228,10 @@ def _build_reserved_key_rule(field: str) -> CelRule:
     )
 
 
-# Rule: a part of a vision-language model with a separate learning rate is not frozen.
+# Rule: parts of a vision-language model that have a separate learning rate are not frozen.
 
 
-def _build_trained_part_rule(part: str) -> "CrossFieldRule[FineTuneJobSpec]":
+def _build_frozen_part_rule(part: str) -> "CrossFieldRule[FineTuneJobSpec]":
     def is_frozen_with_learning_rate(spec: "FineTuneJobSpec") -> bool:
         has_rate = spec.training.learning_rates_by_part[part] is not None
         return has_rate and spec.model is not None and (spec.model.freeze is None or part in spec.model.freeze)
@@ -314,7 +314,7 @@ SPEC_RULES: "tuple[CrossFieldRule[FineTuneJobSpec], ...]" = (
     ),
     CrossFieldRule(
         "labels and annotations are not reserved",
-        None,  # PodTemplate implements the check, so that the error has the path spec.podTemplate
+        None,  # PodTemplate implements the check, so that the error path is spec.podTemplate
         (_build_reserved_key_rule("labels"), _build_reserved_key_rule("annotations")),
         cel_limitations="prefixes that only end with the reserved one, which no key of the operator has",
     ),
@@ -342,8 +342,8 @@ SPEC_RULES: "tuple[CrossFieldRule[FineTuneJobSpec], ...]" = (
             field_path=".training",
         ),
     ),
-    _build_trained_part_rule("vision"),
-    _build_trained_part_rule("aligner"),
+    _build_frozen_part_rule("vision"),
+    _build_frozen_part_rule("aligner"),
     CrossFieldRule.from_cel_rule(
         "packing needs sft",
         lambda spec: spec.dpo is not None and spec.dataset is not None and spec.dataset.packing,

@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import AwareDatetime, Field, field_validator
 from pydantic.dataclasses import dataclass
 
-from finetune_api.untrusted_json import bound_time
+from finetune_api.untrusted_json import drop_invalid_time
 from finetune_api.v1alpha1.base import MESSAGE_CONFIG, StatusModel, build_list_map_schema
 from finetune_supervisor.messages import TrainingProgress
 
@@ -25,7 +25,7 @@ class Phase(StrEnum):
 
 
 class Fault(StrEnum):
-    """Category of a failure, by who or what has to change; each fault has its own restart budget."""
+    """Category of a failure's cause; each fault has a separate restart budget."""
 
     USER = "user"
     RESOURCE = "resource"
@@ -53,12 +53,12 @@ class Condition(StatusModel):
     status: Literal["True", "False", "Unknown"] = Field(description="True, False or Unknown.")
     observed_generation: int = Field(default=0, description="metadata.generation for which the condition was set.")
     last_transition_time: AwareDatetime = Field(description="When the status last changed.")
-    reason: str = Field(description="A stable CamelCase word.")
+    reason: str = Field(description="Stable CamelCase identifier.")
     message: str = Field(default="", description="Explanation in one line.")
 
 
 class Evidence(StatusModel):
-    """Evidence about the end of one node, kept after its pod is gone."""
+    """Evidence of how one node terminated, kept after its pod is deleted."""
 
     node_rank: int = Field(description="Node rank.")
     pod_name: str = Field(default="", description="Name of its pod.")
@@ -73,17 +73,17 @@ class Evidence(StatusModel):
         default="", description="Last outcome reported by the supervisor: succeeded, stopped, failed, running."
     )
     error_type: str = Field(default="", description="Class of the exception of the rank that failed first.")
-    victim: bool = Field(default=False, description="Whether that rank failed only because another one did.")
+    victim: bool = Field(default=False, description="Whether the rank failed only because another rank failed.")
     exit_code: int | None = Field(default=None, description="Exit code of the container.")
     rank: int | None = Field(default=None, description="Rank that failed first on this node.")
-    signal: int | None = Field(default=None, description="Signal that ended that rank.")
+    signal: int | None = Field(default=None, description="Signal that terminated the rank.")
     message: str = Field(default="", description="Message of the exception.")
     last_step: int | None = Field(default=None, description="Last optimizer step that this node reported.")
     finished_at: AwareDatetime | None = Field(default=None, description="When the node ended.")
 
 
 class AttemptRecord(StatusModel):
-    """Record of one attempt: times, cause of its end, fault, and action of the operator."""
+    """Record of one attempt, including its times, failure reason, fault and the action of the operator."""
 
     attempt: int = Field(description="Number of the attempt, from 0; part of its pod names.")
     state: AttemptState = Field(description="The state of one attempt.")
@@ -94,32 +94,35 @@ class AttemptRecord(StatusModel):
     avoids: tuple[str, ...] = Field(
         default=(), description="Kubernetes nodes that its pods avoid because the job failed there before."
     )
-    start_time: AwareDatetime | None = Field(default=None, description="When it was started.")
+    start_time: AwareDatetime | None = Field(default=None, description="When the attempt was started.")
     pending_since: AwareDatetime | None = Field(
-        default=None, description="Time since which not all nodes run although they should, across attempts."
+        default=None, description="Time since which at least one node has not been running, across attempts."
     )
-    running_time: AwareDatetime | None = Field(default=None, description="When all its nodes were running.")
-    end_time: AwareDatetime | None = Field(default=None, description="When the operator ended it.")
-    first_step: int | None = Field(default=None, description="Optimizer step from which it resumed.")
-    first_step_time: AwareDatetime | None = Field(default=None, description="When it completed its first step.")
-    last_step: int | None = Field(default=None, description="Last optimizer step that it reported.")
+    running_time: AwareDatetime | None = Field(default=None, description="When all nodes were running.")
+    end_time: AwareDatetime | None = Field(default=None, description="When the operator ended the attempt.")
+    first_step: int | None = Field(default=None, description="Optimizer step from which the attempt resumed.")
+    first_step_time: AwareDatetime | None = Field(
+        default=None, description="When the attempt completed its first step."
+    )
+    last_step: int | None = Field(default=None, description="Last optimizer step that the attempt reported.")
     downtime_seconds: int | None = Field(
         default=None,
-        description="Seconds from its failure until a later attempt completed a step; only if it completed one itself.",
+        description="Seconds from the failure to the next completed step; only if the attempt completed a step itself.",
     )
     steps_lost: int | None = Field(default=None, description="Optimizer steps that had to be repeated.")
-    reason: str = Field(default="", description="Reason of its end.")
+    reason: str = Field(default="", description="Reason why the attempt ended.")
     fault: Fault | None = Field(
         default=None,
-        description="Category of a failure, by who or what has to change.",
+        description="Category of a failure's cause.",
     )
     action: str = Field(default="", description="Action of the operator: Restart, Repair, Fail, Suspend or Complete.")
-    node_rank: int | None = Field(default=None, description="Rank of the node that caused its end.")
-    rank: int | None = Field(default=None, description="Rank that caused its end.")
-    k8s_node: str = Field(default="", description="Kubernetes node of the node that caused its end.")
-    message: str = Field(default="", description="Cause of its end in one line.")
+    node_rank: int | None = Field(default=None, description="Rank of the node that caused the attempt to end.")
+    rank: int | None = Field(default=None, description="Rank that caused the attempt to end.")
+    k8s_node: str = Field(default="", description="Kubernetes node of the node that caused the attempt to end.")
+    message: str = Field(default="", description="Cause of the end of the attempt in one line.")
     evidence: tuple[Evidence, ...] = Field(
-        default=(), description="Evidence of its nodes; after its end, only of the eight most relevant nodes."
+        default=(),
+        description="Evidence of the nodes; after the attempt has ended, only of the eight most relevant nodes.",
     )
 
 
@@ -137,8 +140,8 @@ class Progress(TrainingProgress):
 
     @field_validator("first_step_time", "update_time")
     @classmethod
-    def _drop_time_out_of_range(cls, value: datetime | None) -> datetime | None:
-        return bound_time(value)
+    def _drop_invalid_time(cls, value: datetime | None) -> datetime | None:
+        return drop_invalid_time(value)
 
 
 class BatchStatus(StatusModel):
@@ -147,11 +150,11 @@ class BatchStatus(StatusModel):
     per_device_train_batch_size: int = Field(description="Samples per rank and forward pass.")
     gradient_accumulation_steps: int = Field(description="Micro-batches per optimizer step and rank.")
     world_size: int = Field(description="Number of ranks.")
-    effective: int = Field(description="Product of these: samples per optimizer step.")
+    effective: int = Field(description="Effective batch: number of samples per optimizer step.")
 
 
 class Repair(StatusModel):
-    """Changes made after memory ran out; fields that are set override those of the spec."""
+    """Changes after an out-of-memory failure; fields that are set override those of the spec."""
 
     per_device_train_batch_size: int | None = Field(default=None, description="Samples per rank and forward pass.")
     gradient_accumulation_steps: int | None = Field(
@@ -177,9 +180,9 @@ class NodeStatus(StatusModel):
 
 
 class WaitStatus(StatusModel):
-    """Reason why the pods of the attempt do not run yet."""
+    """Reason why the pods of the attempt are not running yet."""
 
-    reason: str = Field(description="A stable CamelCase word.")
+    reason: str = Field(description="Stable CamelCase identifier.")
     message: str = Field(default="", description="Explanation in one line.")
     since: AwareDatetime = Field(description="Time since which this has been the reason.")
 
@@ -217,10 +220,12 @@ class JobStatus(StatusModel):
     completion_time: AwareDatetime | None = Field(default=None, description="When the job became Complete or Failed.")
     suspended_seconds: int = Field(default=0, description="Seconds spent suspended; deadlines exclude them.")
     suspend_time: AwareDatetime | None = Field(default=None, description="Time since which the job has been suspended.")
-    waiting: WaitStatus | None = Field(default=None, description="Reason why the pods of the attempt do not run yet.")
+    waiting: WaitStatus | None = Field(
+        default=None, description="Reason why the pods of the attempt are not running yet."
+    )
     progress: Progress | None = Field(default=None, description="Progress of training.")
     batch: BatchStatus | None = Field(default=None, description="Batch sizes of the attempt.")
-    repair: Repair | None = Field(default=None, description="Changes made after memory ran out.")
+    repair: Repair | None = Field(default=None, description="Changes after an out-of-memory failure.")
     nodes: tuple[NodeStatus, ...] = Field(default=(), description="Nodes of the current attempt.")
     output: str | None = Field(default=None, description="Claim and folder of the output.")
     display: Display | None = Field(default=None, description="Formatted columns of `kubectl get`.")

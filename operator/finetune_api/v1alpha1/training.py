@@ -221,12 +221,12 @@ class Training(ModelWithRules):
 
     @property
     def learning_rates_by_part(self) -> dict[str, float | None]:
-        """Learning rate of each part of a vision-language model, named as in model.freeze."""
+        """Learning rates of the parts of a vision-language model, with the part names of model.freeze as keys."""
         return {"vision": self.vision_learning_rate, "aligner": self.aligner_learning_rate}
 
     @property
     def compares_evaluations(self) -> bool:
-        """Whether training keeps track of the best evaluation."""
+        """Whether the trainer keeps track of the best evaluation."""
         return self.load_best_model_at_end or self.early_stopping_patience is not None
 
     @property
