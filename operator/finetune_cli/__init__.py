@@ -1,1 +1,1 @@
-"""Command line `finetune` or `kubectl finetune`: runs jobs on the local host and describes jobs of a cluster."""
+"""Command-line interface `finetune`, also available as `kubectl finetune`, for local runs and jobs in a cluster."""

@@ -23,7 +23,7 @@ for command in (run, plan, validate, estimate, status, logs):
 
 
 def main() -> None:
-    """Run the command line; on BadInput print one line per problem and exit with code 2."""
+    """Run the command-line interface; on BadInput, print one line per problem and exit with code 2."""
     try:
         app()
     except BadInput as error:

@@ -63,17 +63,17 @@ class ClusterAccess:
 
 
 @contextmanager
-def _translate_errors(subject: str) -> Iterator[None]:
-    """Convert client errors to BadInput with the message of the API server."""
+def _translate_errors(object_name: str) -> Iterator[None]:
+    """Convert client errors to BadInput that contains the message of the API server."""
     from kubernetes.client import ApiException
     from urllib3.exceptions import HTTPError
 
     try:
         yield
     except ApiException as error:
-        raise BadInput(f"{subject}: {_get_error_message(error)}") from error
+        raise BadInput(f"{object_name}: {_get_error_message(error)}") from error
     except HTTPError as error:
-        raise BadInput(f"{subject}: the API server does not answer: {error}") from error
+        raise BadInput(f"{object_name}: the API server does not answer: {error}") from error
 
 
 def _get_error_message(error: Any) -> str:

@@ -11,7 +11,7 @@ COLUMNS = ("NAME", "PHASE", "NODES", "PROGRESS", "LOSS", "TOKENS/S", "ETA", "RES
 
 
 def format_job(job: FineTuneJob, *, now: datetime) -> str:
-    """Return a multi-line description of the job, with the most important attributes first."""
+    """Return a multi-line description of the job, most important attributes first."""
     status = job.status
     attributes = {name: text for name, text in _list_job_attributes(job, now) if text}
     width = max(len(name) for name in attributes)

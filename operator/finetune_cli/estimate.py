@@ -106,7 +106,7 @@ def _describe_auto_batch_size(forecast: ForecastJson) -> str:
 
 
 def format_verdict(forecast: ForecastJson, *, host_limit_bytes: int | None) -> list[tuple[str, bool]]:
-    """Return one line for each memory limit, with a flag that is true if the job fits."""
+    """Return for each memory limit a line of text and whether the job fits."""
     lines = [_format_gpu_verdict(forecast)] if forecast["onGpu"] else []
     needed_bytes = forecast["node"]["total"]
     if host_limit_bytes is not None:

@@ -53,14 +53,14 @@ JobFileLoader.add_implicit_resolver(
 
 
 def read_job_file(path: Path, *, namespace: str | None = None) -> JobFile:
-    """Read the only FineTuneJob of a file and ignore other objects. Raises BadInput with all problems."""
+    """Read the single FineTuneJob of a file, ignoring other objects. Raises BadInput with all problems."""
     body = _add_namespace(path, _find_job(path, _load_documents(path)), namespace)
     problems = _find_name_problems(body) + tuple(
         f"{key}: {explain_unknown_field((key,))}" for key in body if key not in JOB_FIELDS
     )
     job = None
     try:
-        # validate as JSON: in Python objects, pydantic's strict mode rejects lists in place of tuples
+        # validate JSON instead of Python objects, because pydantic's strict mode accepts lists for tuples only in JSON
         text = json.dumps(body, default=str)
         job = FineTuneJob.model_validate_json(text, strict=True, by_alias=True, by_name=False)
     except ValidationError as error:

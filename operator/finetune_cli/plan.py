@@ -60,7 +60,7 @@ def plan(
 
 
 def plan_first_attempt(file: JobFile, settings: Settings) -> RunPlan:
-    """Plan attempt 0 of a job that does not exist in a cluster."""
+    """Return the run plan of the first attempt of a job that has not been created in a cluster."""
     return plan_run(_add_placeholder_uid(file.job), attempt=0, settings=settings)
 
 

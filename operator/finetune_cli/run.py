@@ -82,7 +82,7 @@ def _prepare_and_run(file: JobFile, volumes: list[str], options: RunOptions) -> 
     from finetune_cli.local.volume_mapping import LocalMount, map_job_paths, parse_volumes
     from finetune_operator import names
 
-    # Check the job, the volumes, the environment and the GPUs before anything starts.
+    # Check the job, the volumes, the environment and the GPUs before starting any process.
     spec = file.job.spec
     if spec.suspend:
         raise BadInput(f"{file.path}: spec.suspend: true would wait forever; leave it out to run the job here")
@@ -105,7 +105,7 @@ def _prepare_and_run(file: JobFile, volumes: list[str], options: RunOptions) -> 
         if body["status"].get("completionTime"):
             display.print_line(f"Complete already; {_describe_result_location(file, options)} (--fresh starts over)")
             return EXIT_COMPLETE
-        _print_introduction(display, file, gpus)
+        _print_run_summary(display, file, gpus)
         if options.start_over and spec.output and not spec.command:
             local_spec = {**local_spec, "output": {**local_spec["output"], "overwrite": True}}
         # Run the job until it ends or is suspended, and report the outcome.
@@ -171,7 +171,7 @@ def _format_path(path: Path) -> str:
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
 
 
-def _print_introduction(display: "ProgressDisplay", file: JobFile, gpus: tuple[tuple[str, ...], ...]) -> None:
+def _print_run_summary(display: "ProgressDisplay", file: JobFile, gpus: tuple[tuple[str, ...], ...]) -> None:
     from finetune_operator.plan.run_plan import describe_batch
 
     spec = file.job.spec

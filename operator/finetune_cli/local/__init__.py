@@ -1,1 +1,1 @@
-"""Local mode: runs the operator's reconcile passes with local processes instead of pods."""
+"""Local mode, which runs the operator's reconcile passes with local processes instead of pods."""

@@ -1,4 +1,4 @@
-"""Implements Cluster on the local host: a pod is a process, a ConfigMap a file, and a Service a cache entry."""
+"""Implements Cluster on the local host: pods are processes, ConfigMaps are files, Services are cache entries."""
 
 import asyncio
 import os
@@ -27,7 +27,7 @@ class LocalResources:
 
     output: Path
     volumes: tuple[LocalMount, ...]
-    gpus: tuple[tuple[str, ...], ...]  # GPUs of each node, by node rank
+    gpus: tuple[tuple[str, ...], ...]  # GPU ids of each node, indexed by node rank
     command: tuple[str, ...] = SUPERVISOR_COMMAND
 
 
@@ -62,9 +62,9 @@ class LocalCluster:
         )
 
     async def get(self, kind: str, namespace: str, name: str) -> RawBody | None:
-        """Return a ReadWriteMany claim for any name, because all nodes share the local folders, or None for a pod."""
+        """Return a ReadWriteMany claim for any name, because all nodes share the local folders; None for pods."""
         if kind == "Pod":
-            return None  # list_pods always returns all pods, so that no single pod is requested
+            return None  # single pods are never requested, because list_pods always returns all pods
         return {"metadata": {"name": name, "namespace": namespace}, "spec": {"accessModes": ["ReadWriteMany"]}}
 
     async def create(self, manifest: RawBody) -> None:
@@ -96,7 +96,7 @@ class LocalCluster:
             self._on_event(event)
 
     def find_status_url(self, attempt: int | None) -> str | None:
-        """Return the status URL of node rank 0, or None if it does not run."""
+        """Return the status URL of node rank 0, or None if node 0 is not running."""
         for pod in self._pods.values():
             labels = pod.body["metadata"]["labels"]
             if labels[names.ATTEMPT] == str(attempt) and labels[names.NODE_RANK] == "0" and not pod.has_ended:
@@ -119,7 +119,7 @@ class LocalCluster:
         self._watchdog.close()
 
     def get_attempt_folder(self, attempt: str) -> Path:
-        """Return the folder of an attempt, which contains the spec for the trainer and a folder per node."""
+        """Return the folder of an attempt, which contains the trainer's spec and one folder per node."""
         return self._store.folder / f"attempt-{attempt}"
 
     async def _create_pod(self, manifest: RawBody) -> None:

@@ -1,4 +1,4 @@
-"""Prints the log lines of the nodes to the terminal with the node as prefix (`finetune run --logs`)."""
+"""Prints the logs of all nodes to the terminal, with the node as a prefix of each line (`finetune run --logs`)."""
 
 import asyncio
 from collections.abc import Callable
@@ -8,7 +8,7 @@ POLL_INTERVAL_SECONDS = 0.3
 
 
 class ConsoleLogs:
-    """Follows the console logs of all nodes in a folder, and skips lines of earlier runs."""
+    """Follows the console logs of all nodes in a folder, skipping lines of earlier runs."""
 
     def __init__(self, folder: Path, *, print_line: Callable[[str], None]) -> None:
         self._folder = folder
@@ -31,7 +31,7 @@ class ConsoleLogs:
             self._offsets[path] = self._offsets.get(path, 0) + len(chunk)
             *lines, self._partial_lines[path] = (self._partial_lines.get(path, b"") + chunk).split(b"\n")
             for line in lines:
-                # a progress bar rewrites its line with carriage returns: print only its last state
+                # progress bars overwrite their line with carriage returns; print only the last state
                 text = line.decode("utf-8", "replace").rstrip("\r").rpartition("\r")[2]
                 self._print_line(f"{path.parent.name} | {text}")
 

@@ -16,7 +16,7 @@ from finetune_operator.observation.ownership import RawBody
 
 LOOPBACK = "127.0.0.1"
 LOOPBACK_INTERFACE = "lo0" if sys.platform == "darwin" else "lo"
-# Variables of the pod that local mode drops, because the user's home folders contain access tokens and models.
+# Pod variables that local mode omits, so that access tokens and models in the user's home directory are used.
 POD_ONLY_VALUES = {
     ("HOME", names.TMP_DIR),
     ("USER", names.USER),

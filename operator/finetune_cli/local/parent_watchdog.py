@@ -45,7 +45,7 @@ class ParentWatchdog:
 
 
 def main() -> None:
-    """Run the watchdog: read pids from stdin, and send them SIGTERM at end of file."""
+    """Read pids from stdin, and send SIGTERM to the registered processes at end of file."""
     pids: set[int] = set()
     for line in sys.stdin:
         update = pids.add if line.startswith("+") else pids.discard

@@ -1,4 +1,4 @@
-"""Runs a pod as a local process and maintains its body as the API server would."""
+"""Runs a pod as a local process and maintains its object as the API server would."""
 
 import asyncio
 import os
@@ -22,7 +22,7 @@ LOG_TAIL_BYTES = 2048  # limit of the kubelet for terminationMessagePolicy Fallb
 
 @dataclass(frozen=True)
 class NodeProcessSpec:
-    """Command, environment and output files of the process of one node."""
+    """Command, environment and output files of a node's process."""
 
     command: tuple[str, ...]
     environment: Mapping[str, str]
@@ -71,7 +71,7 @@ class LocalPod:
             )
         self._watchdog.watch(self._process.pid)
         self._set_status({"phase": "Running", "podIP": LOOPBACK}, {"running": {"startedAt": self._started_at}})
-        self._end_task = asyncio.create_task(self._report_end(process_spec))
+        self._end_task = asyncio.create_task(self._report_termination(process_spec))
 
     def stop(self, *, grace_seconds: int) -> None:
         """Send SIGTERM now and SIGKILL after the grace period. A second call can only shorten the grace period."""
@@ -99,7 +99,7 @@ class LocalPod:
         if self._end_task is not None:
             await self._end_task
 
-    async def _report_end(self, process_spec: NodeProcessSpec) -> None:
+    async def _report_termination(self, process_spec: NodeProcessSpec) -> None:
         assert self._process is not None
         code = await self._process.wait()
         self._watchdog.unwatch(self._process.pid)
@@ -121,14 +121,14 @@ class LocalPod:
             self._report_deletion()
 
     def _send_signal(self, signal_number: signal.Signals) -> None:
-        """Send a signal to the supervisor, as the kubelet does, but SIGKILL to its whole process group."""
+        """Send a signal to the supervisor, as the kubelet does; SIGKILL is sent to its whole process group."""
         assert self._process is not None
         try:
             if signal_number is signal.SIGKILL:
                 os.killpg(self._process.pid, signal_number)
             elif self._process.returncode is None:
                 self._process.send_signal(signal_number)
-        except (ProcessLookupError, PermissionError):  # macOS returns EPERM for a group of zombies
+        except (ProcessLookupError, PermissionError):  # macOS returns EPERM for a process group of zombies
             return
 
     def _set_status(self, status: RawBody, container_state: RawBody) -> None:
@@ -149,7 +149,7 @@ class LocalPod:
 
 
 def _read_termination_message(process_spec: NodeProcessSpec, *, has_failed: bool) -> str:
-    """Return the termination message, or the end of the log if the process failed without a message."""
+    """Return the termination message, or the tail of the log if the process failed without a message."""
     message = _read_tail(process_spec.termination_log, MAX_TERMINATION_BYTES)
     return message or (_read_tail(process_spec.console_log, LOG_TAIL_BYTES) if has_failed else "")
 

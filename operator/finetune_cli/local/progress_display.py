@@ -1,4 +1,4 @@
-"""Displays events and progress of a local run: a live line on a terminal, otherwise plain lines."""
+"""Displays events and progress of a local run, with a live line on terminals and plain lines otherwise."""
 
 import time
 from types import TracebackType
@@ -35,7 +35,7 @@ class ProgressDisplay:
 
     def print_line(self, line: str) -> None:
         """Print a permanent line, above the live line if there is one."""
-        # soft_wrap, because a path that is broken over two lines cannot be copied
+        # soft_wrap does not insert line breaks into paths, so that users can copy them
         self._console.print(Text(line), soft_wrap=True)
 
     def print_event(self, event: RawBody) -> None:

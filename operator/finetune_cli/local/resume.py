@@ -1,4 +1,4 @@
-"""Resumes a local run: finds changes to the job file that prevent it, and prepares the status."""
+"""Prepares the resumption of a local run, or lists the changed fields that prevent it."""
 
 from datetime import datetime
 
@@ -8,11 +8,11 @@ from finetune_api.v1alpha1.status import AttemptState, JobStatus, RestartCounts
 from finetune_cli.job_file import JobFile
 from finetune_operator.observation.ownership import RawBody
 
-MUTABLE_BETWEEN_RUNS = frozenset((*MUTABLE, *MUTABLE_WHILE_SUSPENDED))  # between runs a job counts as suspended
+MUTABLE_BETWEEN_RUNS = frozenset((*MUTABLE, *MUTABLE_WHILE_SUSPENDED))  # a job is considered suspended between two runs
 
 
 def find_changed_fields(stored_body: RawBody, file: JobFile) -> tuple[str, ...]:
-    """Return the changed fields that prevent the job file from resuming the stored job."""
+    """Return the changed fields of the job file that prevent the stored job from being resumed."""
     old_job, new_job = FineTuneJob.parse(stored_body), file.job
     identity_fields = ("name", "namespace")
     changed_identity_fields = [
@@ -30,7 +30,7 @@ def find_changed_fields(stored_body: RawBody, file: JobFile) -> tuple[str, ...]:
 
 
 def prepare_resume(status: JobStatus, *, now: datetime) -> JobStatus:
-    """Return the status for resuming the job: an unsuccessful attempt becomes Stopped, a complete job is unchanged."""
+    """Return the status for resuming the job. An unsuccessful attempt becomes Stopped; a complete job is unchanged."""
     if not status.attempts or status.attempts[-1].state is AttemptState.SUCCEEDED:
         return status
     has_failed = status.completion_time is not None

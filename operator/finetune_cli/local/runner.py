@@ -1,7 +1,7 @@
 """Runs one job on the local host, with the work queue and the reconcile passes of the operator.
 
-local.resume prepares the status for a second run of the same job. decisions/117 explains why this loop is not the
-controller.
+local.resume prepares the status for a second run of the same job. decisions/117 explains why local mode does not use
+the controller.
 """
 
 import asyncio
@@ -27,8 +27,8 @@ from finetune_operator.observation.pods import RejectedCreate
 from finetune_operator.settings import Settings
 
 POLL_INTERVAL_SECONDS = 1.0
-LOCAL_IMAGE = "this-python"  # the plan requires an image, but none is pulled
-FORCED_GRACE_SECONDS = (5, 0)  # grace periods after the second and the third Ctrl-C
+LOCAL_IMAGE = "this-python"  # the plan requires an image name, but no image is pulled
+FORCED_GRACE_SECONDS = (5, 0)  # grace periods in seconds after the second and the third Ctrl-C
 
 
 class LocalRunner:

@@ -25,7 +25,7 @@ class StateStore:
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
-        # Nodes inherit the lock, so that no other command can start nodes before these nodes have ended.
+        # Nodes inherit the lock, so that no other command can start nodes while these nodes are running.
         self.lock = _acquire_lock(folder / "lock")
         self._body: RawBody = {}
 
@@ -53,7 +53,7 @@ class StateStore:
         return self._body
 
     def find_changed_fields(self, file: JobFile) -> tuple[str, ...]:
-        """Return the changed fields that prevent the job file from resuming the stored job."""
+        """Return the changed fields of the job file that prevent the stored job from being resumed."""
         stored_body = self._read()
         return find_changed_fields(stored_body, file) if stored_body else ()
 

@@ -20,7 +20,7 @@ class LocalMount:
 
 
 def map_to_local_path(path: str, mounts: Iterable[LocalMount]) -> str | None:
-    """Map a path with the deepest mount that contains it; return None if no mount contains it."""
+    """Map a path by the deepest mount that contains the path; return None if there is no such mount."""
     pod_path = PurePosixPath(path)
     candidates = [mount for mount in mounts if pod_path.is_relative_to(mount.mount_path)]
     if not candidates:
@@ -111,30 +111,30 @@ class _PathResolver:
         self._mounts = mounts
         self.problems: list[str] = []
 
-    def resolve_model(self, field: str, name: str) -> str:
+    def resolve_model(self, field_path: str, name: str) -> str:
         """Resolve the path of a model or adapter; a Hub id is returned unchanged."""
         if name.startswith(("/", "./", "../")) or (self._base / name).exists():
-            return self.resolve(field, name)
+            return self.resolve(field_path, name)
         return name
 
     def map_argument(self, argument: str) -> str:
         """Return the local path if the argument is a path on a volume, otherwise the argument."""
         return map_to_local_path(argument, self._mounts) or argument
 
-    def resolve_dataset(self, field: str, name: str) -> str:
-        """Resolve the path of a dataset, and keep its number of rows, as in `path#1000`."""
+    def resolve_dataset(self, field_path: str, name: str) -> str:
+        """Resolve the path of a dataset and keep the suffix for the number of rows, as in `path#1000`."""
         path, sign, number = name.partition("#")
-        return f"{self.resolve(field, path)}{sign}{number}"
+        return f"{self.resolve(field_path, path)}{sign}{number}"
 
-    def resolve(self, field: str, path: str) -> str:
-        """Return the local path; if it does not exist, record a problem with the field name."""
+    def resolve(self, field_path: str, path: str) -> str:
+        """Return the local path; if the path does not exist, record a problem with the name of the field."""
         local_path = map_to_local_path(path, self._mounts) or str(self._base / path)
         volume = self._find_volume(path)
         if volume is not None and volume.mount_path not in {mount.mount_path for mount in self._mounts}:
-            self.problems.append(f"{field}: {path} is on volume {volume.name}; add --volume {volume.name}=DIR")
+            self.problems.append(f"{field_path}: {path} is on volume {volume.name}; add --volume {volume.name}=DIR")
         elif not Path(local_path).exists():
             suffix = f" ({local_path})" if local_path != path else ""
-            self.problems.append(f"{field}: {path}: no such file or folder{suffix}")
+            self.problems.append(f"{field_path}: {path}: no such file or folder{suffix}")
         return local_path
 
     def _find_volume(self, path: str) -> Volume | None:
