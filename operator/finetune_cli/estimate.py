@@ -44,7 +44,7 @@ def estimate(
     mounts = parse_volumes(volume or [], job_file.job.spec)
     forecast = _run_forecast(map_model_path(job_file, mounts), gpu)
     _print_forecast(job_file, forecast)
-    lines = format_verdict(forecast, host_limit_bytes=_get_host_limit_bytes(job_file))
+    lines = format_verdicts(forecast, host_limit_bytes=_get_host_limit_bytes(job_file))
     print("\n".join(line for line, _ in lines))
     sys.exit(EXIT_FITS if all(fits for _, fits in lines) else EXIT_FAILED)
 
@@ -105,7 +105,7 @@ def _describe_auto_batch_size(forecast: ForecastJson) -> str:
     return f"{forecast['perDevice']} is the most that fits" if gpu["fits"] else "not even one sample at a time fits"
 
 
-def format_verdict(forecast: ForecastJson, *, host_limit_bytes: int | None) -> list[tuple[str, bool]]:
+def format_verdicts(forecast: ForecastJson, *, host_limit_bytes: int | None) -> list[tuple[str, bool]]:
     """Return for each memory limit a line of text and whether the job fits."""
     lines = [_format_gpu_verdict(forecast)] if forecast["onGpu"] else []
     needed_bytes = forecast["node"]["total"]

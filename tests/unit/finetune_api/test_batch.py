@@ -1,4 +1,4 @@
-"""Tests of the effective batch, which is either exact or rejected with an error that contains valid values."""
+"""Tests of batch sizes: the effective batch is exact, or an error suggests valid sizes."""
 
 import re
 
@@ -92,17 +92,17 @@ def test_splits_are_complete_and_sorted_by_decreasing_micro_batch(effective_batc
     ]
 
 
-@given(samples=st.integers(1, 100_000), max_micro_batch=st.integers(0, 100_000))
-def test_largest_fitting_split_is_found_with_few_trials(samples: int, max_micro_batch: int) -> None:
+@given(samples=st.integers(1, 100_000), max_micro_batch_size=st.integers(0, 100_000))
+def test_largest_fitting_split_is_found_with_few_trials(samples: int, max_micro_batch_size: int) -> None:
     tried_batches = []
 
     def fits_in_memory(batch: Batch) -> bool:
         tried_batches.append(batch)
-        return batch.per_device <= max_micro_batch
+        return batch.per_device <= max_micro_batch_size
 
     largest_batch = find_largest_fitting_batch(list_batch_splits(Batch(1, samples, 4)), fits_in_memory)
 
-    fitting_sizes = [size for size in range(1, min(samples, max_micro_batch) + 1) if samples % size == 0]
+    fitting_sizes = [size for size in range(1, min(samples, max_micro_batch_size) + 1) if samples % size == 0]
     assert (largest_batch.per_device if largest_batch else None) == max(fitting_sizes, default=None)
     assert len(tried_batches) <= 8  # numbers below 100000 have at most 128 divisors, and log2(128) = 7
 

@@ -1,4 +1,4 @@
-"""Tests of learning rates: defaults, separate rates, and scaling to the effective batch."""
+"""Tests of learning rates: defaults, separate rates for model parts, and scaling to the effective batch."""
 
 from typing import Any
 

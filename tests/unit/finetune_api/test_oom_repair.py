@@ -1,4 +1,4 @@
-"""Tests of repairs after an out-of-memory failure, from the cheapest to the most expensive."""
+"""Tests of repairs after out-of-memory failures, and of the order in which they are applied."""
 
 from typing import Any
 
@@ -43,7 +43,7 @@ def build_shortage(
 
 
 def list_repair_descriptions(job_spec: FineTuneJobSpec, **fields: Any) -> list[str]:
-    """Return the descriptions of all repairs in the order of their use."""
+    """Return the descriptions of all repairs in the order in which they are applied."""
     repair: Repair | None = None
     changes = []
     while step := find_next_repair(build_shortage(job_spec, repair, **fields)):
@@ -98,7 +98,7 @@ def test_repairs_use_all_sharding_presets_that_the_spec_allows(fields: dict[str,
     assert changes == [f"deepspeed preset {step}" for step in presets]
 
 
-def test_command_has_no_repair_for_gpu_memory() -> None:
+def test_command_has_no_gpu_memory_repair() -> None:
     assert list_repair_descriptions(job(**command({"script": "a.py"})).spec, batch=None) == []
 
 
@@ -113,18 +113,18 @@ def test_spec_without_a_repair_is_unchanged() -> None:
     accumulation=st.none() | st.integers(1, 50),
     nodes=st.integers(1, 8),
     has_global_batch=st.booleans(),
-    lora=st.booleans(),
+    has_lora=st.booleans(),
 )
-def test_repairs_keep_the_effective_batch_and_terminate(
-    per_device: int, accumulation: int | None, nodes: int, has_global_batch: bool, lora: bool
+def test_repairs_keep_the_effective_batch_until_none_is_left(
+    per_device: int, accumulation: int | None, nodes: int, has_global_batch: bool, has_lora: bool
 ) -> None:
     training: dict[str, Any] = {"perDeviceTrainBatchSize": per_device}
     if accumulation is not None:
         training["gradientAccumulationSteps"] = accumulation
     if has_global_batch:
         training["globalBatchSize"] = per_device * (accumulation or 1) * nodes
-    job_spec = build_single_rank_spec(numNodes=nodes, lora={} if lora else None, training=training)
-    effective = resolve_spec_batch(job_spec).effective
+    job_spec = build_single_rank_spec(numNodes=nodes, lora={} if has_lora else None, training=training)
+    effective_batch = resolve_spec_batch(job_spec).effective
     repair: Repair | None = None
 
     for _ in range(20):
@@ -134,7 +134,7 @@ def test_repairs_keep_the_effective_batch_and_terminate(
         assert step[0] != repair
         repair = step[0]
         repaired = apply_repair(job_spec, repair)
-        assert resolve_spec_batch(repaired).effective == effective
+        assert resolve_spec_batch(repaired).effective == effective_batch
         FineTuneJobSpec.model_validate_json(repaired.model_dump_json(by_alias=True, exclude_unset=True))
     else:
         pytest.fail("more than twenty repairs")
@@ -164,8 +164,8 @@ HOST = Reason.HOST_OUT_OF_MEMORY
 SHM = Reason.SHARED_MEMORY_EXHAUSTED
 
 
-def build_spec_with_memory_limit(memory: str = "16Gi", **fields: Any) -> FineTuneJobSpec:
-    return build_single_rank_spec(**{"resources": {"limits": {"memory": memory}}, **fields})
+def build_spec_with_memory_limit(memory_limit: str = "16Gi", **fields: Any) -> FineTuneJobSpec:
+    return build_single_rank_spec(**{"resources": {"limits": {"memory": memory_limit}}, **fields})
 
 
 def test_memory_limit_is_doubled_before_loader_processes_are_reduced() -> None:

@@ -1,4 +1,4 @@
-"""Tests of parsing termination messages, including messages of newer supervisors and other text."""
+"""Tests of parsing termination messages, including those of newer supervisors and invalid text."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Tests of parsing JSON of tenants: numbers, texts and nesting out of bounds, and arbitrary JSON."""
+"""Tests of parsing untrusted JSON with out-of-range numbers, long strings or deep nesting."""
 
 import json
 from typing import Any
@@ -22,7 +22,7 @@ def parse_termination_fields(**fields: Any) -> Termination | None:
 @pytest.mark.parametrize(
     "number", ["NaN", "Infinity", "-Infinity", "1e999", "1e31", str(MAX_INTEGER + 1), "9" * 5000, "-" + "9" * 30]
 )
-def test_numbers_out_of_range_count_as_absent(number: str) -> None:
+def test_out_of_range_numbers_are_dropped(number: str) -> None:
     fields = f'"step": 3, "totalSteps": {number}, "loss": {number}, "memory": {{"forecast": {number}}}'
 
     progress = parse_untrusted(PROGRESS, f'{{"progress": {{{fields}}}}}', key="progress")
@@ -34,33 +34,33 @@ def test_numbers_out_of_range_count_as_absent(number: str) -> None:
 
 
 @pytest.mark.parametrize("loss", ["nan", "1.5", True])
-def test_numbers_in_another_type_are_rejected(loss: object) -> None:
+def test_numbers_of_the_wrong_type_are_rejected(loss: object) -> None:
     assert parse_untrusted(PROGRESS, json.dumps({"step": 1, "loss": loss})) is None
 
 
 @pytest.mark.parametrize("content", ["", "[]", "3", "null", "{", b"\xff", "[" * 100_000, '{"a":' * 100_000])
-def test_content_that_is_no_json_object_yields_none(content: str | bytes) -> None:
+def test_content_other_than_a_json_object_is_rejected(content: str | bytes) -> None:
     assert parse_untrusted(PROGRESS, content) is None
 
 
 @pytest.mark.parametrize("time", [1e308, 1e15, -1.0, 4_102_444_800.0])
-def test_failure_time_out_of_range_is_dropped(time: float) -> None:
+def test_out_of_range_failure_time_is_dropped(time: float) -> None:
     assert parse_termination_fields(time=time) == parse_termination_fields()
 
 
 @pytest.mark.parametrize("error_type", ["cu" * 2000, "a b", "1Error", "Error\n", "Fehler\u00fc"])
-def test_error_type_that_is_no_class_name_is_dropped(error_type: str) -> None:
+def test_error_type_that_is_not_a_class_name_is_dropped(error_type: str) -> None:
     assert parse_termination_fields(errorType=error_type) == parse_termination_fields()
 
 
-def test_error_type_may_contain_its_module() -> None:
+def test_error_type_can_contain_the_module_name() -> None:
     termination = parse_termination_fields(errorType="torch.distributed.DistBackendError")
 
     assert termination is not None
     assert termination.error_type == "torch.distributed.DistBackendError"
 
 
-def test_texts_are_truncated_and_valid_unicode() -> None:
+def test_strings_are_truncated_and_invalid_unicode_is_replaced() -> None:
     termination = parse_termination_fields(message="\ud800" + "x" * 5000)
 
     assert termination is not None
@@ -77,7 +77,7 @@ field_names = st.sampled_from(("step", "loss", "time", "progress", "rank", "mess
 
 @given(value=st.dictionaries(field_names, json_values, max_size=6))
 @settings(max_examples=500, deadline=None)
-def test_arbitrary_json_never_raises(value: dict[str, Any]) -> None:
+def test_parsing_arbitrary_json_never_raises(value: dict[str, Any]) -> None:
     content = json.dumps(value)
 
     progress = parse_untrusted(PROGRESS, content)

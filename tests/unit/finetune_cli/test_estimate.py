@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from finetune_cli.errors import BadInput
-from finetune_cli.estimate import GIB, estimate, format_verdict
+from finetune_cli.estimate import GIB, estimate, format_verdicts
 from finetune_cli.local.volume_mapping import map_model_path, parse_volumes
 from testing.builders.job_files import job_body, job_file, write_yaml
 
@@ -51,12 +51,12 @@ SUGGESTION = {"changes": ["lora: {}", "training.gradientCheckpointing: true"], "
     ],
 )
 def test_gpu_verdict_is_one_line(fields: dict[str, Any], line: str, fits: bool) -> None:
-    assert format_verdict(build_forecast(**fields), host_limit_bytes=None) == [(line, fits)]
+    assert format_verdicts(build_forecast(**fields), host_limit_bytes=None) == [(line, fits)]
 
 
 def test_host_memory_is_compared_with_the_memory_limit() -> None:
     fitting_verdict, failing_verdict = (
-        format_verdict(build_forecast(onGpu=False), host_limit_bytes=limit * GIB) for limit in (32, 16)
+        format_verdicts(build_forecast(onGpu=False), host_limit_bytes=limit * GIB) for limit in (32, 16)
     )
 
     assert fitting_verdict == [("host memory: 20.0 GiB fits resources.limits.memory of 32.0 GiB", True)]

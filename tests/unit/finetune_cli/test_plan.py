@@ -30,7 +30,7 @@ def test_plan_contains_the_objects_that_the_operator_creates(tmp_path: Path) -> 
     assert tuple(yaml.safe_load_all(result.stdout)) == build_children(plan_run(job, attempt=0, settings=SETTINGS))
 
 
-def test_uid_in_the_job_file_is_used(tmp_path: Path) -> None:
+def test_plan_uses_the_uid_in_the_job_file(tmp_path: Path) -> None:
     body = job_body()
     body["metadata"]["uid"] = "1234"
 

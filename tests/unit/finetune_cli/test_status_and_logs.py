@@ -37,13 +37,13 @@ class HttpApiWithLogs(HttpApi):
 
 
 @pytest.fixture
-async def api(tmp_path: Path) -> AsyncIterator[HttpApiWithLogs]:
-    """Serve the job team/bert, with a kubeconfig whose context has the namespace team."""
-    api = HttpApiWithLogs()
+async def api_server(tmp_path: Path) -> AsyncIterator[HttpApiWithLogs]:
+    """Serve the job team/bert and write a kubeconfig whose context has the namespace team."""
+    api_server = HttpApiWithLogs()
     metadata = {"name": "bert", "creationTimestamp": NOW.isoformat()}
     body = {**job_body(), "metadata": metadata, "status": render_status(RUNNING_STATUS)}
-    api.put("finetunejobs", body, namespace="team")
-    async with serve_api(api) as url:
+    api_server.put("finetunejobs", body, namespace="team")
+    async with serve_api(api_server) as url:
         config = {
             "current-context": "dev",
             "contexts": [{"name": "dev", "context": {"cluster": "dev", "user": "dev", "namespace": "team"}}],
@@ -51,16 +51,18 @@ async def api(tmp_path: Path) -> AsyncIterator[HttpApiWithLogs]:
             "users": [{"name": "dev", "user": {"token": "t"}}],
         }
         (tmp_path / "kubeconfig").write_text(yaml.safe_dump(config))
-        yield api
+        yield api_server
 
 
 async def run_finetune(folder: Path, *arguments: str) -> Result:
-    """Run the command in a thread, because the API server uses the event loop of this thread."""
+    """Run the command in another thread, because the API server uses the event loop of this thread."""
     config = ("--kubeconfig", str(folder / "kubeconfig"))
     return await asyncio.to_thread(CliRunner().invoke, app, [*arguments, *config])
 
 
-async def test_status_describes_a_job_in_the_namespace_of_the_context(api: HttpApiWithLogs, tmp_path: Path) -> None:
+async def test_status_describes_a_job_in_the_namespace_of_the_context(
+    api_server: HttpApiWithLogs, tmp_path: Path
+) -> None:
     result = await run_finetune(tmp_path, "status", "bert")
 
     assert result.exit_code == 0, result.output
@@ -68,7 +70,7 @@ async def test_status_describes_a_job_in_the_namespace_of_the_context(api: HttpA
     assert "Phase  Running\n" in result.stdout
 
 
-async def test_status_without_a_name_lists_all_jobs(api: HttpApiWithLogs, tmp_path: Path) -> None:
+async def test_status_without_a_name_lists_all_jobs(api_server: HttpApiWithLogs, tmp_path: Path) -> None:
     result = await run_finetune(tmp_path, "status", "-n", "team")
 
     assert result.exit_code == 0, result.output
@@ -76,16 +78,16 @@ async def test_status_without_a_name_lists_all_jobs(api: HttpApiWithLogs, tmp_pa
 
 
 async def test_watch_prints_every_change_until_the_job_ends(
-    api: HttpApiWithLogs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    api_server: HttpApiWithLogs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("finetune_cli.status.WATCH_SECONDS", 0.05)
     watch_task = asyncio.create_task(run_finetune(tmp_path, "status", "bert", "--watch"))
     async with asyncio.timeout(30):
-        while len(api.find_requests("GET", "finetunejobs")) < 3:  # noqa: ASYNC110  another thread sends the requests
+        while len(api_server.find_requests("GET", "finetunejobs")) < 3:  # noqa: ASYNC110  another thread sends the requests
             await asyncio.sleep(0.05)
-    body = api.objects["finetunejobs", "team", "bert"]
+    body = api_server.objects["finetunejobs", "team", "bert"]
     complete_status = RUNNING_STATUS.model_copy(update={"phase": Phase.COMPLETE, "completion_time": NOW})
-    api.put("finetunejobs", {**body, "status": render_status(complete_status)}, namespace="team")
+    api_server.put("finetunejobs", {**body, "status": render_status(complete_status)}, namespace="team")
 
     result = await watch_task
 
@@ -94,7 +96,7 @@ async def test_watch_prints_every_change_until_the_job_ends(
     assert phases == ["Running", "Complete"]
 
 
-async def test_logs_are_read_from_the_pod_of_the_current_attempt(api: HttpApiWithLogs, tmp_path: Path) -> None:
+async def test_logs_are_read_from_the_pod_of_the_current_attempt(api_server: HttpApiWithLogs, tmp_path: Path) -> None:
     result = await run_finetune(tmp_path, "logs", "bert", "--node", "1", "-f")
 
     assert result.exit_code == 0, result.output
@@ -119,7 +121,7 @@ async def test_logs_are_read_from_the_pod_of_the_current_attempt(api: HttpApiWit
     ],
 )
 async def test_missing_job_node_or_context_is_reported_by_name(
-    arguments: tuple[str, ...], expected: str, api: HttpApiWithLogs, tmp_path: Path
+    arguments: tuple[str, ...], expected: str, api_server: HttpApiWithLogs, tmp_path: Path
 ) -> None:
     result = await run_finetune(tmp_path, *arguments)
 
@@ -127,7 +129,7 @@ async def test_missing_job_node_or_context_is_reported_by_name(
     assert result.exception.problems == (expected.format(kubeconfig=tmp_path / "kubeconfig"),)
 
 
-async def test_unreachable_api_server_is_reported_in_one_line(api: HttpApiWithLogs, tmp_path: Path) -> None:
+async def test_unreachable_api_server_is_reported_in_one_line(api_server: HttpApiWithLogs, tmp_path: Path) -> None:
     path = tmp_path / "kubeconfig"
     config = yaml.safe_load(path.read_text())
     config["clusters"][0]["cluster"]["server"] = "http://127.0.0.1:1"

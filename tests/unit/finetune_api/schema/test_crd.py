@@ -21,7 +21,7 @@ SPEC_FIELDS = {field.alias for field in FineTuneJobSpec.model_fields.values()}
 
 
 def iterate_schemas(schema: Schema, path: str = "") -> Iterator[tuple[str, Schema]]:
-    """Yield the path and schema of every node of the tree."""
+    """Yield each schema in the tree with its path."""
     yield path, schema
     for name, child in schema.get("properties", {}).items():
         yield from iterate_schemas(child, f"{path}.{name}")
@@ -44,7 +44,7 @@ def test_crd_contains_every_model_field() -> None:
 
 
 @pytest.mark.parametrize("keyword", ["anyOf", "$ref", "$defs", "default", "title", "const", "nullable"])
-def test_crd_contains_no_keyword_that_structural_schemas_forbid(keyword: str) -> None:
+def test_crd_contains_no_keyword_forbidden_in_structural_schemas(keyword: str) -> None:
     assert [path for path, schema in SCHEMAS_BY_PATH.items() if keyword in schema] == []
 
 

@@ -1,4 +1,4 @@
-"""Tests of the messages for users about invalid jobs."""
+"""Tests of the error messages for invalid jobs."""
 
 from typing import Any
 
@@ -92,7 +92,7 @@ def test_list_with_an_invalid_item_is_not_reported_as_too_short() -> None:
         pytest.param({"suspend": "31337" * 9}, id="long string"),
     ],
 )
-def test_possible_secret_is_not_quoted(fields: dict[str, Any]) -> None:
+def test_value_that_may_be_a_secret_is_not_quoted(fields: dict[str, Any]) -> None:
     assert "31337" not in explain_validation_error(parse_invalid_job(**fields))
 
 
@@ -132,7 +132,7 @@ def test_unknown_field_without_a_similar_field_has_no_suggestion(field: tuple[in
     assert explain_unknown_field(field) == "unknown field"
 
 
-def test_error_of_a_validated_spec_contains_the_path_in_the_job() -> None:
+def test_error_in_a_spec_contains_the_path_in_the_job() -> None:
     with pytest.raises(ValidationError) as error_info:
         TrainerSpec.model_validate(spec(numNodes=0))
     assert (

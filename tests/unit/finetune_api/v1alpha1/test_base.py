@@ -17,7 +17,7 @@ RULES: dict[str, ModelRule] = {
 
 
 def is_valid(fields: dict[str, Any]) -> bool:
-    """Return whether the models accept the spec with these fields; None removes a field."""
+    """Return whether the models accept the base spec with these fields; a value of None removes the field."""
     try:
         FineTuneJobSpec.model_validate({name: value for name, value in spec(**fields).items() if value is not None})
     except ValidationError:

@@ -10,7 +10,7 @@ FAILURE_REASONS = [reason for reason in Reason if reason.fault is not None]
 
 @pytest.mark.parametrize("reason", FAILURE_REASONS)
 def test_fault_determines_the_action(reason: Reason) -> None:
-    """A failure that the user must fix is never restarted unchanged; all other failures are restarted."""
+    """User and resource failures are never retried with an unchanged spec; all other failures are."""
     may_retry = reason.fault not in (Fault.USER, Fault.RESOURCE)
     assert (reason.action is FailureAction.RESTART) is may_retry
     assert reason.action is not FailureAction.REPAIR or reason.fault is Fault.RESOURCE

@@ -16,7 +16,7 @@ def parse_progress(**fields: Any) -> Progress:
 
 
 @pytest.mark.parametrize("time", ["2026-01-01T00:00:00", "1969-12-31T23:59:59Z", "2100-01-01T00:00:00Z"])
-def test_times_without_timezone_or_out_of_range_are_dropped(time: str) -> None:
+def test_times_without_a_timezone_or_out_of_range_are_dropped(time: str) -> None:
     assert parse_progress(step=1, firstStepTime=time) == Progress(step=1)
 
 

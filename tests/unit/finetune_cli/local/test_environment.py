@@ -1,4 +1,4 @@
-"""Tests of the GPUs, ports and environment variables of a local node."""
+"""Tests of the GPUs, ports and environment variables of local nodes."""
 
 from pathlib import Path
 from typing import Any
@@ -108,7 +108,7 @@ def test_home_and_model_cache_of_the_user_are_used_unless_the_job_sets_them() ->
     assert build_node_environment(job_with_home, home)["HF_HOME"] == "/home/me/data/hf", "a path on a volume is mapped"
 
 
-def test_variables_of_an_outer_torchrun_are_not_inherited() -> None:
+def test_torchrun_variables_of_the_caller_are_not_inherited() -> None:
     variables = build_node_environment(
         job(), {"RANK": "3", "PET_NNODES": "9", "TORCHELASTIC_RUN_ID": "x", "PATH": "/bin"}
     )

@@ -25,7 +25,7 @@ def test_complete_job_stays_complete(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("state", [AttemptState.STARTING, AttemptState.RUNNING, AttemptState.STOPPING])
-def test_unfinished_attempt_counts_as_suspended(state: AttemptState) -> None:
+def test_unfinished_attempt_becomes_stopped(state: AttemptState) -> None:
     resumed_status = prepare_resume(build_status(state), now=LATER)
 
     assert resumed_status.attempts[-1].state is AttemptState.STOPPED

@@ -1,4 +1,4 @@
-"""Tests of the local runner with fake supervisor processes: success, restarts, Ctrl-C and cleanup."""
+"""Tests of success, restarts, Ctrl-C and cleanup in the local runner, with fake supervisor processes."""
 
 import asyncio
 import io
@@ -49,7 +49,7 @@ class LocalRun:
         return await self.cluster.list_pods("default", self.runner.job["metadata"]["uid"])
 
     async def wait_for_message(self, text: str) -> None:
-        """Wait until the termination message of every node contains the text."""
+        """Wait until the termination message of each node contains this text."""
         logs = [self.cluster.get_attempt_folder("0") / f"node-{rank}/termination.json" for rank in (0, 1)]
         await wait_until(lambda: all(log.exists() and text in log.read_text() for log in logs))
 
@@ -142,9 +142,7 @@ async def test_repeated_ctrl_c_kills_a_node_that_ignores_sigterm(
     assert job.status.attempts[0].evidence[0].exit_code == 137
 
 
-async def test_ctrl_c_before_the_start_ends_the_run_immediately(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_ctrl_c_before_the_nodes_start_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAKE_ACTS", "*:wait")
     local_run = LocalRun(tmp_path)
     local_run.runner.stop(local_run.cluster)
@@ -156,7 +154,7 @@ async def test_ctrl_c_before_the_start_ends_the_run_immediately(
 
 
 async def test_deleted_pod_is_killed_after_its_grace_period(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shortens the grace period of an abort from ten seconds to one."""
+    """Uses an abort grace period of one second instead of ten."""
     monkeypatch.setattr("finetune_operator.core.stop_attempt.ABORT_GRACE_SECONDS", 1)
     monkeypatch.setenv("FAKE_ACTS", "0:ignore-sigterm,1:rows")
 

@@ -1,4 +1,4 @@
-"""Tests of the state store, which reads the stored job or creates a new one."""
+"""Tests of the state store, which returns the stored job or creates a new one."""
 
 import errno
 import subprocess
@@ -25,7 +25,7 @@ def build_status(state: AttemptState, **fields: Any) -> JobStatus:
 def open_job_and_write_status(
     folder: Path, final_status: JobStatus | None = None, *, start_over: bool = False, **fields: Any
 ) -> dict[str, Any]:
-    """Open the job, store the final status, and return the body."""
+    """Open the job, store the final status, and return the job body."""
     with closing(StateStore(folder / "bert.local")) as store:
         body = store.open_job(job_file(folder, **fields), start_over=start_over)
         if final_status is not None:

@@ -1,4 +1,4 @@
-"""Tests of mapping volumes and paths of a job to the local host."""
+"""Tests of mapping the volumes and paths of a job to local paths."""
 
 from pathlib import Path
 from typing import Any
