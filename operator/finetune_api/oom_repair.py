@@ -139,8 +139,8 @@ def _reduce_micro_batch(shortage: MemoryShortage) -> tuple[Repair, str] | None:
         return None
     accumulation = batch.accumulation * (batch.per_device // smaller_size)
     change = (
-        f"perDeviceTrainBatchSize {batch.per_device} -> {smaller_size}, gradientAccumulationSteps {batch.accumulation}"
-        f" -> {accumulation} (effective batch stays {batch.effective})"
+        f"perDeviceTrainBatchSize {batch.per_device} -> {smaller_size},"
+        f" gradientAccumulationSteps {batch.accumulation} -> {accumulation} (effective batch stays {batch.effective})"
     )
     return shortage.extend_repair(
         per_device_train_batch_size=smaller_size, gradient_accumulation_steps=accumulation
