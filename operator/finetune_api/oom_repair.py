@@ -34,9 +34,9 @@ class MemoryShortage:
         """Spec with which the attempt ran, including its repair."""
         return apply_repair(self.spec, self.repair)
 
-    def extend_repair(self, **fields: object) -> Repair:
+    def extend_repair(self, **changed_fields: object) -> Repair:
         """Return a copy of the current repair with these fields changed."""
-        return (self.repair or Repair()).model_copy(update=fields)
+        return (self.repair or Repair()).model_copy(update=changed_fields)
 
 
 RepairStep = Callable[[MemoryShortage], tuple[Repair, str] | None]

@@ -71,15 +71,15 @@ def _run_forecast(spec: RawBody, gpu: str | None) -> ForecastJson:
     return forecast
 
 
-def _print_forecast(file: JobFile, forecast: ForecastJson) -> None:
+def _print_forecast(job_file: JobFile, forecast: ForecastJson) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    spec = file.job.spec
+    spec = job_file.job.spec
     method = next(name for name in METHODS if getattr(spec, name) is not None)  # a valid spec has exactly one method
     tuning = f"lora r={spec.lora.r}" if spec.lora else "full"
     assert spec.model is not None  # model is optional only with spec.command
-    print(f"{file.job.metadata.name}: {method} ({tuning}) of {spec.model.name}")
+    print(f"{job_file.job.metadata.name}: {method} ({tuning}) of {spec.model.name}")
     print(f"parameters {forecast['parameters']:,}, of which {forecast['trainedParameters']:,} are trained")
     print(
         f"batch {forecast['batch']} (per device x accumulation x ranks), samples of up to {forecast['length']} tokens"
@@ -135,8 +135,8 @@ def _format_gib(size_bytes: int) -> str:
     return f"{size_bytes / GIB:.1f} GiB"
 
 
-def _get_host_limit_bytes(file: JobFile) -> int | None:
+def _get_host_limit_bytes(job_file: JobFile) -> int | None:
     from finetune_api.v1alpha1.quantity import parse_quantity
 
-    limit = file.job.spec.resources.limits.get("memory")
+    limit = job_file.job.spec.resources.limits.get("memory")
     return None if limit is None else int(parse_quantity(limit))

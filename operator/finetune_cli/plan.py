@@ -59,26 +59,26 @@ def plan(
         print(summarise_plan(run))
 
 
-def plan_first_attempt(file: JobFile, settings: Settings) -> RunPlan:
+def plan_first_attempt(job_file: JobFile, settings: Settings) -> RunPlan:
     """Return the run plan of the first attempt of a job that has not been created in a cluster."""
-    return plan_run(_add_placeholder_uid(file.job), attempt=0, settings=settings)
+    return plan_run(_add_placeholder_uid(job_file.job), attempt=0, settings=settings)
 
 
-def summarise_plan(run: RunPlan) -> str:
+def summarise_plan(run_plan: RunPlan) -> str:
     """Return a readable summary of the plan: processes, batch, image, output and objects."""
-    pods = ", ".join(node.pod_name for node in run.nodes[:4]) + (", ..." if len(run.nodes) > 4 else "")
-    program: tuple[tuple[str, str], ...] = (("command", str(run.spec.command)),)
-    if run.batch:
-        rate = f"{resolve_learning_rates(run.spec, run.batch)} {run.spec.training.lr_scheduler_type}"
-        program = (("batch", f"{describe_batch(run.spec)} ({BATCH_FACTORS})"), ("rate", rate))
-    result_folder = "" if run.spec.command else "/result"
+    pods = ", ".join(node.pod_name for node in run_plan.nodes[:4]) + (", ..." if len(run_plan.nodes) > 4 else "")
+    program: tuple[tuple[str, str], ...] = (("command", str(run_plan.spec.command)),)
+    if run_plan.batch:
+        rate = f"{resolve_learning_rates(run_plan.spec, run_plan.batch)} {run_plan.spec.training.lr_scheduler_type}"
+        program = (("batch", f"{describe_batch(run_plan.spec)} ({BATCH_FACTORS})"), ("rate", rate))
+    result_folder = "" if run_plan.spec.command else "/result"
     lines = (
-        ("job", f"{run.namespace}/{run.job_name}"),
-        ("nodes", f"{len(run.nodes)} x {run.nproc_per_node} processes = {run.world_size} ranks"),
+        ("job", f"{run_plan.namespace}/{run_plan.job_name}"),
+        ("nodes", f"{len(run_plan.nodes)} x {run_plan.nproc_per_node} processes = {run_plan.world_size} ranks"),
         *program,
-        ("image", run.image),
-        ("output", f"{run.output}{result_folder}" if run.output else "none; only the pods' logs remain"),
-        ("objects", f"Service {run.service_name}; ConfigMap {run.config_map_name}; Pods {pods}"),
+        ("image", run_plan.image),
+        ("output", f"{run_plan.output}{result_folder}" if run_plan.output else "none; only the pods' logs remain"),
+        ("objects", f"Service {run_plan.service_name}; ConfigMap {run_plan.config_map_name}; Pods {pods}"),
     )
     return "\n".join(f"{name:<8} {text}" for name, text in lines)
 

@@ -71,7 +71,7 @@ def check_packages(spec: "FineTuneJobSpec") -> None:
         raise BadInput(f"{', '.join(missing)} cannot be imported; pip install 'finetune-operator[cli,trainer]'")
 
 
-def _prepare_and_run(file: JobFile, volumes: list[str], options: RunOptions) -> int:
+def _prepare_and_run(job_file: JobFile, volumes: list[str], options: RunOptions) -> int:
     from rich.console import Console
 
     from finetune_cli.local.cluster import LocalResources
@@ -83,36 +83,38 @@ def _prepare_and_run(file: JobFile, volumes: list[str], options: RunOptions) -> 
     from finetune_operator import names
 
     # Check the job, the volumes, the environment and the GPUs before starting any process.
-    spec = file.job.spec
+    spec = job_file.job.spec
     if spec.suspend:
-        raise BadInput(f"{file.path}: spec.suspend: true would wait forever; leave it out to run the job here")
+        raise BadInput(f"{job_file.path}: spec.suspend: true would wait forever; leave it out to run the job here")
     mounts = parse_volumes(volumes, spec)
-    local_spec = map_job_paths(file, (*mounts, LocalMount(names.OUTPUT_DIR, options.output)))["spec"]
+    local_spec = map_job_paths(job_file, (*mounts, LocalMount(names.OUTPUT_DIR, options.output)))["spec"]
     check_environment(spec, os.environ)
     gpus = divide_gpus(find_gpus(os.environ), spec)
     resources = LocalResources(options.output, mounts, gpus)
     with (
-        closing(StateStore(_get_state_folder(get_job_output(file, options.output)))) as store,
+        closing(StateStore(_get_state_folder(get_job_output(job_file, options.output)))) as store,
         ProgressDisplay(Console(highlight=False)) as display,
     ):
         # Resume the state of an earlier run of the same job, or start a new job.
-        changed_fields = () if options.start_over else store.find_changed_fields(file)
-        body = store.open_job(file, start_over=options.start_over)
+        changed_fields = () if options.start_over else store.find_changed_fields(job_file)
+        body = store.open_job(job_file, start_over=options.start_over)
         if changed_fields:
             display.print_line(
                 f"this is not the job of the last run: {', '.join(changed_fields)} changed; starting over"
             )
         if body["status"].get("completionTime"):
-            display.print_line(f"Complete already; {_describe_result_location(file, options)} (--fresh starts over)")
+            display.print_line(
+                f"Complete already; {_describe_result_location(job_file, options)} (--fresh starts over)"
+            )
             return EXIT_COMPLETE
-        _print_run_summary(display, file, gpus)
+        _print_run_summary(display, job_file, gpus)
         if options.start_over and spec.output and not spec.command:
             local_spec = {**local_spec, "output": {**local_spec["output"], "overwrite": True}}
         # Run the job until it ends or is suspended, and report the outcome.
         job = asyncio.run(
             _run_job({**body, "spec": local_spec}, resources, store, display, show_logs=options.show_logs)
         )
-        return _report_outcome(display, job, file, options)
+        return _report_outcome(display, job, job_file, options)
 
 
 async def _run_job(
@@ -147,9 +149,9 @@ def _stop_on_signals(runner: "LocalRunner", cluster: "LocalCluster") -> None:
         loop.add_signal_handler(signal_number, runner.stop, cluster)
 
 
-def get_job_output(file: JobFile, output: Path) -> Path:
+def get_job_output(job_file: JobFile, output: Path) -> Path:
     """Return the folder for checkpoints, result and logs of the job."""
-    metadata, output_spec = file.job.metadata, file.job.spec.output
+    metadata, output_spec = job_file.job.metadata, job_file.job.spec.output
     return output / ((output_spec and output_spec.sub_path) or f"{metadata.namespace}/{metadata.name}")
 
 
@@ -157,11 +159,11 @@ def _get_state_folder(output: Path) -> Path:
     return output.with_name(f"{output.name}.local")
 
 
-def _describe_result_location(file: JobFile, options: RunOptions) -> str:
-    output = get_job_output(file, options.output)
-    if file.job.spec.command is None:
+def _describe_result_location(job_file: JobFile, options: RunOptions) -> str:
+    output = get_job_output(job_file, options.output)
+    if job_file.job.spec.command is None:
         return f"the result is in {_format_path(output / 'result')}"
-    if file.job.spec.output is None:
+    if job_file.job.spec.output is None:
         return f"the logs are in {_format_path(_get_state_folder(output))}"
     return f"what the command wrote to FINETUNE_OUTPUT is in {_format_path(output)}"
 
@@ -171,16 +173,16 @@ def _format_path(path: Path) -> str:
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
 
 
-def _print_run_summary(display: "ProgressDisplay", file: JobFile, gpus: tuple[tuple[str, ...], ...]) -> None:
+def _print_run_summary(display: "ProgressDisplay", job_file: JobFile, gpus: tuple[tuple[str, ...], ...]) -> None:
     from finetune_operator.plan.run_plan import describe_batch
 
-    spec = file.job.spec
+    spec = job_file.job.spec
     devices = (
         "; ".join(f"node {node}: GPU {','.join(node_gpus)}" for node, node_gpus in enumerate(gpus) if node_gpus)
         or "CPU"
     )
     display.print_line(
-        f"{file.job.metadata.name}: {spec.num_nodes} x {spec.ranks_per_node} processes on this machine, {devices}"
+        f"{job_file.job.metadata.name}: {spec.num_nodes} x {spec.ranks_per_node} processes on this machine, {devices}"
     )
     if spec.command is not None:
         display.print_line(f"{spec.command}")
@@ -192,7 +194,7 @@ def _print_run_summary(display: "ProgressDisplay", file: JobFile, gpus: tuple[tu
     display.print_line("local mode: resources, image and placement of the job are not enforced")
 
 
-def _report_outcome(display: "ProgressDisplay", job: "FineTuneJob", file: JobFile, options: RunOptions) -> int:
+def _report_outcome(display: "ProgressDisplay", job: "FineTuneJob", job_file: JobFile, options: RunOptions) -> int:
     status, record = job.status, job.status.attempts[-1] if job.status.attempts else None
     progress = status.progress
     restarts = f", {status.restarts} restart{'s' if status.restarts > 1 else ''}" if status.restarts else ""
@@ -200,17 +202,17 @@ def _report_outcome(display: "ProgressDisplay", job: "FineTuneJob", file: JobFil
         resume_hint = (
             f"resumes from {progress.last_checkpoint}" if progress and progress.last_checkpoint else "starts over"
         )
-        resume_hint = "starts the command again" if file.job.spec.command else resume_hint
+        resume_hint = "starts the command again" if job_file.job.spec.command else resume_hint
         display.print_line(f"Suspended: the same command again {resume_hint}")
         return EXIT_INTERRUPTED
     if any(condition.type == "Complete" and condition.status == "True" for condition in status.conditions):
         steps = f"{progress.step} steps, loss {progress.loss:.4g}" if progress and progress.loss is not None else "done"
         early_end = f"; {progress.ended}" if progress and progress.ended else ""
-        display.print_line(f"Complete: {steps}{restarts}{early_end}; {_describe_result_location(file, options)}")
+        display.print_line(f"Complete: {steps}{restarts}{early_end}; {_describe_result_location(job_file, options)}")
         return EXIT_COMPLETE
     assert record is not None, "a failed job has a failed attempt"
-    output = get_job_output(file, options.output)
-    logs = (output / "logs" if file.job.spec.output else _get_state_folder(output)) / f"attempt-{record.attempt}"
+    output = get_job_output(job_file, options.output)
+    logs = (output / "logs" if job_file.job.spec.output else _get_state_folder(output)) / f"attempt-{record.attempt}"
     display.print_line(f"Failed: {record.reason}: {record.message}{restarts}")
     if logs.is_dir():
         display.print_line(f"the logs are in {_format_path(logs)}")

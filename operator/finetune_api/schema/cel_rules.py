@@ -74,9 +74,10 @@ def _list_suspension_rules() -> tuple[CelRule, ...]:
     )
 
 
-def _build_unchanged_expression(field: str) -> str:
+def _build_unchanged_expression(field_name: str) -> str:
     """Return a CEL expression that is true if the field is unchanged.
 
     The API server estimates the cost of the equivalent `self.?x == oldSelf.?x` as unbounded.
     """
-    return f"has(self.{field}) ? has(oldSelf.{field}) && self.{field} == oldSelf.{field} : !has(oldSelf.{field})"
+    value, old_value = f"self.{field_name}", f"oldSelf.{field_name}"
+    return f"has({value}) ? has({old_value}) && {value} == {old_value} : !has({old_value})"

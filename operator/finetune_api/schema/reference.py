@@ -83,22 +83,22 @@ def _render_field_table(schema: Schema, *, with_defaults: bool) -> Iterator[str]
         yield _format_row((f"`{path}`", _format_type(field), *((default,) if with_defaults else ()), description))
 
 
-def _format_type(field: Schema) -> str:
-    if "enum" in field:
-        return " \\| ".join(str(value) for value in field["enum"])
-    if "x-kubernetes-int-or-string" in field:
-        return f"integer or {field['pattern'].strip('^$')}" if "pattern" in field else "quantity"
-    if field["type"] == "array":
-        return f"list of {_format_type(field['items'])}"
-    if isinstance(field.get("additionalProperties"), dict):
-        return f"map of {_format_type(field['additionalProperties'])}"
-    return str(field.get("format") or field["type"]) + _format_bounds(field)
+def _format_type(field_schema: Schema) -> str:
+    if "enum" in field_schema:
+        return " \\| ".join(str(value) for value in field_schema["enum"])
+    if "x-kubernetes-int-or-string" in field_schema:
+        return f"integer or {field_schema['pattern'].strip('^$')}" if "pattern" in field_schema else "quantity"
+    if field_schema["type"] == "array":
+        return f"list of {_format_type(field_schema['items'])}"
+    if isinstance(field_schema.get("additionalProperties"), dict):
+        return f"map of {_format_type(field_schema['additionalProperties'])}"
+    return str(field_schema.get("format") or field_schema["type"]) + _format_bounds(field_schema)
 
 
-def _format_bounds(field: Schema) -> str:
+def _format_bounds(field_schema: Schema) -> str:
     """Return the bounds in ASCII, such as ` > 0, <= 1`, or an empty string."""
-    minimum, exclusive_minimum = field.get("minimum"), field.get("exclusiveMinimum")
-    maximum, exclusive_maximum = field.get("maximum"), field.get("exclusiveMaximum")
+    minimum, exclusive_minimum = field_schema.get("minimum"), field_schema.get("exclusiveMinimum")
+    maximum, exclusive_maximum = field_schema.get("maximum"), field_schema.get("exclusiveMaximum")
     lower = (
         f"> {exclusive_minimum}" if exclusive_minimum is not None else f">= {minimum}" if minimum is not None else ""
     )

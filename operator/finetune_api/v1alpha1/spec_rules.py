@@ -52,12 +52,14 @@ OUTPUT_EXCLUDED_BY_COMMAND = ("output.overwrite", "output.pushToHub")
 IMAGE_REQUIRED = "image is required with command: an image with your code and its Python packages"
 
 
-def _build_required_message(field: str) -> str:
-    return f"{field} is required unless command is set"
+def _build_required_message(field_name: str) -> str:
+    return f"{field_name} is required unless command is set"
 
 
-def _build_no_effect_message(field: str) -> str:
-    return f"{field} applies to the operator's trainer and has no effect with command; configure your program instead"
+def _build_no_effect_message(field_name: str) -> str:
+    return (
+        f"{field_name} applies to the operator's trainer and has no effect with command; configure your program instead"
+    )
 
 
 def _check_method_fields(spec: "FineTuneJobSpec") -> str | None:
@@ -219,11 +221,11 @@ def _build_volume_rules() -> tuple[CelRule, ...]:
     )
 
 
-def _build_reserved_key_rule(field: str) -> CelRule:
+def _build_reserved_key_rule(field_name: str) -> CelRule:
     return CelRule(
-        f"!has(self.podTemplate) || !has(self.podTemplate.{field})"
-        f" || !self.podTemplate.{field}.exists(k, k.startsWith('{RESERVED_PREFIX}/'))",
-        f"podTemplate.{field}: the prefix {RESERVED_PREFIX}/ is reserved for the operator; choose another",
+        f"!has(self.podTemplate) || !has(self.podTemplate.{field_name})"
+        f" || !self.podTemplate.{field_name}.exists(k, k.startsWith('{RESERVED_PREFIX}/'))",
+        f"podTemplate.{field_name}: the prefix {RESERVED_PREFIX}/ is reserved for the operator; choose another",
         field_path=".podTemplate",
     )
 

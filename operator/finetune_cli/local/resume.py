@@ -11,9 +11,9 @@ from finetune_operator.observation.ownership import RawBody
 MUTABLE_BETWEEN_RUNS = frozenset((*MUTABLE, *MUTABLE_WHILE_SUSPENDED))  # a job is considered suspended between two runs
 
 
-def find_changed_fields(stored_body: RawBody, file: JobFile) -> tuple[str, ...]:
+def find_changed_fields(stored_body: RawBody, job_file: JobFile) -> tuple[str, ...]:
     """Return the changed fields of the job file that prevent the stored job from being resumed."""
-    old_job, new_job = FineTuneJob.parse(stored_body), file.job
+    old_job, new_job = FineTuneJob.parse(stored_body), job_file.job
     identity_fields = ("name", "namespace")
     changed_identity_fields = [
         f"metadata.{name}"

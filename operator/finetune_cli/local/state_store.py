@@ -34,11 +34,11 @@ class StateStore:
         """Path of the status file."""
         return self.folder / "status.json"
 
-    def open_job(self, file: JobFile, *, start_over: bool) -> RawBody:
+    def open_job(self, job_file: JobFile, *, start_over: bool) -> RawBody:
         """Return the stored job if it matches the job file, otherwise a new job."""
         stored_body = None if start_over else self._read()
-        metadata = file.body["metadata"]
-        if stored_body is None or find_changed_fields(stored_body, file):
+        metadata = job_file.body["metadata"]
+        if stored_body is None or find_changed_fields(stored_body, job_file):
             for attempt_folder in self.folder.glob("attempt-*"):
                 shutil.rmtree(attempt_folder)
             created = datetime.now(UTC).isoformat()
@@ -48,14 +48,14 @@ class StateStore:
             server_fields = {key: stored_body["metadata"][key] for key in ("uid", "creationTimestamp", "generation")}
             old_status = JobStatus.model_validate(stored_body.get("status") or {})
             status = render_status(prepare_resume(old_status, now=datetime.now(UTC)))
-        self._body = {**file.body, "metadata": {**metadata, **server_fields}, "status": status}
+        self._body = {**job_file.body, "metadata": {**metadata, **server_fields}, "status": status}
         self._write()
         return self._body
 
-    def find_changed_fields(self, file: JobFile) -> tuple[str, ...]:
+    def find_changed_fields(self, job_file: JobFile) -> tuple[str, ...]:
         """Return the changed fields of the job file that prevent the stored job from being resumed."""
         stored_body = self._read()
-        return find_changed_fields(stored_body, file) if stored_body else ()
+        return find_changed_fields(stored_body, job_file) if stored_body else ()
 
     def write_status(self, status: RawBody) -> None:
         """Write the status to the file atomically."""

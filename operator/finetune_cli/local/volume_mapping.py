@@ -29,11 +29,11 @@ def map_to_local_path(path: str, mounts: Iterable[LocalMount]) -> str | None:
     return str(mount.local_path / pod_path.relative_to(mount.mount_path))
 
 
-def parse_volumes(options: Sequence[str], spec: FineTuneJobSpec) -> tuple[LocalMount, ...]:
+def parse_volumes(volume_options: Sequence[str], spec: FineTuneJobSpec) -> tuple[LocalMount, ...]:
     """Parse `--volume NAME=DIR`, where DIR has the content of the volume's mountPath. Raises BadInput."""
     mount_paths = {volume.name: volume.mount_path for volume in spec.volumes}
     mounts, problems = [], []
-    for option in options:
+    for option in volume_options:
         name, _, folder = option.partition("=")
         if not folder:
             problems.append(f"--volume {option}: expected NAME=DIR, such as data=./data")
@@ -48,15 +48,15 @@ def parse_volumes(options: Sequence[str], spec: FineTuneJobSpec) -> tuple[LocalM
     return tuple(mounts)
 
 
-def map_job_paths(file: JobFile, mounts: Sequence[LocalMount]) -> RawBody:
+def map_job_paths(job_file: JobFile, mounts: Sequence[LocalMount]) -> RawBody:
     """Return the job body with local paths for model and datasets, or for its command. Raises BadInput."""
-    resolver = _PathResolver(file, mounts)
-    spec = file.body["spec"]
-    if file.job.spec.command is not None:
+    resolver = _PathResolver(job_file, mounts)
+    spec = job_file.body["spec"]
+    if job_file.job.spec.command is not None:
         command = _map_command(spec["command"], resolver)
         if resolver.problems:
-            raise BadInput(*(f"{file.path}: {problem}" for problem in resolver.problems))
-        return {**file.body, "spec": {**spec, "command": command}}
+            raise BadInput(*(f"{job_file.path}: {problem}" for problem in resolver.problems))
+        return {**job_file.body, "spec": {**spec, "command": command}}
     model = {**spec["model"], "name": resolver.resolve_model("spec.model.name", spec["model"]["name"])}
     lora = _map_lora(spec, resolver)
     dataset = {**spec["dataset"]}
@@ -67,8 +67,8 @@ def map_job_paths(file: JobFile, mounts: Sequence[LocalMount]) -> RawBody:
                 for n, source in enumerate(dataset[key])
             ]
     if resolver.problems:
-        raise BadInput(*(f"{file.path}: {problem}" for problem in resolver.problems))
-    return {**file.body, "spec": {**spec, **lora, "model": model, "dataset": dataset}}
+        raise BadInput(*(f"{job_file.path}: {problem}" for problem in resolver.problems))
+    return {**job_file.body, "spec": {**spec, **lora, "model": model, "dataset": dataset}}
 
 
 def _map_lora(spec: RawBody, resolver: "_PathResolver") -> RawBody:
@@ -91,23 +91,23 @@ def _map_command(command: RawBody, resolver: "_PathResolver") -> RawBody:
     return {**command, **arguments, **script, "workingDir": folder}
 
 
-def map_model_path(file: JobFile, mounts: Sequence[LocalMount]) -> RawBody:
+def map_model_path(job_file: JobFile, mounts: Sequence[LocalMount]) -> RawBody:
     """Return the spec with local paths for model and adapter. Raises BadInput."""
-    resolver = _PathResolver(file, mounts)
-    spec = file.body["spec"]
+    resolver = _PathResolver(job_file, mounts)
+    spec = job_file.body["spec"]
     model = {**spec["model"], "name": resolver.resolve_model("spec.model.name", spec["model"]["name"])}
     lora = _map_lora(spec, resolver)
     if resolver.problems:
-        raise BadInput(*(f"{file.path}: {problem}" for problem in resolver.problems))
+        raise BadInput(*(f"{job_file.path}: {problem}" for problem in resolver.problems))
     return {**spec, **lora, "model": model}
 
 
 class _PathResolver:
     """Resolves paths of a job to local paths, and collects problems."""
 
-    def __init__(self, file: JobFile, mounts: Sequence[LocalMount]) -> None:
-        self._base = file.path.resolve().parent
-        self._volumes = file.job.spec.volumes
+    def __init__(self, job_file: JobFile, mounts: Sequence[LocalMount]) -> None:
+        self._base = job_file.path.resolve().parent
+        self._volumes = job_file.job.spec.volumes
         self._mounts = mounts
         self.problems: list[str] = []
 
