@@ -39,7 +39,7 @@ from testing.fakes.http_api import HttpApi, ScriptedFault
         ("GET", "/version", False, ("get", "discovery")),
     ],
 )
-def test_requests_are_labelled_with_rbac_verb_and_resource(
+def test_requests_are_labelled_with_their_rbac_verb_and_resource(
     method: str, path: str, is_watch: bool, expected_labels: tuple[str, str]
 ) -> None:
     assert describe_request(method, path, is_watch=is_watch) == expected_labels
@@ -47,7 +47,7 @@ def test_requests_are_labelled_with_rbac_verb_and_resource(
 
 async def test_responses_and_missing_responses_are_counted_by_code() -> None:
     api, metrics, last_request = HttpApi(), Metrics(), LastRequestTime()
-    # two faults without a response, because aiohttp retries idempotent requests once
+    # two missing responses, because aiohttp retries idempotent requests once
     api.faults += [ScriptedFault("GET", "pods", 500), ScriptedFault("GET", "pods", 0, times=2)]
     async with serve_and_connect(api, RequestCounter(metrics.requests), last_request) as server:
         await server.call("GET", "/api/v1/pods")

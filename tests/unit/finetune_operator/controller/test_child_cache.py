@@ -24,7 +24,7 @@ def tombstone(name: str, *, attempt: int = 0, deleted_at: float = 0.0) -> Tombst
 
 
 class CacheUnderTest:
-    """ChildCache with a clock and current attempts that the test sets; records the changed jobs."""
+    """Child cache whose clock and current attempts are set by the test; records the changed jobs."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -43,7 +43,7 @@ def test_pods_and_changes_are_indexed_by_job() -> None:
     assert cache.changed == [KEY, JobKey("default", "other")]
 
 
-def test_modified_pod_replaces_older_version() -> None:
+def test_modified_pod_replaces_its_older_version() -> None:
     cache = CacheUnderTest()
     cache.children.on_pod_event(None, pod())
     cache.children.on_pod_event(pod(), pod(status={"phase": "Running"}))

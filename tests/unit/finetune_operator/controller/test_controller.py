@@ -67,7 +67,7 @@ async def test_pods_of_a_new_job_are_created() -> None:
         await wait_until(lambda: list_pod_names(api) == ["a-0-0", "a-0-1"])
 
 
-async def test_watch_event_of_own_write_causes_no_pass() -> None:
+async def test_watch_event_for_an_own_write_causes_no_pass() -> None:
     api = HttpApi()
     async with running_controller(api) as (controller, metrics):
         controller.on_job_event(put_job(api, "a"))
@@ -87,7 +87,7 @@ async def test_watch_event_of_own_write_causes_no_pass() -> None:
         await wait_until(lambda: count_passes() > before)
 
 
-async def test_own_write_is_recognized_if_the_watch_delivers_it_before_the_response(
+async def test_own_write_delivered_by_the_watch_before_the_response_is_recognized(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     api, write = HttpApi(), KubernetesCluster.write_status
@@ -123,7 +123,7 @@ async def test_workers_raise_instead_of_starting_a_pass_after_losing_the_lease()
         is_leading = True
         controller.start_leading(lambda: is_leading)
         is_leading = False
-        for name in ("a", "b", "c", "d"):  # one more than the controller has workers
+        for name in ("a", "b", "c", "d"):  # one job more than the controller has workers
             job = put_job(api, name)
             controller.on_job_event(job)
             controller.queue.add(get_job_key(job))
@@ -170,12 +170,12 @@ async def test_retry_drops_a_job_that_was_replaced_by_a_job_of_the_same_name() -
 async def test_an_unexpected_error_in_one_pass_does_not_stop_other_jobs(caplog: pytest.LogCaptureFixture) -> None:
     api, calls = HttpApi(), 0
 
-    def broken_clock() -> datetime:
+    def read_broken_clock() -> datetime:
         nonlocal calls
         calls += 1
         return datetime.now(UTC) if calls > 2 else datetime.fromtimestamp(1 / 0, UTC)
 
-    async with running_controller(api, now=broken_clock) as (controller, _):
+    async with running_controller(api, now=read_broken_clock) as (controller, _):
         controller.on_job_event(put_job(api, "a"))
         controller.on_job_event(put_job(api, "b"))
         await wait_until(lambda: len(list_pod_names(api)) == 4)
@@ -243,7 +243,7 @@ async def test_restarts_are_counted_by_reason() -> None:
         assert metrics.registry.get_sample_value("finetune_job_restarts_total", labels) == 1
 
 
-async def test_suspend_applies_to_a_job_whose_passes_fail_unexpectedly(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_suspend_is_applied_to_a_job_whose_passes_fail_unexpectedly(monkeypatch: pytest.MonkeyPatch) -> None:
     api = HttpApi()
     async with running_controller(api) as (controller, _):
         controller.on_job_event(put_job(api, "a"))

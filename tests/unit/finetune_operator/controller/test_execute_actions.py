@@ -81,7 +81,7 @@ async def test_a_job_is_deleted_by_uid_after_its_ttl() -> None:
     assert cluster.requests == [f"delete FineTuneJob bert {UID}"]
 
 
-async def test_a_new_attempt_deletes_the_config_map_of_the_previous_one() -> None:
+async def test_next_attempt_deletes_the_config_map_of_the_previous_attempt() -> None:
     [record] = compute_status_after().attempts
     status = compute_status_after().model_copy(
         update={"attempt": 1, "attempts": (record.model_copy(update={"attempt": 1}),)}

@@ -1,4 +1,4 @@
-"""Tests of gather: the reads of a pass from the caches and from the API server."""
+"""Tests of the cache and API server reads of a reconcile pass."""
 
 from datetime import timedelta
 
@@ -65,7 +65,7 @@ async def test_pod_with_labels_of_the_job_but_another_owner_is_ignored() -> None
     assert read_written_status(result).attempts[-1].state is AttemptState.STOPPING
 
 
-async def test_children_are_created_only_after_uncached_reads() -> None:
+async def test_children_are_created_only_after_an_uncached_list() -> None:
     cluster = RecordingCluster()
     await run_pass(cluster, build_raw_job(compute_status_after()))
 

@@ -1,4 +1,4 @@
-"""Tests of the job cache: comparison of resource versions, and jobs missing from a LIST."""
+"""Tests of the job cache, including the comparison of resource versions."""
 
 from typing import Any
 
@@ -67,7 +67,7 @@ def test_jobs_not_in_a_list_are_missing_unless_newer_than_the_list() -> None:
     assert missing == (JobKey("default", "deleted"),)
 
 
-def test_jobs_are_counted_by_phase_and_a_job_without_status_is_queued() -> None:
+def test_jobs_are_counted_by_phase_and_a_job_without_status_counts_as_queued() -> None:
     jobs = JobCache()
     for number, phase in enumerate(("Running", "Running", "Failed")):
         jobs.store_if_newer(job_body("1", uid=f"u{number}", status={"phase": phase}))

@@ -1,4 +1,4 @@
-"""Tests of the progress poller with real HTTP servers: targets, responses and unreachable pods."""
+"""Tests of the progress poller against real HTTP servers."""
 
 import asyncio
 import json
@@ -86,7 +86,7 @@ def test_non_finite_numbers_are_dropped() -> None:
         pytest.param(b"\xff\xfe{", id="not UTF-8"),
     ],
 )
-def test_an_invalid_response_contains_no_progress(content: bytes) -> None:
+def test_invalid_response_is_ignored(content: bytes) -> None:
     assert parse_progress(content, now=NOW) is None
 
 
@@ -139,12 +139,12 @@ async def test_refused_connection_counts_as_no_response() -> None:
         pytest.param((pod(address="fd00::2"),), "[fd00::2]", id="IPv6"),
     ],
 )
-def test_polled_host_is_node_0_of_the_current_attempt(pods: tuple[RawBody, ...], host: str | None) -> None:
+def test_only_node_0_of_the_current_attempt_is_polled(pods: tuple[RawBody, ...], host: str | None) -> None:
     assert find_rank_zero_host(pods, attempt=1) == host
 
 
 class PollerUnderTest:
-    """Progress poller with one job; the only pod of the job serves its status on this port."""
+    """Progress poller with one job, whose only pod serves its status on this port."""
 
     def __init__(self, port: int) -> None:
         self.clock = 0.0
@@ -186,7 +186,7 @@ async def test_single_missing_response_is_ignored() -> None:
     async with run_status_server(respond) as port:
         setup = PollerUnderTest(port)
         await setup.poll()
-    await setup.poll()  # this poll fails, because the server has stopped
+    await setup.poll()  # fails, because the server has stopped
     latest = setup.poller.get_latest_progress(KEY)
     assert latest is not None
     assert (latest.step, len(setup.advanced)) == (1, 1)
@@ -212,7 +212,7 @@ async def test_unreachable_endpoint_is_reported_once_until_the_next_response() -
     assert (setup.poller.get_unreachable_endpoint(KEY), len(setup.advanced)) == ("", 2)
 
 
-async def test_unreachable_time_of_a_new_pod_starts_at_its_first_poll() -> None:
+async def test_unreachable_time_of_a_new_pod_is_measured_from_its_first_poll() -> None:
     setup = PollerUnderTest(1)
     await setup.poll()
     setup.children.on_pod_event(pod(), pod(address="127.0.0.2"))
@@ -239,7 +239,7 @@ async def test_progress_of_a_job_deleted_during_the_poll_is_dropped() -> None:
     assert setup.advanced == []
 
 
-async def test_pods_are_polled_at_intervals() -> None:
+async def test_pods_are_polled_at_fixed_intervals() -> None:
     polls = asyncio.Semaphore(0)
 
     async def respond(_: web.Request) -> web.Response:

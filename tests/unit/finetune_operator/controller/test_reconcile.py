@@ -1,4 +1,4 @@
-"""Tests of one reconcile pass: its requests, their order and its result."""
+"""Tests of the requests and the result of one reconcile pass."""
 
 from datetime import timedelta
 
@@ -34,10 +34,10 @@ async def test_the_status_is_written_before_any_action() -> None:
 
     assert cluster.requests == ["write status", "event Running"]
     assert read_written_status(result).attempts[-1].state is AttemptState.RUNNING
-    assert result.requeue_after == timedelta()  # no event triggers the next pass
+    assert result.requeue_after == timedelta()  # requeued immediately, because no event triggers the next pass
 
 
-async def test_a_conflict_ends_the_pass_before_any_action() -> None:
+async def test_conflict_ends_the_pass_before_any_action_is_executed() -> None:
     cluster = RecordingCluster(errors={"write status": Conflict("changed")})
     with pytest.raises(Conflict):
         await run_pass(cluster, build_raw_job(compute_status_after()), build_cached_state(*running_pods()))
@@ -63,7 +63,7 @@ async def test_repeatedly_rejected_create_is_retried_after_a_delay() -> None:
     )
     second = await run_pass(cluster, first.job, CachedState(rejected_creates=rejected_before))
 
-    assert first.requeue_after == timedelta()  # requeued at once, because the pending reason was written
+    assert first.requeue_after == timedelta()  # requeued immediately, because the pending reason was written
     assert (second.rejected_creates, second.requeue_after) == (rejected_before, timedelta(seconds=1))
 
 
@@ -125,8 +125,8 @@ async def test_an_invalid_spec_fails_the_job_once_with_a_message() -> None:
     assert cluster.requests == ["write status", "event InvalidSpec"]
 
 
-async def test_a_job_that_has_begun_is_never_failed_by_an_invalid_spec() -> None:
-    """Another release of CRD and operator may have accepted the value."""
+async def test_invalid_spec_does_not_fail_a_job_that_has_started() -> None:
+    """Another version of the CRD and the operator may have accepted the value."""
     cluster = RecordingCluster()
     invalid_job = build_raw_job(compute_status_after(running_pods()), numNodes=0)
     first = await run_pass(cluster, invalid_job, build_cached_state(*running_pods()))
@@ -177,6 +177,6 @@ def test_empty_status_fields_are_omitted_except_restarts() -> None:
     assert render_status(JobStatus()) == {"restarts": 0}
 
 
-def test_rendered_status_can_be_parsed_without_loss() -> None:
+def test_rendered_status_is_parsed_without_loss() -> None:
     status = compute_status_after(running_pods())
     assert FineTuneJob.parse(build_raw_job(status)).status == status

@@ -1,4 +1,4 @@
-"""Tests of the work queue in virtual time: deduplication, delays, backoff and rate limit per key."""
+"""Tests of the work queue in virtual time."""
 
 import asyncio
 from collections import Counter
@@ -28,7 +28,7 @@ class PassLog:
     _running: Counter[str] = field(default_factory=Counter)
 
     async def run_worker(self, queue: WorkQueue[str], *, pass_seconds: float = 1.0) -> None:
-        """Run a worker whose passes take `pass_seconds`."""
+        """Run a worker whose passes take `pass_seconds` each."""
         try:
             while True:
                 async with queue.next() as key:
@@ -42,31 +42,31 @@ class PassLog:
 
 
 async def run_workers(
-    queue: WorkQueue[str], log: PassLog, *, workers: int = 1, end_seconds: float, pass_seconds: float = 1.0
+    queue: WorkQueue[str], log: PassLog, *, worker_count: int = 1, close_at_seconds: float, pass_seconds: float = 1.0
 ) -> None:
-    tasks = [asyncio.create_task(log.run_worker(queue, pass_seconds=pass_seconds)) for _ in range(workers)]
-    await asyncio.sleep(end_seconds - asyncio.get_running_loop().time())
+    tasks = [asyncio.create_task(log.run_worker(queue, pass_seconds=pass_seconds)) for _ in range(worker_count)]
+    await asyncio.sleep(close_at_seconds - asyncio.get_running_loop().time())
     queue.close()
     await asyncio.gather(*tasks)
 
 
-def test_key_added_repeatedly_gets_one_pass() -> None:
+def test_key_added_repeatedly_is_processed_once() -> None:
     async def scenario() -> PassLog:
         queue, log = WorkQueue[str](), PassLog()
         for _ in range(5):
             queue.add("a")
-        await run_workers(queue, log, end_seconds=10)
+        await run_workers(queue, log, close_at_seconds=10)
         return log
 
     assert run_in_virtual_time(scenario()).starts == [("a", 0.0)]
 
 
-def test_key_added_during_its_pass_gets_another_pass() -> None:
+def test_key_added_during_its_pass_is_processed_again() -> None:
     async def scenario() -> PassLog:
         queue, log = WorkQueue[str](), PassLog()
         queue.add("a")
         asyncio.get_running_loop().call_at(0.5, queue.add, "a")
-        await run_workers(queue, log, workers=2, end_seconds=10)
+        await run_workers(queue, log, worker_count=2, close_at_seconds=10)
         return log
 
     log = run_in_virtual_time(scenario())
@@ -79,7 +79,7 @@ def test_keys_are_processed_in_order() -> None:
         queue, log = WorkQueue[str](), PassLog()
         for key in "cab":
             queue.add(key)
-        await run_workers(queue, log, end_seconds=10)
+        await run_workers(queue, log, close_at_seconds=10)
         return log
 
     assert [key for key, _ in run_in_virtual_time(scenario()).starts] == ["c", "a", "b"]
@@ -90,7 +90,7 @@ def test_workers_process_different_keys_concurrently() -> None:
         queue, log = WorkQueue[str](), PassLog()
         for key in "abc":
             queue.add(key)
-        await run_workers(queue, log, workers=2, end_seconds=10)
+        await run_workers(queue, log, worker_count=2, close_at_seconds=10)
         return log
 
     assert run_in_virtual_time(scenario()).starts == [("a", 0.0), ("b", 0.0), ("c", 1.0)]
@@ -102,7 +102,7 @@ def test_earlier_of_two_delayed_adds_takes_precedence(delays: tuple[float, float
         queue, log = WorkQueue[str](), PassLog()
         for delay in delays:
             queue.add_after("a", delay)
-        await run_workers(queue, log, end_seconds=10)
+        await run_workers(queue, log, close_at_seconds=10)
         return log
 
     assert run_in_virtual_time(scenario()).starts == [("a", 3.0)]
@@ -113,7 +113,7 @@ def test_delayed_add_does_not_delay_an_immediate_add() -> None:
         queue, log = WorkQueue[str](), PassLog()
         queue.add_after("a", 5)
         queue.add("a")
-        await run_workers(queue, log, end_seconds=10)
+        await run_workers(queue, log, close_at_seconds=10)
         return log
 
     assert run_in_virtual_time(scenario()).starts == [("a", 0.0), ("a", 5.0)]
@@ -135,7 +135,7 @@ def test_retry_respects_retry_after_of_the_server() -> None:
     async def scenario() -> PassLog:
         queue, log = WorkQueue[str](), PassLog()
         queue.retry("a", min_delay_seconds=7)
-        await run_workers(queue, log, end_seconds=20)
+        await run_workers(queue, log, close_at_seconds=20)
         return log
 
     assert run_in_virtual_time(scenario()).starts == [("a", 7.0)]
@@ -152,13 +152,13 @@ def test_a_success_resets_the_backoff() -> None:
     assert run_in_virtual_time(scenario()) <= INITIAL_BACKOFF_SECONDS
 
 
-def test_a_removed_key_gets_no_pass() -> None:
+def test_removed_key_is_not_processed() -> None:
     async def scenario() -> PassLog:
         queue, log = WorkQueue[str](), PassLog()
         queue.add("a")
         queue.add_after("a", 2)
         queue.remove("a")
-        await run_workers(queue, log, end_seconds=10)
+        await run_workers(queue, log, close_at_seconds=10)
         return log
 
     assert run_in_virtual_time(scenario()).starts == []
@@ -174,7 +174,7 @@ def test_rate_limit_of_a_constantly_added_key_does_not_delay_other_keys() -> Non
         queue, log = WorkQueue[str](), PassLog()
         adding = asyncio.create_task(add_constantly(queue))
         asyncio.get_running_loop().call_at(5.05, queue.add, "b")
-        await run_workers(queue, log, end_seconds=20, pass_seconds=0.001)
+        await run_workers(queue, log, close_at_seconds=20, pass_seconds=0.001)
         await adding
         return log
 
@@ -195,7 +195,7 @@ def test_the_token_bucket_refills_while_a_key_is_idle() -> None:
     async def scenario() -> PassLog:
         queue, log = WorkQueue[str](), PassLog()
         refill_seconds = PASS_BURST * SECONDS_PER_PASS
-        worker = asyncio.create_task(run_workers(queue, log, end_seconds=2 * refill_seconds, pass_seconds=0.001))
+        worker = asyncio.create_task(run_workers(queue, log, close_at_seconds=2 * refill_seconds, pass_seconds=0.001))
         await add_burst(queue)
         await asyncio.sleep(refill_seconds)
         await add_burst(queue)
@@ -210,7 +210,7 @@ def test_closed_queue_finishes_running_passes_and_starts_no_new_ones() -> None:
         queue, log = WorkQueue[str](), PassLog()
         queue.add("a")
         queue.add("b")
-        await run_workers(queue, log, end_seconds=0.5, pass_seconds=3.0)
+        await run_workers(queue, log, close_at_seconds=0.5, pass_seconds=3.0)
         return log
 
     log = run_in_virtual_time(scenario())
@@ -218,7 +218,7 @@ def test_closed_queue_finishes_running_passes_and_starts_no_new_ones() -> None:
     assert log._running["a"] == 0
 
 
-def test_metrics_report_the_wait_of_keys_and_the_duration_of_passes() -> None:
+def test_queueing_times_and_pass_durations_are_measured() -> None:
     async def scenario() -> tuple[int, float, float]:
         queue, log = WorkQueue[str](), PassLog()
         queue.add("a")
@@ -232,7 +232,7 @@ def test_metrics_report_the_wait_of_keys_and_the_duration_of_passes() -> None:
     assert run_in_virtual_time(scenario()) == (1, 30.0, 30.0)
 
 
-def test_queue_is_stalled_if_no_worker_takes_a_queued_key() -> None:
+def test_queue_is_stalled_if_no_worker_processes_a_queued_key() -> None:
     async def scenario() -> list[float]:
         queue = WorkQueue[str]()
         stalled = [queue.stalled_seconds()]
@@ -250,7 +250,7 @@ def test_queue_is_stalled_if_no_worker_takes_a_queued_key() -> None:
     assert run_in_virtual_time(scenario()) == [0, 40, 25, 0]
 
 
-def test_waiting_time_starts_at_the_first_add() -> None:
+def test_queueing_time_starts_when_the_key_is_first_added() -> None:
     waits: list[float] = []
 
     async def scenario() -> None:
@@ -258,7 +258,7 @@ def test_waiting_time_starts_at_the_first_add() -> None:
         queue.add("a")
         asyncio.get_running_loop().call_at(2.0, queue.add, "a")
         await asyncio.sleep(3)
-        await run_workers(queue, PassLog(), end_seconds=10)
+        await run_workers(queue, PassLog(), close_at_seconds=10)
 
     run_in_virtual_time(scenario())
     assert waits == [3.0]
@@ -275,18 +275,20 @@ steps = st.lists(
 )
 
 
-@given(steps=steps, workers=st.integers(1, 4), pass_seconds=st.floats(min_value=0, max_value=3))
+@given(steps=steps, worker_count=st.integers(1, 4), pass_seconds=st.floats(min_value=0, max_value=3))
 @settings(max_examples=200, deadline=None)
 def test_every_add_causes_a_pass_and_passes_of_a_key_never_overlap(
-    steps: list[Step], workers: int, pass_seconds: float
+    steps: list[Step], worker_count: int, pass_seconds: float
 ) -> None:
-    expected: list[tuple[str, int, float]] = []  # key, number of passes started before, due time of the next pass
+    expected: list[
+        tuple[str, int, float]
+    ] = []  # key, number of passes started earlier, latest time of the next pass without delays
 
     async def scenario() -> PassLog:
         queue, log = WorkQueue[str](), PassLog()
         loop = asyncio.get_running_loop()
         running = asyncio.create_task(
-            run_workers(queue, log, workers=workers, end_seconds=10_000.0, pass_seconds=pass_seconds)
+            run_workers(queue, log, worker_count=worker_count, close_at_seconds=10_000.0, pass_seconds=pass_seconds)
         )
         for verb, key, amount in steps:
             now = loop.time()

@@ -42,7 +42,7 @@ def test_future_start_of_a_pending_reason_is_reset_to_now() -> None:
     assert ftjob.status.waiting.since == NOW
 
 
-def test_start_of_a_pending_reason_from_a_slow_clock_does_not_shorten_the_timeout() -> None:
+def test_pending_reason_recorded_by_a_slow_clock_does_not_shorten_the_timeout() -> None:
     ftjob, _ = decide_once(job(), NOTHING, now=BEHIND)
     state = {"waiting": {"reason": "ErrImagePull", "message": "not found"}}
     scheduled = {"type": "PodScheduled", "status": "True", "lastTransitionTime": NOW.isoformat()}

@@ -35,7 +35,7 @@ def restarting_status(**last_record_fields: Any) -> JobStatus:
 
 
 def select_true_conditions(status: JobStatus) -> dict[str, str]:
-    """Return the reason of each condition that is true, by type."""
+    """Return the reasons of the conditions with status True, indexed by condition type."""
     return {condition.type: condition.reason for condition in status.conditions if condition.status == "True"}
 
 
@@ -122,16 +122,18 @@ STAGES = [
 
 
 @pytest.mark.parametrize(("status", "phase", "conditions"), STAGES)
-def test_each_stage_has_its_phase_and_conditions(status: JobStatus, phase: Phase, conditions: dict[str, str]) -> None:
+def test_phase_and_conditions_match_the_stage_of_the_job(
+    status: JobStatus, phase: Phase, conditions: dict[str, str]
+) -> None:
     assert (status.phase, select_true_conditions(status)) == (phase, conditions)
 
 
-def test_stages_cover_every_phase() -> None:
+def test_parametrized_stages_cover_every_phase() -> None:
     assert {case.values[1] for case in STAGES} == set(Phase)
 
 
 @pytest.mark.parametrize(("status", "phase", "conditions"), STAGES)
-def test_only_running_and_suspended_are_present_while_false(
+def test_only_the_running_and_suspended_conditions_are_kept_with_status_false(
     status: JobStatus, phase: Phase, conditions: dict[str, str]
 ) -> None:
     types = [condition.type for condition in status.conditions]

@@ -1,4 +1,4 @@
-"""Tests of decide() over the lifecycle of a job."""
+"""Tests of decide() during the lifecycle of a job."""
 
 import json
 from datetime import timedelta
@@ -35,7 +35,7 @@ def test_the_attempt_is_recorded_before_children_are_created() -> None:
     assert (ftjob.status.attempt, decision.actions) == (0, ())
 
 
-def test_children_are_created_only_after_a_fresh_list() -> None:
+def test_children_are_created_only_after_an_uncached_list() -> None:
     ftjob = started_job()
     _, unconfirmed = decide_once(ftjob, Observation(fresh=False))
     assert unconfirmed.needs_confirmation
@@ -62,7 +62,7 @@ def test_job_is_running_when_all_nodes_run() -> None:
     assert [a.reason for a in decision.actions if isinstance(a, EmitEvent)] == ["Running"]
 
 
-def test_other_pods_are_deleted_before_the_verdict_on_a_failed_node() -> None:
+def test_remaining_pods_are_deleted_before_the_verdict_on_a_failed_node() -> None:
     ftjob = build_running_job()
     failed = ended_pod(ftjob, 1, message=termination_message("failed", errorType="RankKilled", signal=9, rank=3))
     stopping, decision = decide_once(ftjob, build_observation(ftjob, running_pod(ftjob, 0), failed))
@@ -112,7 +112,7 @@ def test_a_job_is_complete_when_every_node_reports_success() -> None:
     assert incomplete.status.attempts[-1].state is AttemptState.STOPPING
 
 
-def test_a_missing_pod_counts_as_deleted_only_after_a_fresh_list() -> None:
+def test_missing_pod_counts_as_deleted_only_after_an_uncached_list() -> None:
     ftjob = build_running_job()
     assert decide_once(ftjob, build_observation(ftjob, running_pod(ftjob, 0), fresh=False))[1].needs_confirmation
     after_loss, decision = decide_once(ftjob, build_observation(ftjob, running_pod(ftjob, 0)))
@@ -120,7 +120,7 @@ def test_a_missing_pod_counts_as_deleted_only_after_a_fresh_list() -> None:
     assert after_loss.status.attempts[-1].evidence[1].deleted
 
 
-def test_other_pods_can_save_a_checkpoint_after_a_user_deletes_a_pod() -> None:
+def test_remaining_pods_can_save_a_checkpoint_after_a_user_deletes_a_pod() -> None:
     ftjob = build_running_job()
     stopping, _ = decide_once(
         ftjob, build_observation(ftjob, terminating_pod(running_pod(ftjob, 0)), running_pod(ftjob, 1))
@@ -178,7 +178,7 @@ def test_finished_job_is_deleted_only_after_its_ttl() -> None:
     )
 
 
-def test_job_stopped_early_is_complete_and_reports_which_weights_were_kept() -> None:
+def test_job_stopped_early_is_complete_and_reports_the_kept_weights() -> None:
     ftjob = build_running_job()
     message = (
         "stopped early at step 40 of 300: 3 evaluations without a better eval_loss; the weights are those of step 25"
@@ -198,7 +198,7 @@ def test_job_stopped_early_is_complete_and_reports_which_weights_were_kept() -> 
     assert completed.status.display.progress == "stopped early 40/300"
 
 
-def test_finished_job_keeps_its_status_and_its_late_pods_are_deleted() -> None:
+def test_pods_of_a_finished_job_are_deleted_without_changing_its_status() -> None:
     ftjob = build_running_job()
     completed, _ = decide_once(
         ftjob,
@@ -290,7 +290,7 @@ def test_decide_is_idempotent() -> None:
     assert (first.actions, second.actions) == ((), ())
 
 
-def test_nan_loss_does_not_invalidate_the_status() -> None:
+def test_nan_loss_is_not_written_to_the_status() -> None:
     ftjob = build_running_job()
     message = '{"final": true, "outcome": "failed", "errorType": "NonFiniteLoss", "progress": {"step": 3, "loss": NaN}}'
     failed, _ = decide_once(
@@ -300,7 +300,7 @@ def test_nan_loss_does_not_invalidate_the_status() -> None:
     assert (failed.status.progress.step, failed.status.progress.loss) == (3, None)
 
 
-def test_a_spec_edited_after_the_end_is_acknowledged_in_status_and_conditions() -> None:
+def test_observed_generation_is_updated_if_the_spec_of_a_finished_job_is_edited() -> None:
     """kubectl wait and kstatus compare the generation of status and conditions with that of the object."""
     ftjob = build_running_job()
     message = json.dumps({"final": True, "outcome": "succeeded"})

@@ -1,4 +1,4 @@
-"""Tests of jobs that cannot be reconciled: suspend, active deadline and TTL still apply."""
+"""Tests that suspend, active deadline and TTL also apply to jobs that cannot be reconciled."""
 
 from datetime import timedelta
 from typing import Any
@@ -20,12 +20,12 @@ PODS = (running_pod(JOB, 0), running_pod(JOB, 1))
 
 
 def decide(status: JobStatus = RUNNING, *, seconds: float = 0, problem: str = "ValueError: x", **spec: Any) -> Decision:
-    """Decide for a job with this raw spec, some seconds after its start."""
+    """Return the decision for a job with this raw spec, `seconds` after its start."""
     body = {"metadata": {"uid": "uid-1", "generation": 3}, "spec": spec}
     return decide_degraded(body, status, PODS, NOW + timedelta(seconds=seconds), problem=problem)
 
 
-def test_pods_keep_running_and_a_condition_states_the_problem() -> None:
+def test_pods_keep_running_and_a_condition_reports_the_problem() -> None:
     decision = decide(problem="x" * 10_000)
 
     assert decision.actions == ()
@@ -35,7 +35,7 @@ def test_pods_keep_running_and_a_condition_states_the_problem() -> None:
     assert len(stalled.message) < MAX_PROBLEM_CHARACTERS + 200
 
 
-def test_the_status_converges() -> None:
+def test_second_decision_does_not_change_the_status() -> None:
     first = decide()
 
     assert decide(first.status, seconds=60).status == first.status
@@ -66,7 +66,7 @@ def test_a_finished_job_is_deleted_after_its_ttl() -> None:
 
 
 @pytest.mark.parametrize("value", ["60", -1, 10**30, 1.5, True, None, {"a": 1}])
-def test_a_limit_of_another_type_or_size_is_ignored(value: object) -> None:
+def test_time_limit_with_an_invalid_type_or_value_is_ignored(value: object) -> None:
     decision = decide(activeDeadlineSeconds=value, ttlSecondsAfterFinished=value, suspend="true", seconds=1e6)
 
     assert decision.actions == ()

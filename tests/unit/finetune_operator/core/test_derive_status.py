@@ -1,4 +1,4 @@
-"""Tests of derived status fields: pending reason, nodes and cosmetic fields."""
+"""Tests of the pending reason, the nodes and the cosmetic fields of a derived status."""
 
 from datetime import timedelta
 

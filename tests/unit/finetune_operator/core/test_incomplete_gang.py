@@ -1,4 +1,4 @@
-"""Tests of incomplete gangs: retries, release of running nodes, and deadlines."""
+"""Tests of attempts with incomplete gangs."""
 
 import json
 from datetime import timedelta
@@ -28,7 +28,7 @@ def unschedulable_pod(ftjob: FineTuneJob, node_rank: int, *, attempt: int = 0) -
 
 
 def job_with_one_running_node(**fields: Any) -> tuple[FineTuneJob, Observation]:
-    """Return a job and its observation: node 0 runs since NOW, and node 1 is unschedulable."""
+    """Return a job and its observation: node 0 has been running since NOW, and node 1 is unschedulable."""
     ftjob = started_job(**fields)
     one_running = build_observation(ftjob, running_pod(ftjob, 0), unschedulable_pod(ftjob, 1))
     return decide_once(ftjob, one_running)[0], one_running
@@ -61,7 +61,7 @@ def test_running_nodes_are_released_if_another_node_cannot_be_created(rejected_c
 
 @pytest.mark.parametrize("rejected_create", [QUOTA, PREDECESSOR], ids=["quota exceeded", "predecessor terminating"])
 def test_operator_restart_does_not_delay_the_release_of_running_nodes(rejected_create: RejectedCreate) -> None:
-    """Rejected creates are lost when the operator restarts, but the status contains the start of the wait."""
+    """Rejected creates are lost when the operator restarts, but the status contains the start of the pending reason."""
     ftjob = started_job(startupDeadlineSeconds=60)
     one_running = build_observation(ftjob, running_pod(ftjob, 0), rejected_creates=(rejected_create,))
     ftjob, _ = decide_once(ftjob, one_running)
@@ -103,7 +103,7 @@ def test_rejected_creates_are_retried_with_backoff(waited_seconds: int, retry_se
     )
 
 
-def test_running_nodes_are_released_in_time_despite_fast_node_clocks() -> None:
+def test_fast_node_clocks_do_not_delay_the_release_of_running_nodes() -> None:
     now = NOW - timedelta(hours=5)
     ftjob = decide_once(job(startupDeadlineSeconds=60), NOTHING, now=now)[0]
     one_running = build_observation(ftjob, running_pod(ftjob, 0), unschedulable_pod(ftjob, 1))
@@ -185,7 +185,7 @@ def test_startup_deadline_starts_with_the_first_running_node() -> None:
     assert waiting.requeue_after == timedelta(seconds=59)
 
 
-def test_nodes_are_released_only_if_one_runs_and_a_startup_deadline_is_set() -> None:
+def test_nodes_are_released_only_if_one_is_running_and_a_startup_deadline_is_set() -> None:
     ftjob = started_job(startupDeadlineSeconds=60)
     observation = build_observation(ftjob, unschedulable_pod(ftjob, 0), unschedulable_pod(ftjob, 1))
     ftjob, _ = decide_once(ftjob, observation)

@@ -1,4 +1,4 @@
-"""Tests of pending reasons, and of create rejections that end an attempt."""
+"""Tests of pending reasons, and of rejected creates that fail the job."""
 
 from datetime import datetime, timedelta
 
@@ -15,7 +15,7 @@ QUOTA = RejectedCreate("Pod", "bert-0-0", 403, "exceeded quota: gpus")
 
 
 def waiting_pod(node_rank: int, reason: str, message: str = "") -> RawBody:
-    """Return a pod whose container waits for this reason."""
+    """Return a pod whose container is waiting with this reason."""
     state = {"waiting": {"reason": reason, "message": message}}
     return pod(JOB, node_rank, containerStatuses=[{"name": "trainer", "state": state}])
 
@@ -34,22 +34,22 @@ def scheduled_pod(node_rank: int, ready_status: str = "", state: RawBody | None 
     return pod(JOB, node_rank, conditions=conditions, containerStatuses=statuses)
 
 
-def find_pending_reason_of_pods(
+def find_pending_reason_for_pods(
     *pods: RawBody, rejected_creates: tuple[RejectedCreate, ...] = (), now: datetime = NOW
 ) -> PendingReason | None:
     observation = build_observation(JOB, *pods, rejected_creates=rejected_creates)
     return find_pending_reason(JOB, observation, observation.nodes_of_attempt(0), now)
 
 
-def find_reason_of_pods(*pods: RawBody, rejected_creates: tuple[RejectedCreate, ...] = ()) -> str:
-    pending = find_pending_reason_of_pods(*pods, rejected_creates=rejected_creates)
+def get_reason_for_pods(*pods: RawBody, rejected_creates: tuple[RejectedCreate, ...] = ()) -> str:
+    pending = find_pending_reason_for_pods(*pods, rejected_creates=rejected_creates)
     assert pending is not None
     return pending.reason
 
 
 def test_a_pod_without_waiting_state_has_no_pending_reason() -> None:
-    assert find_pending_reason_of_pods(pod(JOB, 0), running_pod(JOB, 1)) is None
-    assert find_pending_reason_of_pods() is None
+    assert find_pending_reason_for_pods(pod(JOB, 0), running_pod(JOB, 1)) is None
+    assert find_pending_reason_for_pods() is None
 
 
 @pytest.mark.parametrize(
@@ -86,8 +86,10 @@ def test_a_pod_without_waiting_state_has_no_pending_reason() -> None:
         ),
     ],
 )
-def test_reason_of_a_waiting_container_contains_object_and_remedy(reason: str, expected: PendingReason) -> None:
-    assert find_pending_reason_of_pods(waiting_pod(0, reason, "no such tag"), running_pod(JOB, 1)) == expected
+def test_message_for_a_waiting_container_contains_the_object_and_the_remedy(
+    reason: str, expected: PendingReason
+) -> None:
+    assert find_pending_reason_for_pods(waiting_pod(0, reason, "no such tag"), running_pod(JOB, 1)) == expected
 
 
 NOT_FOUND = 'failed to resolve reference "example.com/none:1": example.com/none:1: not found'
@@ -97,7 +99,7 @@ BACK_OFF = 'Back-off pulling image "example.com/none:1"'
 def find_image_pull_reason(
     message: str, *, reported_message: str = "", reason: str = "ImagePullBackOff"
 ) -> PendingReason:
-    """Return the pending reason of a pod with this image pull message; the status contains `reported_message`."""
+    """Return the pending reason of a pod with this image pull message, given the message in the status."""
     status = (
         JobStatus(waiting=WaitStatus(reason="ImagePullFailed", message=reported_message, since=NOW))
         if reported_message
@@ -143,7 +145,7 @@ def test_image_pull_back_off_keeps_the_message_with_the_cause() -> None:
 DISK_FULL = "failed to register layer: write /x.rpm: no space left on device"
 
 
-def test_full_disk_of_a_kubernetes_node_has_a_verdict_even_during_back_off() -> None:
+def test_verdict_on_a_full_kubernetes_node_is_kept_during_back_off() -> None:
     disk_full = find_image_pull_reason(DISK_FULL, reason="ErrImagePull")
     back_off = find_image_pull_reason(BACK_OFF, reported_message=disk_full.message)
     for pending_reason in (disk_full, back_off):
@@ -158,16 +160,16 @@ def test_full_disk_of_a_kubernetes_node_has_a_verdict_even_during_back_off() -> 
 
 
 def test_image_error_without_a_message_is_reported_with_its_reason() -> None:
-    pending = find_pending_reason_of_pods(waiting_pod(0, "ImagePullBackOff"))
+    pending = find_pending_reason_for_pods(waiting_pod(0, "ImagePullBackOff"))
     assert pending is not None
     assert pending.message.startswith("bert-0-0: ImagePullBackOff; ")
 
 
 def test_message_contains_the_number_of_unschedulable_pods() -> None:
-    assert find_pending_reason_of_pods(unschedulable_pod(0), running_pod(JOB, 1)) == PendingReason(
+    assert find_pending_reason_for_pods(unschedulable_pod(0), running_pod(JOB, 1)) == PendingReason(
         "Unschedulable", "1 of 2 pods cannot be placed: 0/3 nodes fit"
     )
-    assert find_pending_reason_of_pods(unschedulable_pod(0), unschedulable_pod(1)) == PendingReason(
+    assert find_pending_reason_for_pods(unschedulable_pod(0), unschedulable_pod(1)) == PendingReason(
         "Unschedulable", "2 of 2 pods cannot be placed: 0/3 nodes fit"
     )
 
@@ -191,17 +193,17 @@ def test_message_contains_the_number_of_unschedulable_pods() -> None:
     ],
 )
 def test_reason_that_requires_user_action_is_reported_first(pods: tuple[RawBody, ...], reason: str) -> None:
-    assert find_reason_of_pods(*pods) == find_reason_of_pods(*reversed(pods)) == reason
+    assert get_reason_for_pods(*pods) == get_reason_for_pods(*reversed(pods)) == reason
 
 
 def test_an_invalid_image_name_is_reported_before_a_missing_image() -> None:
-    pending = find_pending_reason_of_pods(waiting_pod(0, "ErrImagePull"), waiting_pod(1, "InvalidImageName"))
+    pending = find_pending_reason_for_pods(waiting_pod(0, "ErrImagePull"), waiting_pod(1, "InvalidImageName"))
     assert pending is not None
     assert pending.permanent
 
 
 def test_a_rejected_create_is_reported_before_waiting_containers() -> None:
-    assert find_pending_reason_of_pods(waiting_pod(0, "ErrImagePull"), rejected_creates=(QUOTA,)) == PendingReason(
+    assert find_pending_reason_for_pods(waiting_pod(0, "ErrImagePull"), rejected_creates=(QUOTA,)) == PendingReason(
         "CreateRefused", "Pod bert-0-0: exceeded quota: gpus"
     )
 
@@ -209,7 +211,7 @@ def test_a_rejected_create_is_reported_before_waiting_containers() -> None:
 def test_a_failing_webhook_is_retried_and_reported_with_its_message() -> None:
     webhook = RejectedCreate("Pod", "bert-0-0", 500, "failed calling webhook")
     assert find_permanent_rejection(JOB, build_observation(JOB, rejected_creates=(webhook,))) is None
-    assert find_pending_reason_of_pods(rejected_creates=(webhook,)) == PendingReason(
+    assert find_pending_reason_for_pods(rejected_creates=(webhook,)) == PendingReason(
         "CreateRefused", "Pod bert-0-0: failed calling webhook"
     )
 
@@ -223,7 +225,7 @@ def test_job_waits_for_terminating_children_of_a_predecessor() -> None:
         predecessor_terminating=True,
     )
     assert find_permanent_rejection(JOB, build_observation(JOB, rejected_creates=(rejected,))) is None
-    assert find_pending_reason_of_pods(rejected_creates=(rejected,)) == PendingReason(
+    assert find_pending_reason_for_pods(rejected_creates=(rejected,)) == PendingReason(
         "PredecessorTerminating", f"{rejected.message}; waiting until it is deleted"
     )
 
@@ -252,8 +254,8 @@ def test_container_creation_longer_than_a_minute_is_reported(
     ready_status: str, expected: tuple[str, str, bool]
 ) -> None:
     pods = (scheduled_pod(0, ready_status), running_pod(JOB, 1))
-    assert find_pending_reason_of_pods(*pods, now=NOW + timedelta(seconds=59)) is None
-    pending = find_pending_reason_of_pods(*pods, now=NOW + timedelta(seconds=60))
+    assert find_pending_reason_for_pods(*pods, now=NOW + timedelta(seconds=59)) is None
+    pending = find_pending_reason_for_pods(*pods, now=NOW + timedelta(seconds=60))
     reason, text, is_expected = expected
     hint = "see kubectl describe pod bert-0-0"
     assert pending == PendingReason(reason, f"bert-0-0 on gpu-0: {text}; {hint}", expected=is_expected)
@@ -261,19 +263,19 @@ def test_container_creation_longer_than_a_minute_is_reported(
 
 def test_pod_waiting_for_volumes_is_reported_before_an_image_pull() -> None:
     one_hour_later = NOW + timedelta(hours=1)
-    pending = find_pending_reason_of_pods(scheduled_pod(0, "True"), scheduled_pod(1, "False"), now=one_hour_later)
+    pending = find_pending_reason_for_pods(scheduled_pod(0, "True"), scheduled_pod(1, "False"), now=one_hour_later)
     assert pending is not None
     assert pending.message.startswith("bert-0-1 on gpu-1: its volumes")
-    assert find_pending_reason_of_pods(
+    assert find_pending_reason_for_pods(
         scheduled_pod(0, "True"), unschedulable_pod(1), now=one_hour_later
-    ) == find_pending_reason_of_pods(unschedulable_pod(1))
+    ) == find_pending_reason_for_pods(unschedulable_pod(1))
 
 
 def test_message_contains_the_image_of_an_injected_init_container() -> None:
     waiting = {"waiting": {"reason": "ErrImagePull", "message": "no such tag"}}
     body = pod(JOB, 0, initContainerStatuses=[{"name": "istio-init", "state": waiting}])
 
-    pending = find_pending_reason_of_pods(body)
+    pending = find_pending_reason_for_pods(body)
 
     assert pending is not None
     assert pending.message == "bert-0-0: no such tag; check the image of istio-init and spec.imagePullSecrets"

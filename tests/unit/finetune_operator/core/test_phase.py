@@ -6,7 +6,7 @@ from testing.builders.jobs import job
 from testing.builders.statuses import build_finished_status, build_status_with_attempts
 
 
-def test_job_is_suspended_only_if_requested_and_no_pod_is_left() -> None:
+def test_job_is_suspended_only_if_suspend_is_set_and_no_pod_is_left() -> None:
     suspended_job, active_job = job(suspend=True), job()
     assert is_suspended(suspended_job, build_status_with_attempts(AttemptState.STOPPED))
     assert not is_suspended(suspended_job, build_status_with_attempts(AttemptState.STOPPING))

@@ -25,7 +25,7 @@ def test_columns_of_a_running_job_contain_step_loss_throughput_and_eta() -> None
     )
 
 
-def test_columns_of_a_stopping_job_have_no_throughput_and_eta() -> None:
+def test_columns_of_a_stopping_job_contain_no_throughput_or_eta() -> None:
     progress = build_progress_report(40, total_steps=120, loss=1.0, tokens_per_second=18432.0, eta_seconds=1320)
     assert derive_printer_columns(previous_progress=progress, state=AttemptState.STOPPING) == Display(
         nodes="0/2", progress="33% 40/120", loss="1.000"
@@ -40,7 +40,7 @@ def test_the_progress_column_after_early_stopping_has_no_percentage() -> None:
     )
 
 
-def test_unknown_columns_are_blank() -> None:
+def test_columns_without_a_value_are_blank() -> None:
     assert (
         derive_printer_columns(polled_progress=build_progress_report(0))
         == derive_printer_columns()

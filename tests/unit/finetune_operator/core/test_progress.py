@@ -1,4 +1,4 @@
-"""Tests of progress, steps and batch in the status."""
+"""Tests of the progress, the steps and the batch in the status."""
 
 import json
 from datetime import timedelta
@@ -22,12 +22,12 @@ JOB = job()
 RECORD = AttemptRecord(attempt=0, state=AttemptState.RUNNING, created=True)
 
 
-def ended_pod_with_progress(progress: Progress, *, node_rank: int = 0) -> RawBody:
+def terminated_pod_with_progress(progress: Progress, *, node_rank: int = 0) -> RawBody:
     message = {"final": True, "outcome": "failed", "progress": to_json_object(progress)}
     return ended_pod(JOB, node_rank, message=json.dumps(message))
 
 
-def test_polled_progress_is_in_the_status() -> None:
+def test_polled_progress_is_copied_to_the_status() -> None:
     assert derive_status_with_progress(polled_progress=build_progress_report(5)).progress == build_progress_report(5)
 
 
@@ -50,14 +50,17 @@ def test_attempt_resumed_from_a_checkpoint_may_report_an_earlier_step() -> None:
 
 def test_the_termination_message_is_newer_than_polled_progress() -> None:
     progress = derive_status_with_progress(
-        ended_pod_with_progress(build_progress_report(12, seconds=2)),
+        terminated_pod_with_progress(build_progress_report(12, seconds=2)),
         polled_progress=build_progress_report(11, seconds=1),
     ).progress
     assert progress == build_progress_report(12, seconds=2)
 
 
 def test_only_node_0_reports_progress() -> None:
-    assert derive_status_with_progress(ended_pod_with_progress(build_progress_report(12), node_rank=1)).progress is None
+    assert (
+        derive_status_with_progress(terminated_pod_with_progress(build_progress_report(12), node_rank=1)).progress
+        is None
+    )
 
 
 def test_report_without_a_checkpoint_keeps_the_last_checkpoint() -> None:
@@ -90,7 +93,7 @@ def test_the_update_time_of_progress_never_decreases(polls: list[tuple[int, int]
             assert current.update_time >= before.update_time
 
 
-def test_the_status_contains_batch_and_output() -> None:
+def test_status_contains_the_batch_and_the_output() -> None:
     status = derive_status_with_progress()
     assert status.batch is not None
     assert (status.batch.effective, status.batch.world_size) == (4, 4)
@@ -105,7 +108,7 @@ AUTO = {"perDeviceTrainBatchSize": "auto", "globalBatchSize": 32}
 def derive_status_and_batch(
     ftjob: FineTuneJob, *pods: RawBody, polled_progress: Progress | None = None
 ) -> tuple[JobStatus, str]:
-    """Return the derived status, and its batch as the text `per device x accumulation x world size`."""
+    """Return the derived status and its batch, formatted as `per device x accumulation x world size`."""
     status = derive_status(ftjob, StatusContext(build_observation(ftjob, *pods, progress=polled_progress), None, NOW))
     batch = status.batch
     if batch is None:

@@ -165,7 +165,7 @@ def test_missing_pod_counts_as_deleted() -> None:
 
 
 def test_pods_are_deleted_only_after_the_grace_period_of_the_root_cause() -> None:
-    """A root cause that receives SIGTERM reports that it was stopped, so its victim would be judged instead."""
+    """After SIGTERM, a node reports that it was stopped, so deleting the root cause too early would hide its error."""
     ftjob = build_running_job()
     pods = (ended_pod(ftjob, 0, **VICTIM), running_pod(ftjob, 1))
     ftjob, _ = decide_once(ftjob, build_observation(ftjob, *pods))
@@ -178,7 +178,7 @@ def test_pods_are_deleted_only_after_the_grace_period_of_the_root_cause() -> Non
     )
 
     assert during_grace.actions == ()
-    # the grace period of the root cause starts when the victim ends at 0.4 s
+    # the grace period of the root cause starts when the victim terminates, at 0.4 s
     assert during_grace.requeue_after == timedelta(seconds=1.4)
     assert after_grace.actions == (DeletePod("bert-0-1", "pod-0-1", ABORT_GRACE_SECONDS),)
     assert (ftjob.status.attempts[0].reason, ftjob.status.attempts[0].node_rank) == ("UserCodeError", 1)

@@ -1,4 +1,4 @@
-"""Tests that a pod is deleted after its trainer ended even if a sidecar still runs."""
+"""Tests that a pod is deleted after its trainer has terminated even if a sidecar is still running."""
 
 from datetime import timedelta
 
@@ -13,10 +13,10 @@ NOTHING = Observation(fresh=True)
 HALF_A_MINUTE = timedelta(seconds=30)
 
 
-def pod_kept_by_sidecar(
+def pod_with_running_sidecar(
     ftjob: FineTuneJob, node_rank: int, *, exit_code: int = 0, outcome: str = "succeeded"
 ) -> RawBody:
-    """Return a pod whose trainer ended at NOW and whose proxy sidecar still runs."""
+    """Return a pod whose trainer terminated at NOW and whose proxy sidecar is still running."""
     message = f'{{"final": true, "outcome": "{outcome}"}}'
     state = {"terminated": {"exitCode": exit_code, "message": message, "finishedAt": NOW.isoformat()}}
     proxy = {"name": "proxy", "state": {"running": {"startedAt": NOW.isoformat()}}}
@@ -30,9 +30,9 @@ def run_four_passes(ftjob: FineTuneJob, observation: Observation) -> FineTuneJob
 
 
 @pytest.mark.parametrize("fields", [{}, {"ttlSecondsAfterFinished": 3600}], ids=["no TTL", "with a TTL"])
-def test_pods_of_a_finished_job_are_deleted_if_a_sidecar_still_runs(fields: RawBody) -> None:
+def test_pods_of_a_finished_job_are_deleted_if_a_sidecar_is_running(fields: RawBody) -> None:
     ftjob, _ = decide_once(job(**fields), NOTHING)
-    observation = build_observation(ftjob, pod_kept_by_sidecar(ftjob, 0), pod_kept_by_sidecar(ftjob, 1))
+    observation = build_observation(ftjob, pod_with_running_sidecar(ftjob, 0), pod_with_running_sidecar(ftjob, 1))
     ftjob = run_four_passes(ftjob, observation)
     assert ftjob.status.completion_time is not None
 
@@ -42,12 +42,12 @@ def test_pods_of_a_finished_job_are_deleted_if_a_sidecar_still_runs(fields: RawB
     assert [action.name for action in late.actions if isinstance(action, DeletePod)] == ["bert-0-0", "bert-0-1"]
 
 
-def test_pods_of_a_suspended_job_are_deleted_if_a_sidecar_still_runs() -> None:
+def test_pods_of_a_suspended_job_are_deleted_if_a_sidecar_is_running() -> None:
     ftjob, _ = decide_once(job(), NOTHING)
     ftjob, _ = decide_once(ftjob, build_observation(ftjob, running_pod(ftjob, 0), running_pod(ftjob, 1)))
     ftjob = ftjob.model_copy(update={"spec": ftjob.spec.model_copy(update={"suspend": True})})
     observation = build_observation(
-        ftjob, *(pod_kept_by_sidecar(ftjob, rank, exit_code=143, outcome="stopped") for rank in range(2))
+        ftjob, *(pod_with_running_sidecar(ftjob, rank, exit_code=143, outcome="stopped") for rank in range(2))
     )
     ftjob = run_four_passes(ftjob, observation)
     assert ftjob.status.attempts[-1].state == "Stopped"
@@ -57,9 +57,9 @@ def test_pods_of_a_suspended_job_are_deleted_if_a_sidecar_still_runs() -> None:
     assert [action.name for action in late.actions if isinstance(action, DeletePod)] == ["bert-0-0", "bert-0-1"]
 
 
-def test_ended_pods_are_kept_for_their_logs() -> None:
+def test_terminated_pods_are_kept_for_their_logs() -> None:
     ftjob, _ = decide_once(job(), NOTHING)
-    ended = [pod_kept_by_sidecar(ftjob, rank) for rank in range(2)]
+    ended = [pod_with_running_sidecar(ftjob, rank) for rank in range(2)]
     for body in ended:
         body["status"]["phase"] = "Succeeded"
     ftjob = run_four_passes(ftjob, build_observation(ftjob, *ended))

@@ -14,7 +14,7 @@ SPEC_AND_METADATA_BYTES = 200_000
 
 
 def failed_pod(ftjob: FineTuneJob, node_rank: int, *, attempt: int) -> RawBody:
-    """Return a failed pod with a message of maximum length; all nodes except 700 are victims."""
+    """Return a failed pod with a message of maximum length; every node except node 700 is a victim."""
     error_text = "RuntimeError: " + "NCCL communicator was aborted. " * 40
     message = {
         "final": True,
@@ -32,7 +32,7 @@ def measure_status_bytes(status: JobStatus) -> int:
     return len(json.dumps(render_status(status), separators=(",", ":")))
 
 
-def test_status_of_the_largest_job_with_the_most_attempts_fits_into_etcd() -> None:
+def test_status_of_the_largest_job_with_all_kept_attempts_fits_into_etcd() -> None:
     ftjob, _ = decide_once(job(numNodes=MAX_NODES, restartPolicy={"maxRestarts": 99}), Observation(fresh=True))
     ftjob, _ = decide_once(ftjob, build_observation(ftjob, *(running_pod(ftjob, rank) for rank in range(MAX_NODES))))
     all_failed = build_observation(ftjob, *(failed_pod(ftjob, rank, attempt=0) for rank in range(MAX_NODES)))

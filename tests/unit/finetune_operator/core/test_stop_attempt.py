@@ -1,4 +1,4 @@
-"""Tests of stopping an attempt: pod deletion, evidence, root cause, verdict and repair."""
+"""Tests of stopping an attempt, from the first pod deletion to the verdict."""
 
 from datetime import timedelta
 from typing import Any
@@ -71,7 +71,7 @@ def test_node_failure_during_a_drain_shortens_the_grace_period_of_other_pods() -
     assert decision.actions == (DeletePod("bert-0-0", "pod-0-0", ABORT_GRACE_SECONDS),)
 
 
-def test_the_next_attempt_begins_once_a_lost_kubernetes_node_is_fenced() -> None:
+def test_next_attempt_starts_once_a_lost_kubernetes_node_is_fenced() -> None:
     ftjob = build_running_job()
     lost_pod = build_disrupted_pod(terminating_pod(running_pod(ftjob, 1), deadline=NOW), "DeletionByTaintManager")
     ftjob, _ = decide_once(ftjob, build_observation(ftjob, ended_pod(ftjob, 0, **KILLED), lost_pod))
@@ -113,7 +113,7 @@ def test_only_pods_on_reachable_kubernetes_nodes_get_the_full_grace_period() -> 
     )
 
 
-def test_verdict_and_next_attempt_are_written_in_one_status_write() -> None:
+def test_verdict_and_next_attempt_are_written_in_one_status_update() -> None:
     ftjob = build_running_job()
     ftjob, _ = decide_once(
         ftjob, build_observation(ftjob, ended_pod(ftjob, 0, **KILLED), ended_pod(ftjob, 1, **VICTIM))
@@ -166,7 +166,7 @@ def test_a_pod_deleted_before_all_pods_were_created_ends_the_attempt() -> None:
         ),
     ],
 )
-def test_a_command_is_complete_when_every_node_succeeded(output: Any, message: str) -> None:
+def test_job_with_a_command_is_complete_when_every_node_has_succeeded(output: Any, message: str) -> None:
     ftjob = build_running_job(**command({"script": "train.py"}, output=output))
     success: RawBody = {"exit_code": 0, "message": termination_message(outcome=Outcome.SUCCEEDED)}
     ftjob, _ = decide_once(

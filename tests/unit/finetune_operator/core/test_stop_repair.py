@@ -99,7 +99,7 @@ def test_repair_of_an_automatic_batch_starts_from_the_reported_size(
     ftjob, _ = decide_once(
         ftjob, build_observation(ftjob, ended_pod(ftjob, 0, **VICTIM), ended_pod(ftjob, 1, message=last_message))
     )
-    ftjob, _ = decide_once(ftjob, build_observation(ftjob))  # all pods are deleted now
+    ftjob, _ = decide_once(ftjob, build_observation(ftjob))  # all pods have been deleted
 
     assert ftjob.status.attempts[0].message.endswith(f"retried with {description}")
     assert ftjob.status.repair == repair

@@ -39,7 +39,7 @@ def test_verdict_message_reports_an_image_without_python() -> None:
         ),
     ],
 )
-def test_image_that_cannot_start_is_a_user_error(message: str) -> None:
+def test_container_start_error_caused_by_the_image_is_a_user_error(message: str) -> None:
     verdict = judge_node(start_error_evidence(message))
     assert (verdict.reason, verdict.action) == (Reason.START_ERROR, FailureAction.FAIL)
 
@@ -147,7 +147,7 @@ def test_node_pressure_is_retried_but_exceeded_ephemeral_storage_is_a_failure() 
 @pytest.mark.parametrize(
     "entry", read_start_failures(held_out=False), ids=lambda entry: f"{entry.label}-{entry.source}"
 )
-def test_only_user_errors_of_the_corpus_fail_the_job(entry: LabelledStartFailure) -> None:
+def test_job_fails_only_for_user_errors_of_the_corpus(entry: LabelledStartFailure) -> None:
     # an AppArmor error without an explanation is retried twice
     expected_error = "retried" if entry.source == "cilium/cilium#32198" else ""
     assert find_wrong_action(entry) == expected_error

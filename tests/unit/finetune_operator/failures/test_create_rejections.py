@@ -1,4 +1,4 @@
-"""Tests of rejected creates and claims that a retry cannot fix."""
+"""Tests of the detection of rejected creates and claims that a retry cannot fix."""
 
 import pytest
 
@@ -13,7 +13,7 @@ JOB = job()
 QUOTA = RejectedCreate("Pod", "bert-0-0", 403, "exceeded quota: gpus")
 
 
-def test_claim_names_are_unique_and_start_with_the_output() -> None:
+def test_claim_names_are_unique_and_start_with_the_output_claim() -> None:
     volumes = [
         {"name": "a", "mountPath": "/a", "persistentVolumeClaim": {"claimName": "datasets"}},
         {"name": "b", "mountPath": "/b", "persistentVolumeClaim": {"claimName": "models"}},
@@ -129,7 +129,7 @@ def test_claims_mounted_by_several_nodes_must_be_shared(
     assert find_permanent_rejection(job(numNodes=1), observation) is None
 
 
-def test_unknown_or_missing_claims_are_not_a_rejection() -> None:
+def test_unknown_or_missing_claims_do_not_fail_the_job() -> None:
     assert find_permanent_rejection(JOB, Observation(claims=None)) is None
     assert find_permanent_rejection(JOB, Observation(claims=())) is None
 

@@ -16,7 +16,7 @@ def test_error_messages_of_the_corpus_are_classified(entry: LabelledError) -> No
     assert (classify_error_text(entry.message) or Reason.USER_CODE_ERROR) is entry.reason
 
 
-def test_every_pattern_has_messages_in_the_corpus() -> None:
+def test_corpus_contains_messages_for_every_pattern() -> None:
     reasons = {pattern.reason for pattern in PATTERNS}
 
     assert reasons <= {entry.reason for entry in TRAINING_SET}

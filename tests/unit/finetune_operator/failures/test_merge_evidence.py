@@ -28,7 +28,7 @@ def observe_nodes(*pods: RawBody, tombstones: tuple[RawBody, ...] = ()) -> tuple
 
 
 def killed_pod(*, seconds: int) -> RawBody:
-    """Return a terminating pod that was killed after `seconds`, without a termination message."""
+    """Return a terminating pod that was killed `seconds` after NOW, without a termination message."""
     finished = (NOW + timedelta(seconds=seconds)).isoformat()
     return terminating_pod(ended_pod(JOB, 0, exit_code=137, finishedAt=finished), deadline=DEADLINE)
 
@@ -81,8 +81,8 @@ def test_a_pod_that_was_never_created_is_not_the_root_cause() -> None:
     assert (verdict.reason, verdict.evidence and verdict.evidence.node_rank) == ("Preempted", 1)
 
 
-def test_evidence_of_a_pod_assumed_never_created_is_added_when_the_pod_is_found() -> None:
-    """The pod lost its labels before it was observed, so it is only found by name when the attempt is judged."""
+def test_evidence_is_added_for_a_pod_that_is_found_late() -> None:
+    """The pod lost its labels before it was observed, so it is found by name only when the attempt is judged."""
     half_created = RECORD.model_copy(update={"created": False})
     recorded = collect_evidence(ended_pod(JOB, 0, message=termination_message(victim=True)), record=half_created)
 
@@ -96,7 +96,7 @@ def test_evidence_of_a_pod_assumed_never_created_is_added_when_the_pod_is_found(
     assert (verdict.evidence and verdict.evidence.node_rank, verdict.victim) == (1, False)
 
 
-def test_deletion_of_a_pod_assumed_never_created_is_not_attributed_to_the_operator() -> None:
+def test_deletion_of_a_pod_that_is_found_late_is_not_attributed_to_the_operator() -> None:
     half_created = RECORD.model_copy(update={"created": False})
     victim = ended_pod(JOB, 1, message=termination_message(victim=True))
     stopped = terminating_pod(ended_pod(JOB, 0, message=termination_message(Outcome.STOPPED)))
@@ -142,7 +142,7 @@ def test_recorded_evidence_is_kept_without_a_new_observation() -> None:
     assert merge_evidence(recorded, ()) == recorded
 
 
-def test_an_observed_end_is_not_overwritten() -> None:
+def test_observed_termination_is_not_overwritten() -> None:
     ended = ended_pod(JOB, 0, message=termination_message(errorType="KeyError"))
     for later_pod in (running_pod(JOB, 0), terminating_pod(running_pod(JOB, 0)), ended_pod(JOB, 0, exit_code=137)):
         assert merge_observed_evidence(ended, later_pod) == collect_evidence(ended)[0]

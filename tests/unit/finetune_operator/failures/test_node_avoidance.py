@@ -1,4 +1,4 @@
-"""Tests of the Kubernetes nodes that a job avoids, and of the affinity of its pods."""
+"""Tests of node avoidance after failures, and of the resulting pod affinity."""
 
 from datetime import timedelta
 from typing import Any
@@ -46,17 +46,19 @@ def test_avoided_nodes_depend_on_reason_and_number_of_failures(
 
 
 def append_and_prune_attempts(
-    *first_attempts: AttemptRecord, added_count: int, reason: str = "GangIncomplete"
+    *initial_attempts: AttemptRecord, new_attempt_count: int, reason: str = "GangIncomplete"
 ) -> tuple[AttemptRecord, ...]:
-    """Append `added_count` attempts with this reason, prune after each, and return the remaining attempts."""
+    """Append attempts with this reason, prune the list after each one, and return the remaining attempts."""
     remaining: tuple[AttemptRecord, ...] = ()
-    for number, record in enumerate((*first_attempts, *(failed_attempt(reason, "") for _ in range(added_count)))):
+    for number, record in enumerate(
+        (*initial_attempts, *(failed_attempt(reason, "") for _ in range(new_attempt_count)))
+    ):
         remaining = prune_attempts((*remaining, record.model_copy(update={"attempt": number})), NOW)
     return remaining
 
 
 def test_the_latest_attempts_are_kept() -> None:
-    remaining = append_and_prune_attempts(added_count=50)
+    remaining = append_and_prune_attempts(new_attempt_count=50)
 
     assert [record.attempt for record in remaining] == list(range(50 - MAX_KEPT_ATTEMPTS, 50))
 
@@ -67,7 +69,7 @@ def test_attempts_that_cause_node_avoidance_are_kept_longer_than_newer_attempts(
         failed_attempt("Hang"),
         failed_attempt("Hang"),
         failed_attempt("GpuHardware", "gpu-1"),
-        added_count=50,
+        new_attempt_count=50,
     )
 
     assert find_nodes_to_avoid(remaining, NOW) == ("gpu-1", "gpu-7")
@@ -75,14 +77,14 @@ def test_attempts_that_cause_node_avoidance_are_kept_longer_than_newer_attempts(
 
 
 @pytest.mark.parametrize(
-    "first_attempts",
+    "initial_attempts",
     [
         pytest.param((failed_attempt("Hang"), failed_attempt("Hang", "gpu-8")), id="one strike per Kubernetes node"),
         pytest.param((failed_attempt("GpuHardware", hours_ago=25),), id="older than a day"),
     ],
 )
-def test_attempts_that_cause_no_node_avoidance_are_dropped(first_attempts: tuple[AttemptRecord, ...]) -> None:
-    assert [record.reason for record in append_and_prune_attempts(*first_attempts, added_count=30)] == [
+def test_attempts_that_cause_no_node_avoidance_are_dropped(initial_attempts: tuple[AttemptRecord, ...]) -> None:
+    assert [record.reason for record in append_and_prune_attempts(*initial_attempts, new_attempt_count=30)] == [
         "GangIncomplete"
     ] * MAX_KEPT_ATTEMPTS
 
@@ -90,7 +92,7 @@ def test_attempts_that_cause_no_node_avoidance_are_dropped(first_attempts: tuple
 def test_oldest_attempt_is_dropped_if_all_attempts_cause_node_avoidance() -> None:
     attempts = tuple(failed_attempt("GpuHardware", f"gpu-{number}") for number in range(30))
 
-    remaining = append_and_prune_attempts(*attempts, added_count=0)
+    remaining = append_and_prune_attempts(*attempts, new_attempt_count=0)
     assert len(remaining) == MAX_KEPT_ATTEMPTS
     assert remaining[-1].attempt == 29
     assert remaining[-2].attempt == 28

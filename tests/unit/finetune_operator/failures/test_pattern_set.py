@@ -1,4 +1,4 @@
-"""Tests of pattern sets: order, exceptions, any text, and matching time on adversarial texts."""
+"""Tests of pattern sets, including the matching time for adversarial texts."""
 
 import re
 import time
@@ -20,7 +20,7 @@ def test_first_expression_that_matches_decides() -> None:
     assert patterns.find_first("memory") is None
 
 
-def test_an_expression_does_not_match_if_its_exception_does() -> None:
+def test_expression_does_not_match_if_its_exception_matches() -> None:
     patterns = PatternSet([("code", "exec: "), ("host", "exec: runc")], unless={"exec: ": "exec: runc"})
 
     assert [patterns.find_first(text) for text in ("exec: bash", "exec: runc")] == ["code", "host"]
@@ -31,15 +31,15 @@ def test_any_text_can_be_classified(text: str) -> None:
     assert classify_error_text(text) is None
 
 
-def repeated_words(expression: str) -> Iterator[str]:
-    """Yield each word of the expression, and all of them together, for texts that nearly match many times."""
+def extract_words(expression: str) -> Iterator[str]:
+    """Yield each word of the expression, and then all words joined by spaces."""
     words = WORD.findall(expression.replace(r"\b", " ").replace(r"\w", " ").replace(r"\d", " "))
     yield from words
     yield " ".join(words)
 
 
-def cpu_seconds(text: str) -> float:
-    """Return the process CPU time of ten classifications, the best of five measurements."""
+def measure_cpu_seconds(text: str) -> float:
+    """Return the CPU time of ten classifications, as the minimum of five measurements."""
     durations = []
     for _ in range(5):
         started = time.process_time()
@@ -51,15 +51,15 @@ def cpu_seconds(text: str) -> float:
 
 
 def test_matching_time_grows_linearly_with_the_text() -> None:
-    """Backtracking would quadruple the time if the text doubles; 1 ms hides the resolution of the clock."""
+    """With backtracking, a text of double length would take four times as long."""
     expressions = [expression for pattern in PATTERNS for expression in pattern.expressions]
     expressions += [expression for _, expression in container_start_rules._PATTERNS]
-    units = sorted({unit for expression in expressions for unit in repeated_words(expression) if unit})
+    units = sorted({unit for expression in expressions for unit in extract_words(expression) if unit})
     slow = {}
     for unit in units:
         short_text, long_text = ((unit * size)[:size] for size in (2048, 4096))
-        short, long = cpu_seconds(short_text), cpu_seconds(long_text)
-        if long > 3 * short + 0.001:
+        short, long = measure_cpu_seconds(short_text), measure_cpu_seconds(long_text)
+        if long > 3 * short + 0.001:  # 1 ms of tolerance for the resolution of the clock
             slow[unit] = (short, long)
 
     assert len(units) > 300

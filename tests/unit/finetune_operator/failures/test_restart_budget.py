@@ -1,4 +1,4 @@
-"""Tests of restart budgets per fault, restart delays and progress."""
+"""Tests of restart budgets and restart delays."""
 
 from datetime import timedelta
 from typing import Any
@@ -76,11 +76,11 @@ def test_progress_resets_the_budget() -> None:
     )
 
 
-def test_attempt_that_reaches_the_same_step_again_makes_no_progress() -> None:
+def test_reaching_the_same_step_again_is_not_progress() -> None:
     assert not plan_next_restart(verdict_with_fault(), RestartCounts(counted=3, best_step=40), last_step=40).is_allowed
 
 
-def test_user_errors_and_failures_without_a_repair_are_not_retried() -> None:
+def test_user_errors_and_failures_without_a_repair_cause_no_restart() -> None:
     assert not plan_next_restart(verdict_with_fault(Fault.USER)).is_allowed
     assert not plan_next_restart(Verdict(Reason.CUDA_OUT_OF_MEMORY, "m", no_repair_left=True)).is_allowed
     assert plan_next_restart(Verdict(Reason.CUDA_OUT_OF_MEMORY, "m")).is_allowed

@@ -1,4 +1,4 @@
-"""Tests of the failure rules: the verdict of each rule, and the choice of the root cause."""
+"""Tests of the verdict of each failure rule and of the selection of the root cause."""
 
 from datetime import UTC, datetime
 from typing import Any
@@ -14,7 +14,7 @@ from finetune_supervisor import contract
 
 
 def node_evidence(**fields: Any) -> Evidence:
-    """Return the evidence of node 1 on gpu-7, which exited with code 1."""
+    """Return the evidence of node 1, which exited with code 1 on the Kubernetes node gpu-7."""
     return Evidence(**{"node_rank": 1, "k8s_node": "gpu-7", "ended": True, "exit_code": 1, **fields})
 
 

@@ -1,4 +1,4 @@
-"""Tests of KubernetesCluster against an in-memory API server: handling of responses, and retries."""
+"""Tests of KubernetesCluster against an in-memory API server."""
 
 import logging
 from typing import Any
@@ -30,13 +30,13 @@ def pod(name: str = "a-0-0", *, owner: str = JOB_UID, **metadata: Any) -> RawBod
     return {"apiVersion": "v1", "kind": "Pod", "metadata": body, "spec": {}}
 
 
-def stored_job(api: HttpApi) -> RawBody:
+def get_stored_job(api: HttpApi) -> RawBody:
     return api.put("finetunejobs", {"metadata": {"name": "a", "uid": JOB_UID}, "spec": {"numNodes": 2}})
 
 
 async def test_a_status_write_contains_the_resource_version_of_the_job() -> None:
     api = HttpApi()
-    body = stored_job(api)
+    body = get_stored_job(api)
     async with serve_and_connect(api) as server:
         written = await KubernetesCluster(server).write_status(body, {"phase": "Running"})
 
@@ -50,7 +50,7 @@ async def test_a_status_write_contains_the_resource_version_of_the_job() -> None
 
 async def test_status_write_with_an_old_version_raises_conflict_without_a_retry() -> None:
     api = HttpApi()
-    body = stored_job(api)
+    body = get_stored_job(api)
     api.put("finetunejobs", {**body, "spec": {"numNodes": 3}})
     async with serve_and_connect(api) as server:
         with pytest.raises(Conflict):
@@ -59,9 +59,9 @@ async def test_status_write_with_an_old_version_raises_conflict_without_a_retry(
     assert len(api.find_requests("PUT", "finetunejobs")) == 1
 
 
-async def test_status_write_does_not_change_a_new_job_of_the_same_name() -> None:
+async def test_status_write_does_not_change_a_new_job_with_the_same_name() -> None:
     api = HttpApi()
-    body = stored_job(api)
+    body = get_stored_job(api)
     api.remove("finetunejobs", "a")
     api.put("finetunejobs", {"metadata": {"name": "a", "uid": "another"}, "spec": {"numNodes": 2}})
     async with serve_and_connect(api) as server:
@@ -73,7 +73,7 @@ async def test_status_write_does_not_change_a_new_job_of_the_same_name() -> None
 
 async def test_a_status_write_to_a_deleted_job_raises_not_found() -> None:
     api = HttpApi()
-    body = stored_job(api)
+    body = get_stored_job(api)
     api.remove("finetunejobs", "a")
     async with serve_and_connect(api) as server:
         with pytest.raises(NotFound):
@@ -83,7 +83,7 @@ async def test_a_status_write_to_a_deleted_job_raises_not_found() -> None:
 @pytest.mark.parametrize("status", [500, 503, 422])
 async def test_a_failed_status_write_is_not_retried_by_the_client(status: int) -> None:
     api = HttpApi()
-    body = stored_job(api)
+    body = get_stored_job(api)
     api.faults.append(ScriptedFault("PUT", "finetunejobs", status, times=9))
     async with serve_and_connect(api) as server:
         with pytest.raises(ClusterError) as raised:
@@ -95,7 +95,7 @@ async def test_a_failed_status_write_is_not_retried_by_the_client(status: int) -
 
 async def test_status_write_with_a_lost_response_takes_effect_once() -> None:
     api = HttpApi()
-    body = stored_job(api)
+    body = get_stored_job(api)
     api.faults.append(ScriptedFault("PUT", "finetunejobs", 0, after_execution=True))
     async with serve_and_connect(api) as server:
         with pytest.raises(ClusterError):  # a second request by aiohttp would raise Conflict
@@ -138,7 +138,7 @@ async def test_create_succeeds_if_the_object_exists_with_the_same_owner() -> Non
         pytest.param({}, True, "Pod a-0-0 of a deleted job of the same name is still there", id="job of the same name"),
     ],
 )
-async def test_name_taken_error_distinguishes_foreign_objects_from_children_of_a_predecessor(
+async def test_name_taken_error_distinguishes_unrelated_objects_from_those_of_a_predecessor(
     owner_fields: RawBody, is_predecessor: bool, message: str
 ) -> None:
     api = HttpApi()
@@ -152,7 +152,7 @@ async def test_name_taken_error_distinguishes_foreign_objects_from_children_of_a
     assert raised.value.predecessor_terminating is is_predecessor
 
 
-async def test_an_object_without_owner_counts_as_foreign() -> None:
+async def test_object_without_owner_counts_as_unrelated() -> None:
     api = HttpApi()
     api.put("pods", pod(ownerReferences=[]))
     async with serve_and_connect(api) as server:
@@ -182,7 +182,7 @@ async def test_own_object_without_the_job_label_is_recreated(labels: dict[str, s
 
 
 @pytest.mark.parametrize("status", [400, 403, 413, 422])
-async def test_rejected_create_contains_the_object_name_and_is_not_retried(status: int) -> None:
+async def test_error_of_a_rejected_create_contains_the_object_name_and_is_not_retried(status: int) -> None:
     api = HttpApi()
     api.faults.append(ScriptedFault("POST", "pods", status))
     async with serve_and_connect(api) as server:
@@ -223,7 +223,7 @@ async def test_a_short_retry_after_is_respected() -> None:
     assert len(api.find_requests("POST", "pods")) == 2
 
 
-async def test_long_retry_after_is_contained_in_the_error() -> None:
+async def test_error_contains_a_long_retry_after() -> None:
     api = HttpApi()
     api.faults.append(ScriptedFault("POST", "pods", 429, headers={"Retry-After": "30"}))
     async with serve_and_connect(api) as server:
@@ -262,7 +262,7 @@ async def test_a_delete_contains_the_uid_and_the_grace_period() -> None:
 
 async def test_a_job_is_deleted_without_waiting_for_its_children() -> None:
     api = HttpApi()
-    stored_job(api)
+    get_stored_job(api)
     async with serve_and_connect(api) as server:
         await KubernetesCluster(server).delete(ObjectRef("FineTuneJob", "default", "a", JOB_UID))
 

@@ -1,4 +1,4 @@
-"""Tests of credentials: loading, token rotation, and redaction of secrets."""
+"""Tests of loading credentials, token rotation and redaction of secrets."""
 
 import os
 from pathlib import Path
@@ -35,7 +35,7 @@ def write_kubeconfig(
     return path
 
 
-def test_kubeconfig_contains_server_namespace_and_token(tmp_path: Path) -> None:
+def test_server_namespace_and_token_are_loaded_from_the_kubeconfig(tmp_path: Path) -> None:
     credentials = load_kubeconfig([write_kubeconfig(tmp_path / "config", user={"token": SECRET})])
     assert (credentials.server, credentials.namespace, credentials.token) == ("http://api.example:6443", "team", SECRET)
 
@@ -48,7 +48,7 @@ def test_first_kubeconfig_takes_precedence(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("method", ["exec", "auth-provider", "username"])
-def test_error_contains_the_unsupported_login_method(tmp_path: Path, method: str) -> None:
+def test_error_message_contains_the_unsupported_login_method(tmp_path: Path, method: str) -> None:
     config = write_kubeconfig(tmp_path / "config", user={method: "anything"})
     with pytest.raises(NoClusterAccess, match=f"logs in by {method}.*kubectl create token"):
         load_kubeconfig([config])
@@ -57,7 +57,7 @@ def test_error_contains_the_unsupported_login_method(tmp_path: Path, method: str
 @pytest.mark.parametrize(
     ("context", "message"), [("unknown", "contexts has no entry 'unknown'"), (None, "no kubeconfig found")]
 )
-def test_error_contains_the_missing_context_or_file(tmp_path: Path, context: str | None, message: str) -> None:
+def test_error_message_contains_the_missing_context_or_file(tmp_path: Path, context: str | None, message: str) -> None:
     files = [write_kubeconfig(tmp_path / "config", user={})] if context else [tmp_path / "absent"]
     with pytest.raises(NoClusterAccess, match=message):
         load_kubeconfig(files, context=context)

@@ -1,4 +1,4 @@
-"""Tests of the informer against an in-memory API server: lists, watches, gaps, errors and retries."""
+"""Tests of the informer against an in-memory API server."""
 
 import asyncio
 import logging
@@ -26,7 +26,7 @@ def put_pod(api: HttpApi, name: str, *, namespace: str = "default", **body: Any)
 
 
 class ChangeRecorder:
-    """Records the changes that the informer reports and the resulting set of objects."""
+    """Records the changes that the informer reports, and applies them to a set of objects."""
 
     def __init__(self) -> None:
         self.changes: list[str] = []
@@ -101,7 +101,7 @@ async def test_a_long_list_is_read_in_pages() -> None:
     assert len([r for r in api.find_requests("GET", "pods") if "watch" not in r.params]) == 3
 
 
-async def test_changes_are_reported_in_order() -> None:
+async def test_changes_of_an_object_are_reported_in_order() -> None:
     api = HttpApi()
     async with running_informer(api) as (_, recorder):
         await wait_until(lambda: api.open_watch_count == 1)
@@ -136,7 +136,7 @@ async def test_a_new_watch_continues_at_the_version_of_the_previous_one() -> Non
     async with running_informer(api) as (_, recorder):
         await wait_until(lambda: api.open_watch_count == 1)
         api.end_watches()
-        put_pod(api, "b")  # this change falls between two watches
+        put_pod(api, "b")  # this change is made between two watches
         await wait_until(lambda: len(recorder.changes) == 2)
     assert recorder.changes == ["added a", "added b"]
     assert len([r for r in api.find_requests("GET", "pods") if "watch" not in r.params]) == 1, "no second LIST"

@@ -22,7 +22,7 @@ from testing.fakes.http_api import HttpApi, ScriptedFault
 
 
 class FakeMonotonicClock:
-    """Monotonic clock whose time is set by the test."""
+    """Fake of time.monotonic whose time is set by the test."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -53,7 +53,7 @@ def read_lease_spec(api: HttpApi) -> dict[str, object]:
 
 
 async def is_waiting(election: LeaderElection) -> bool:
-    """Return whether the replica still waits for the lease."""
+    """Return whether the replica is still waiting for the lease."""
     try:
         async with asyncio.timeout(0.2):
             await election.acquire()
@@ -76,7 +76,7 @@ async def test_lease_is_taken_over_if_it_is_not_renewed_within_its_duration() ->
     api = HttpApi()
     async with run_two_replicas(api) as (one, two, clock):
         await one.acquire()
-        assert await is_waiting(two)  # the lease duration starts with the first read of the lease by this replica
+        assert await is_waiting(two)  # the replica measures the lease duration from its first read of the lease
         clock.now += LEASE_DURATION_SECONDS - 0.1
         assert await is_waiting(two)
         clock.now += 0.2
@@ -149,14 +149,14 @@ async def test_leader_that_was_paused_past_the_deadline_does_not_renew() -> None
     async with run_two_replicas(api) as (one, _, clock):
         await one.acquire()
         renewal = asyncio.create_task(one.renew_until_lost())
-        await asyncio.sleep(0)  # it sleeps until the next renewal
+        await asyncio.sleep(0)  # the leader sleeps until its next renewal
         clock.now += RENEW_DEADLINE_SECONDS + 2
         await asyncio.wait_for(renewal, timeout=2)
 
         assert not one.is_leading
 
 
-async def test_a_response_that_arrives_after_the_deadline_does_not_renew_the_lease(
+async def test_response_received_after_the_deadline_does_not_renew_the_lease(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     api = HttpApi()

@@ -1,4 +1,4 @@
-"""Tests of the operator process against an in-memory API server: flags, leadership, outages and exit codes."""
+"""Tests of the operator process against an in-memory API server."""
 
 import asyncio
 import json
@@ -25,7 +25,7 @@ REPOSITORY = Path(__file__).parents[4]
 
 @dataclass
 class OperatorProcess:
-    """A running operator process with its log records and the port of its probes."""
+    """Running operator process with its log records and the port of its probes."""
 
     process: asyncio.subprocess.Process
     port: int
@@ -118,7 +118,7 @@ async def test_the_status_is_written_before_the_children_are_created(tmp_path: P
     assert job["metadata"].keys().isdisjoint({"annotations", "finalizers"})
 
 
-async def test_a_job_created_before_the_start_is_reconciled(tmp_path: Path) -> None:
+async def test_job_created_before_the_operator_starts_is_reconciled(tmp_path: Path) -> None:
     api = HttpApi()
     put_job(api)
     async with serve_api(api) as url, running_operator(url, tmp_path):
@@ -218,7 +218,7 @@ async def test_all_connections_use_the_rotated_token(tmp_path: Path) -> None:
         api.allowed_token = "another"  # noqa: S105
         api.end_watches()
         await wait_until(lambda: bool([r for r in api.requests[-3:] if "one" in r.headers["Authorization"]]))
-        await asyncio.sleep(0.5)  # all requests are rejected during this time
+        await asyncio.sleep(0.5)  # all requests are rejected during this half second
         token.write_text("another")
         put_job(api)
         await wait_until(lambda: len(list_names(api, "pods")) == 2)

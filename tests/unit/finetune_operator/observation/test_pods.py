@@ -1,4 +1,4 @@
-"""Tests of observations parsed from raw pod bodies."""
+"""Tests of parsing raw pods into observations."""
 
 from datetime import timedelta
 from typing import Any
@@ -131,13 +131,13 @@ def test_waiting_state_contains_reason_and_message() -> None:
         pytest.param([build_condition("Ready", "False", reason="ContainersNotReady")], None, id="not ready"),
     ],
 )
-def test_unscheduled_pod_has_the_reason_of_its_condition(
+def test_waiting_state_of_an_unscheduled_pod_is_read_from_its_condition(
     conditions: list[RawBody], expected: WaitingState | None
 ) -> None:
     assert observe_single_pod(pod(JOB, 0, conditions=conditions)).waiting == expected
 
 
-def test_container_creation_starts_when_the_pod_is_scheduled_or_ready() -> None:
+def test_container_creation_time_is_the_later_of_the_scheduled_and_ready_to_start_times() -> None:
     since = {"lastTransitionTime": "2026-01-01T12:00:00Z"}
     assert (
         observe_single_pod(
@@ -186,26 +186,26 @@ def test_live_pod_without_the_job_label_counts_as_relabelled(labels: dict[str, s
 
 
 @pytest.mark.parametrize("name", ["bert", "bert-0", "bert-0-1-2", "bert-0-1000", "bert-x-0", "bert--1-0", "other-0-0"])
-def test_pod_with_a_foreign_name_is_not_a_node(name: str) -> None:
+def test_pod_whose_name_is_not_a_node_name_of_the_job_is_ignored(name: str) -> None:
     body = pod(JOB, 0)
     foreign = {**body, "metadata": {**body["metadata"], "name": name}}
     assert observe_pod(foreign, gone=False) is None
     assert observe_pods([foreign, pod(JOB, 1)], [foreign]) == observe_pods([pod(JOB, 1)], [])
 
 
-def test_pod_without_an_owner_reference_is_not_a_node() -> None:
+def test_pod_without_an_owner_reference_is_ignored() -> None:
     body = running_pod(job(), 0)
     foreign = {**body, "metadata": {**body["metadata"], "ownerReferences": []}}
     assert observe_pod(foreign, gone=False) is None
 
 
-def test_pod_that_neither_ended_nor_was_deleted_counts_as_disappeared() -> None:
+def test_pod_missing_without_observed_termination_or_deletion_counts_as_disappeared() -> None:
     bodies = (running_pod(JOB, 0), pod(JOB, 0), terminating_pod(running_pod(JOB, 0)), ended_pod(JOB, 0))
     assert [observe_single_pod(body, is_tombstone=True).disappeared for body in bodies] == [True, True, False, False]
     assert not observe_single_pod(running_pod(JOB, 0)).disappeared
 
 
-def test_container_restarted_in_place_has_ended_but_may_still_run() -> None:
+def test_container_restarted_in_place_counts_as_terminated_but_may_still_run() -> None:
     restarted_pod = running_pod(JOB, 0)
     first = {"terminated": {"exitCode": 143, "finishedAt": "2026-01-01T12:00:00Z"}}
     restarted_pod["status"]["containerStatuses"][0] |= {"restartCount": 1, "lastState": first}
@@ -242,7 +242,7 @@ def test_a_pod_on_a_lost_kubernetes_node_is_fenced_after_its_deletion_deadline()
     lost_node = observe_single_pod({**body, "status": {**body["status"], "conditions": [taint]}})
     assert lost_node.may_run(fenced - timedelta(seconds=1))
     assert not lost_node.may_run(fenced)
-    overdue = NOW + timedelta(seconds=OVERDUE_SECONDS)  # limit for other disruption reasons, such as a drain
+    overdue = NOW + timedelta(seconds=OVERDUE_SECONDS)  # time limit for other disruption reasons, such as a drain
     assert observe_single_pod(body).may_run(overdue - timedelta(seconds=1))
     assert not observe_single_pod(body).may_run(overdue)
 
@@ -306,7 +306,7 @@ def test_the_waiting_state_of_an_init_container_is_reported() -> None:
     assert node.waiting == WaitingState("ErrImagePull", "no such tag", "the image of istio-init")
 
 
-def test_a_failed_init_container_fails_the_node() -> None:
+def test_failed_init_container_counts_as_a_failure_of_the_node() -> None:
     node = observe_single_pod(
         pod_with_init_container({"terminated": {"exitCode": 1, "message": "disk full"}}, INITIALIZING)
     )

@@ -67,7 +67,7 @@ def test_finish_time_of_the_supervisor_has_subsecond_precision() -> None:
         pytest.param('{"outcome": "exploded"}', id="foreign JSON"),
     ],
 )
-def test_other_messages_are_treated_as_log_output(text: str) -> None:
+def test_unparsable_termination_messages_are_treated_as_log_output(text: str) -> None:
     node = observe_single_pod(ended_pod(JOB, 0, message=f"  {text}\n"))
     assert node.termination is None
     assert (node.evidence.outcome, node.evidence.message) == ("", text)

@@ -1,4 +1,4 @@
-"""Tests of the manifests of one attempt: golden files of three jobs, and individual properties."""
+"""Tests of the manifests of one attempt, including a comparison with golden files."""
 
 from typing import Any
 
@@ -30,12 +30,12 @@ def test_manifests_of_a_job_with_all_fields_equal_the_golden_file() -> None:
     assert_golden("everything", build_children(build_run_plan(**ALL_FIELDS)))
 
 
-def test_manifests_of_a_command_equal_the_golden_file() -> None:
+def test_manifests_of_a_job_with_a_command_equal_the_golden_file() -> None:
     program = {"script": "train_dpo.py", "args": ["--batch_size", "4"], "workingDir": "/workspace/trainer"}
     assert_golden("command", build_children(build_run_plan(**command(program))))
 
 
-def test_the_config_map_of_a_command_contains_the_supervisor() -> None:
+def test_config_map_of_a_job_with_a_command_contains_the_supervisor() -> None:
     _, config_map, first, *_ = build_children(build_run_plan(**command({"exec": ["swift", "sft"]})))
 
     [trainer] = first["spec"]["containers"]

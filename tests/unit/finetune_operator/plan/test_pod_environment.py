@@ -14,7 +14,7 @@ def read_environment_variables(**fields: Any) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("fields", [pytest.param({}, id="minimal"), pytest.param(ALL_FIELDS, id="everything")])
-def test_pod_does_not_set_variables_of_torchrun(fields: dict[str, Any]) -> None:
+def test_pod_does_not_set_the_variables_that_torchrun_sets(fields: dict[str, Any]) -> None:
     variable_names = read_environment_variables(**fields).keys()
     assert {"MASTER_ADDR", "NODE_RANK"} <= variable_names
     assert variable_names.isdisjoint({"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "CUDA_VISIBLE_DEVICES"})

@@ -24,7 +24,7 @@ UNREACHABLE = "node.kubernetes.io/unreachable"
 
 
 def build_tolerations(*user_tolerations: dict[str, Any]) -> dict[str, int | None]:
-    """Return the tolerationSeconds of the pod manifest by taint key."""
+    """Return the tolerationSeconds of the pod manifest, indexed by taint key."""
     tolerations_of_pod = build_first_pod_manifest(podTemplate={"tolerations": list(user_tolerations)})["spec"][
         "tolerations"
     ]

@@ -1,4 +1,4 @@
-"""Tests of run plans: names, addresses, ranks and batch of one attempt."""
+"""Tests of run plans."""
 
 from dataclasses import replace
 from typing import Any
@@ -21,7 +21,7 @@ def list_pod_names(run_plan: RunPlan) -> list[str]:
     return [node.pod_name for node in run_plan.nodes]
 
 
-def test_equal_arguments_give_equal_plans() -> None:
+def test_equal_arguments_result_in_equal_run_plans() -> None:
     assert build_run_plan(attempt=3) == build_run_plan(attempt=3)
 
 
@@ -90,7 +90,7 @@ def test_output_folder_defaults_to_namespace_and_name() -> None:
     assert build_run_plan(output={"persistentVolumeClaim": claim, "subPath": "team/a"}).output_folder == "team/a"
 
 
-def test_the_plan_contains_the_uid_of_the_job() -> None:
+def test_run_plan_contains_the_uid_of_the_job() -> None:
     assert build_run_plan().job_uid == UID
 
 

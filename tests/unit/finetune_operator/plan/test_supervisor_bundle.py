@@ -35,7 +35,7 @@ def test_missing_supervisor_sources_raise_an_error(monkeypatch: pytest.MonkeyPat
 
 
 def test_bundle_runs_without_third_party_packages(tmp_path: Path) -> None:
-    """Python runs in isolated mode without packages, as in an image that contains only python3."""
+    """Run the bundle in isolated mode without packages, as in an image that contains only python3."""
     file = write_supervisor(tmp_path)
 
     process = subprocess.run(
