@@ -14,7 +14,7 @@ from finetune_operator.failures.verdict import Verdict, describe_node, extract_l
 START_ERRORS = frozenset({"StartError", "ContainerCannotRun"})
 CREATE_ERROR, CONFIG_ERROR = "CreateContainerError", "CreateContainerConfigError"
 _PREFIX = re.compile("stderr: |container process: |container init: ")
-# all other programs belong to the image
+# programs of the Kubernetes node; all other programs belong to the image
 _HOST_PROGRAMS = "containerd|runc|crun|apparmor_parser|nvidia-"
 _EXEC = r'exec: \\*"'
 _PATTERNS = (  # first match applies; without a match, the fault is unknown (decisions/203)
@@ -31,7 +31,7 @@ _PATTERNS = (  # first match applies; without a match, the fault is unknown (dec
         r"|name [^:]*is reserved|input/output error|read-only file system|writing file|mount rootfs",
     ),
 )
-_PATTERN_SET = PatternSet(_PATTERNS, unless={_EXEC: rf"{_EXEC}({_HOST_PROGRAMS})"})
+_PATTERN_SET = PatternSet(_PATTERNS, exceptions={_EXEC: rf"{_EXEC}({_HOST_PROGRAMS})"})
 _ADVICE = {
     Reason.INVALID_SPEC: "; the security context in spec.podTemplate requests something forbidden or unknown",
     Reason.START_ERROR: "; check spec.image",
@@ -44,16 +44,16 @@ def container_not_started(evidence: Evidence) -> Verdict | None:
     if evidence.reason not in START_ERRORS:
         return None
     reason, detail = _classify_runtime_message(evidence)
-    # command mode only, because the trainer image has its own entrypoint
+    # only possible in command mode, because the trainer image has its own entrypoint
     if reason is Reason.START_ERROR and '"python3"' in evidence.message:
         detail = "spec.image has no python3 on its PATH, which command mode needs (3.9 or newer)"
     return Verdict(reason, f"{describe_node(evidence)}: the container could not start: {detail}")
 
 
 def container_create_failed(evidence: Evidence) -> Verdict | None:
-    """Return the verdict on a container that the kubelet cannot create, for the case that all retries fail.
+    """Return the verdict that applies if the kubelet cannot create a container in any of its retries.
 
-    None if the container waits for a missing object that a user may still create, such as a Secret.
+    Return None if the container is waiting for a missing object that a user may still create, such as a Secret.
     """
     reason, detail = _classify_runtime_message(evidence)
     if evidence.reason != CREATE_ERROR and (evidence.reason, reason) != (CONFIG_ERROR, Reason.INVALID_SPEC):
@@ -64,7 +64,7 @@ def container_create_failed(evidence: Evidence) -> Verdict | None:
 
 
 def _classify_runtime_message(evidence: Evidence) -> tuple[Reason, str]:
-    """Return the reason for a message of the container runtime, and the last line of the message with advice."""
+    """Return the reason that matches the container runtime's message, and the last line of the message with advice."""
     reason = _PATTERN_SET.find_first(evidence.message) or Reason.UNEXPLAINED
     detail = _PREFIX.split(evidence.message.strip())[-1] or "the runtime reports no reason"
     return reason, f"{extract_last_line(detail)}{_ADVICE.get(reason, '')}"

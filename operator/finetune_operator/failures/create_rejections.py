@@ -23,8 +23,8 @@ def _get_output_claim(job: FineTuneJob) -> str | None:
 def find_permanent_rejection(job: FineTuneJob, observation: Observation) -> Verdict | None:
     """Return a verdict if no retry can succeed: the spec is invalid, a name is taken, or nodes cannot share a claim.
 
-    Once an attempt has run, a rejected create is caused by an outside change and is retried instead of failing the job
-    (decisions/204).
+    After an attempt has run, a rejected create is caused by a later change to the cluster and is retried instead of
+    failing the job (decisions/204).
     """
     has_run = any(record.created for record in job.status.attempts)
     for rejected in () if has_run else observation.rejected_creates:
@@ -48,5 +48,5 @@ def find_permanent_rejection(job: FineTuneJob, observation: Observation) -> Verd
 
 
 def describe_name_conflict(rejected_create: RejectedCreate) -> str:
-    """Describe an existing object with the name of a child and a different owner."""
+    """Describe an existing object that has the name of a child but a different owner."""
     return f"{rejected_create.kind} {rejected_create.name} exists and does not belong to this job"

@@ -1,7 +1,7 @@
 """Patterns that classify error messages by failure reason, most specific first.
 
-The exception class is often RuntimeError, whatever the cause. `make bench-failures` measures the accuracy on a labelled
-corpus of real error messages; a third of it was held out while the patterns were written.
+The exception class is often RuntimeError, regardless of the cause. `make bench-failures` measures the accuracy on a
+labelled corpus of real error messages, a third of which was held out while the patterns were written.
 """
 
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from finetune_supervisor.peer_loss import PEER_LOSS_PATTERNS
 
 @dataclass(frozen=True)
 class ErrorPattern:
-    """Failure reason with its regular expressions, one of which must match the error message; case is ignored."""
+    """Failure reason with case-insensitive regular expressions, one of which must match the error message."""
 
     reason: Reason
     expressions: tuple[str, ...]
@@ -24,7 +24,7 @@ class ErrorPattern:
 
 _SSL = r"\[SSL(: |\] )"
 _UNPICKLING = r"UnpicklingError: "
-_UNLESS = {_SSL: r"\[SSL.*certificate.verify", _UNPICKLING: r"UnpicklingError: .*weights only"}
+_EXCEPTIONS = {_SSL: r"\[SSL.*certificate.verify", _UNPICKLING: r"UnpicklingError: .*weights only"}
 _HUB = r"(huggingface\.co|hf\.co|modelscope\.cn|hf-mirror|amazonaws)"
 
 PATTERNS: tuple[ErrorPattern, ...] = (
@@ -307,7 +307,7 @@ PATTERNS: tuple[ErrorPattern, ...] = (
 
 
 _PATTERN_SET = PatternSet(
-    [(pattern.reason, expression) for pattern in PATTERNS for expression in pattern.expressions], unless=_UNLESS
+    [(pattern.reason, expression) for pattern in PATTERNS for expression in pattern.expressions], exceptions=_EXCEPTIONS
 )
 
 

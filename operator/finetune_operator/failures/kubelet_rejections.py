@@ -4,7 +4,7 @@ from finetune_api.v1alpha1.reasons import Reason
 from finetune_api.v1alpha1.status import Evidence
 from finetune_operator.failures.verdict import Verdict, describe_node, extract_last_line
 
-# reasons used by older kubelets; newer kubelets always write "Pod was rejected" into the message
+# reasons of older kubelets; the messages of newer kubelets always start with "Pod was rejected"
 ADMISSION_ERRORS = frozenset(
     {
         "NodeAffinity",
@@ -17,7 +17,7 @@ ADMISSION_ERRORS = frozenset(
 
 
 def rejected_by_kubelet(evidence: Evidence) -> Verdict | None:
-    """Match a pod that the kubelet rejected; it can start on another Kubernetes node."""
+    """Match a pod that the kubelet rejected; a new pod can start on another Kubernetes node."""
     is_rejected = evidence.exit_code is None and evidence.message.startswith("Pod was rejected")
     is_rejected = is_rejected or is_node_under_pressure(evidence)
     if not is_rejected and not evidence.reason.startswith("OutOf") and evidence.reason not in ADMISSION_ERRORS:

@@ -1,4 +1,4 @@
-"""Merges the evidence of a stopping attempt over several passes, because pods may disappear in between.
+"""Merges the evidence of a stopping attempt from several passes, because pods may disappear between passes.
 
 The result is `attempts[].evidence`; observation.read_evidence reads the evidence of one node from its pod.
 """
@@ -56,14 +56,14 @@ def merge_evidence(recorded_evidence: tuple[Evidence, ...], nodes: tuple[NodeObs
 def _merge_node_evidence(recorded: Evidence, node: NodeObservation | None) -> Evidence:
     if node is None:
         return recorded
-    # this pod was not observed before, so the operator cannot have deleted it (decisions/104)
+    # the pod is observed for the first time, so the operator cannot have deleted it (decisions/104)
     if not recorded.pod_name and not recorded.deleted:
         return _build_observed_evidence(node)
     # keep the evidence of the first termination of a node
     if recorded.ended and (not recorded.deleted or recorded.reason == RESTARTED):
         return recorded
     observed = node.evidence
-    # a stale cache must not undo an observed end
+    # a stale cache must not overwrite an observed termination
     if (recorded.ended and not observed.ended) or (recorded.exit_code is not None and observed.exit_code is None):
         return recorded
     if node.restarted and observed.outcome not in CONCLUSIVE_OUTCOMES:
@@ -81,7 +81,7 @@ def _merge_node_evidence(recorded: Evidence, node: NodeObservation | None) -> Ev
 
 
 def _is_stopped_by_operator(evidence: Evidence, deletion_deadline: datetime | None) -> bool:
-    """Return whether a node ended because the operator deleted its pod.
+    """Return whether a node terminated because the operator deleted its pod.
 
     The root cause may be observed after its victims, and even after its own pod was deleted.
     """

@@ -9,9 +9,9 @@ from finetune_api.v1alpha1.status import AttemptRecord
 MAX_KEPT_ATTEMPTS = 20
 _STRIKE_LIFETIME = timedelta(hours=24)
 _STRIKE_LIMIT = 2
-# a Kubernetes node is avoided after one failure with such a reason
+# reasons for avoiding a Kubernetes node after one failure
 BROKEN_NODE_REASONS = frozenset({Reason.GPU_HARDWARE, Reason.GPU_UNAVAILABLE, Reason.DRIVER_MISMATCH})
-# a Kubernetes node is avoided after two failures with such a reason within a day
+# reasons for avoiding a Kubernetes node after two failures within a day
 SUSPICIOUS_REASONS = frozenset(
     {
         Reason.CONTAINER_RUNTIME_ERROR,
@@ -35,7 +35,7 @@ def find_nodes_to_avoid(attempts: tuple[AttemptRecord, ...], now: datetime) -> t
 
 
 def prune_attempts(attempts: tuple[AttemptRecord, ...], now: datetime) -> tuple[AttemptRecord, ...]:
-    """Drop the oldest record that causes no node avoidance if there are more than 20 records."""
+    """If there are more than 20 records, drop the oldest one that causes no node avoidance."""
     if len(attempts) <= MAX_KEPT_ATTEMPTS:
         return attempts
     avoided_nodes = find_nodes_to_avoid(attempts, now)
@@ -48,7 +48,7 @@ def prune_attempts(attempts: tuple[AttemptRecord, ...], now: datetime) -> tuple[
 
 
 def _count_strikes(record: AttemptRecord, now: datetime) -> int:
-    """Count the strikes of an attempt against the Kubernetes node of its root cause."""
+    """Return the number of strikes that a failed attempt adds to the Kubernetes node of its root cause."""
     if not record.k8s_node or record.end_time is None or record.end_time < now - _STRIKE_LIFETIME:
         return 0
     return _STRIKE_LIMIT if record.reason in BROKEN_NODE_REASONS else int(record.reason in SUSPICIOUS_REASONS)

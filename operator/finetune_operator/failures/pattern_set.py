@@ -1,6 +1,6 @@
-"""Regular expressions that are matched together, without regard to case, in time linear in the length of the text.
+"""Set of case-insensitive regular expressions that are matched together in linear time.
 
-Tenants control the texts: an expression of the `re` module can take seconds for 4 KB (decisions/215).
+The texts are controlled by tenants, and the `re` module can need seconds for a text of 4 KB (decisions/215).
 """
 
 from collections.abc import Mapping, Sequence
@@ -9,17 +9,17 @@ from typing import Generic, TypeVar
 import re2
 
 MAX_TEXT_BYTES = 8192
-_MAX_MEMORY_BYTES = 64 << 20  # of the automaton; a set that exceeds it would match nothing
+_MAX_MEMORY_BYTES = 64 << 20  # memory limit of the automaton; a larger set would match nothing
 Label = TypeVar("Label")
 
 
 class PatternSet(Generic[Label]):
-    """Labelled expressions in RE2 syntax, which has no lookaround; the first one that matches decides.
+    """Ordered set of labelled expressions in RE2 syntax, which has no lookaround.
 
-    `unless` maps an expression to another one that must not match the same text.
+    `exceptions` maps an expression to another expression that must not match the same text.
     """
 
-    def __init__(self, entries: Sequence[tuple[Label, str]], *, unless: Mapping[str, str] | None = None) -> None:
+    def __init__(self, entries: Sequence[tuple[Label, str]], *, exceptions: Mapping[str, str] | None = None) -> None:
         options = re2.Options()
         options.case_sensitive = False
         options.max_mem = _MAX_MEMORY_BYTES
@@ -29,7 +29,7 @@ class PatternSet(Generic[Label]):
             self._set.Add(expression)
         self._set.Compile()
         self._labels: list[Label] = [label for label, _ in entries]
-        exceptions = unless or {}
+        exceptions = exceptions or {}
         self._exceptions = {
             index: re2.compile(exceptions[expression], options)
             for index, (_, expression) in enumerate(entries)

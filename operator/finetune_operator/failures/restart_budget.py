@@ -1,4 +1,4 @@
-"""Limits the restarts without progress by fault, and computes the backoff between restarts."""
+"""Limits the restarts without progress for each fault, and computes the backoff between restarts."""
 
 import hashlib
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ INFRASTRUCTURE_FAULTS = (Fault.INFRASTRUCTURE, Fault.PREEMPTION)
 
 @dataclass(frozen=True)
 class RestartPlan:
-    """Restart decision after a verdict: another attempt after `delay`, or failure of the job if not `is_allowed`."""
+    """Decision to start another attempt after `delay`, or to fail the job if `is_allowed` is false."""
 
     is_allowed: bool
     delay: timedelta
@@ -29,9 +29,9 @@ def plan_restart(
     counts: RestartCounts,
     job: tuple[str, RestartPolicy],
 ) -> RestartPlan:
-    """Decide whether and when a failed attempt is restarted.
+    """Decide whether and when the next attempt starts after a failed attempt.
 
-    `job`: the uid, which seeds the jitter, and the restart policy.
+    job: the uid, which seeds the jitter, and the restart policy.
     """
     uid, policy = job
     last_step = failed_attempt.last_step or 0
@@ -46,7 +46,7 @@ def plan_restart(
     if not has_progressed and is_unknown_fault and _has_happened_before(verdict, last_step, earlier_attempts):
         message = f"{verdict.message}; the same happened before at step {last_step}"
         return RestartPlan(False, timedelta(), counts, message)
-    if verdict.reason is Reason.GANG_INCOMPLETE:  # no failure, but the cluster still has too few free resources
+    if verdict.reason is Reason.GANG_INCOMPLETE:  # the attempt did not fail, but the cluster still lacks resources
         return RestartPlan(True, timedelta(seconds=policy.max_backoff_seconds), counts, verdict.message)
     is_infrastructure = verdict.fault in INFRASTRUCTURE_FAULTS
     used_restarts = counts.infrastructure if is_infrastructure else counts.counted
@@ -65,7 +65,7 @@ def plan_restart(
 def compute_restart_delay(previous_restarts: int, policy: RestartPolicy, *, seed: str) -> timedelta:
     """Return the delay before a restart: 0 for the first restart, then backoffSeconds, doubled up to the maximum.
 
-    A jitter of up to 20 % is added; it depends only on the seed.
+    A jitter of up to 20 % is added, which depends only on the seed.
     """
     if previous_restarts == 0:
         return timedelta()

@@ -44,7 +44,7 @@ def pod_disrupted(evidence: Evidence) -> Verdict | None:
 
 
 def pod_evicted(evidence: Evidence) -> Verdict | None:
-    """Match an eviction without a disruption: the pod exceeded its ephemeral storage and would exceed it again."""
+    """Match an eviction by the kubelet because of exceeded ephemeral storage, which a restart would exceed again."""
     if evidence.reason != "Evicted" or is_node_under_pressure(evidence):
         return None
     detail = extract_last_line(evidence.message)
@@ -55,7 +55,7 @@ def pod_evicted(evidence: Evidence) -> Verdict | None:
 
 
 def host_out_of_memory(evidence: Evidence) -> Verdict | None:
-    """Match a process killed by the OOM killer of the kernel; the next attempt needs a change to fit into memory."""
+    """Match a process killed by the kernel's OOM killer; an unchanged job would run out of memory again."""
     if evidence.reason != "OOMKilled" or evidence.outcome == Outcome.SUCCEEDED:
         return None
     return Verdict(
@@ -65,7 +65,7 @@ def host_out_of_memory(evidence: Evidence) -> Verdict | None:
 
 
 def kubernetes_node_restarted(evidence: Evidence) -> Verdict | None:
-    """Match a container whose end is unknown because its Kubernetes node was restarted."""
+    """Match a container whose exit status is unknown because its Kubernetes node was restarted."""
     is_unknown_to_runtime = evidence.reason == "Unknown" and evidence.exit_code == 255
     if not is_unknown_to_runtime and evidence.reason != "ContainerStatusUnknown":
         return None
@@ -164,7 +164,7 @@ def bus_error(evidence: Evidence) -> Verdict | None:
 
 
 def rank_killed(evidence: Evidence) -> Verdict | None:
-    """Match a rank that was killed by a signal not sent by the operator or the supervisor."""
+    """Match a rank that was killed by a signal that neither the operator nor the supervisor sent."""
     if evidence.signal is None or evidence.outcome == Outcome.STOPPED:
         return None
     try:
@@ -200,7 +200,7 @@ def hub_unavailable(evidence: Evidence) -> Verdict | None:
 
 
 def launcher_failed(evidence: Evidence) -> Verdict | None:
-    """Match a launcher or a rank that ended without a recorded exception."""
+    """Match a launcher or rank that exited without a recorded exception."""
     if evidence.error_type not in ("LauncherFailed", "RankExited", "UnknownError"):
         return None
     return Verdict(
@@ -220,7 +220,7 @@ def exception_raised(evidence: Evidence) -> Verdict | None:
 
 
 def container_killed(evidence: Evidence) -> Verdict | None:
-    """Match a container that was killed from outside before its supervisor wrote a termination message."""
+    """Match a container that was killed before its supervisor wrote a termination message."""
     if evidence.exit_code not in (137, 143):
         return None
     return Verdict(
@@ -230,7 +230,7 @@ def container_killed(evidence: Evidence) -> Verdict | None:
 
 
 def result_missing(evidence: Evidence) -> Verdict | None:
-    """Match a node that exited with 0 without a success marker, which does not count as success."""
+    """Match a node that exited with code 0 but without a success marker, which does not count as success."""
     if evidence.exit_code != 0 or evidence.outcome == Outcome.SUCCEEDED:
         return None
     return Verdict(

@@ -12,7 +12,7 @@ from finetune_api.v1alpha1.status import AttemptRecord, Evidence, Fault
 
 @dataclass(frozen=True)
 class Verdict:
-    """Judgement on a failed node or attempt: reason, fault and resulting action."""
+    """Judgement on a failed node or attempt, with the reason and the resulting action."""
 
     reason: Reason
     message: str
@@ -53,6 +53,6 @@ def describe_node(evidence: Evidence) -> str:
 
 
 def extract_last_line(text: str) -> str:
-    """Return the last non-empty line of a text, truncated to 300 characters; in a traceback, it is the exception."""
+    """Return the last non-empty line of a text, truncated to 300 characters; for a traceback, this is the exception."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[-1][:300] if lines else ""

@@ -1,4 +1,4 @@
-"""HTTP client of the API server, with timeouts, quick retries and errors that contain the message of the server."""
+"""HTTP client for the API server, with timeouts, quick retries and errors that contain the server's message."""
 
 import asyncio
 import json
@@ -9,16 +9,16 @@ import aiohttp
 
 from finetune_operator.observation.ownership import RawBody
 
-RETRY_DELAYS_SECONDS = (0.1, 0.5)  # delays before the second and third try; the work queue handles longer outages
+RETRY_DELAYS_SECONDS = (0.1, 0.5)  # delays before the two retries; the work queue handles longer outages
 MAX_RETRY_AFTER_SECONDS = 2.0  # the work queue handles a longer Retry-After
 PAGE_SIZE = 500
 REQUEST_TIMEOUT = aiohttp.ClientTimeout(total=30, sock_connect=5)
-WATCH_READ_TIMEOUT_SECONDS = 90.0  # a bookmark is due every 60 seconds
+WATCH_READ_TIMEOUT_SECONDS = 90.0  # the API server sends a bookmark every 60 seconds
 NO_RESPONSE = 0
 
 
 class ApiError(Exception):
-    """Error response of the API server; `status` is NO_RESPONSE if there was no response."""
+    """Error response of the API server; `status` is NO_RESPONSE if no response was received."""
 
     def __init__(self, message: str, *, status: int, reason: str = "", retry_after: float | None = None) -> None:
         super().__init__(message)
@@ -29,7 +29,7 @@ class ApiError(Exception):
 
 
 class ApiClient:
-    """JSON client of the API server. Requests share a bounded connection pool; each watch has its own connection."""
+    """JSON client for the API server. Requests share a bounded connection pool; each watch has its own connection."""
 
     def __init__(
         self, server: str, *, request_session: aiohttp.ClientSession, watch_session: aiohttp.ClientSession
@@ -49,10 +49,10 @@ class ApiClient:
     ) -> RawBody:
         """Send a request, with up to two retries.
 
-        idempotent: False if the request must not be retried when it may already have taken effect.
+        idempotent: False if the request must not be retried after it may have taken effect.
 
         Raises:
-            ApiError: The last try failed, or the error is not retryable.
+            ApiError: The last retry failed, or the error is not retryable.
         """
         for delay in RETRY_DELAYS_SECONDS:
             try:
@@ -93,7 +93,7 @@ class ApiClient:
     async def list_pages(self, path: str, *, selector: str = "") -> AsyncIterator[RawBody]:
         """Yield the pages of a consistent LIST.
 
-        resourceVersion=0 is not used, because the response may come from a cache that is older than earlier responses.
+        resourceVersion=0 is not used, because such a response may be older than an earlier one.
         """
         params = {"limit": str(PAGE_SIZE), **({"labelSelector": selector} if selector else {})}
         while True:
@@ -128,7 +128,7 @@ class ApiClient:
 
 
 def parse_error(status: int, content: bytes, headers: Mapping[str, str]) -> ApiError:
-    """Build the error for an error response; the body may not be a Status object, for example from a proxy."""
+    """Build the exception for an error response, which contains no Status object if a proxy sent it."""
     try:
         parsed = json.loads(content)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Cluster operations: all writes of the operator, and the reads that must not come from a cache."""
+"""Cluster operations of the operator: all writes, and the reads that bypass the caches."""
 
 import logging
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ logger = logging.getLogger(__name__)
 
 
 class ClusterError(Exception):
-    """Error after which the pass is retried, after at least `retry_after` seconds if this is set."""
+    """Error after which the pass is retried, with a delay of at least `retry_after` seconds if set."""
 
     def __init__(self, message: str, *, retry_after: float | None = None) -> None:
         super().__init__(message)
@@ -20,11 +20,11 @@ class ClusterError(Exception):
 
 
 class Conflict(ClusterError):
-    """The job was modified since it was read; the watch delivers the newer version."""
+    """The job was modified after it was read; the watch delivers the newer version."""
 
 
 class NotFound(ClusterError):
-    """The job was deleted since it was read."""
+    """The job was deleted after it was read."""
 
 
 class CreateRejected(ClusterError):
@@ -70,7 +70,7 @@ class Cluster(Protocol):
     """Cluster operations that a reconcile pass uses."""
 
     async def write_status(self, job: RawBody, status: RawBody) -> RawBody:
-        """Replace the status of the job unless the job was modified since it was read; return the new object."""
+        """Replace the status of the job unless the job was modified after it was read; return the new object."""
 
     async def list_pods(self, namespace: str, job_uid: str) -> tuple[RawBody, ...]:
         """Return the job's pods from the API server, not from a cache."""
@@ -79,13 +79,13 @@ class Cluster(Protocol):
         """Return the named object, or None if it does not exist."""
 
     async def create(self, manifest: RawBody) -> None:
-        """Create the object; no error if it already exists with the same owner."""
+        """Create the object; succeed if it already exists with the same owner."""
 
     async def delete(self, target: ObjectRef, *, grace_seconds: int | None = None) -> None:
-        """Delete the object with this uid; no error if it is gone or was replaced by another object."""
+        """Delete the object with this uid; succeed if the object is gone or was replaced."""
 
     async def emit_event(self, event: RawBody) -> None:
-        """Create the Event; log a failure instead of raising it."""
+        """Create the Event; failures are logged, not raised."""
 
 
 COLLECTIONS = {
@@ -97,7 +97,7 @@ COLLECTIONS = {
     names.FINETUNEJOB_KIND: (f"/apis/{names.API_VERSION}", names.FINETUNEJOB[2]),
 }
 REJECTION_STATUS_CODES = frozenset({400, 403, 413, 422})
-WEBHOOK_FAILURE_TEXT = "failed calling webhook"  # webhook failures have status 500 although the API server works
+WEBHOOK_FAILURE_TEXT = "failed calling webhook"  # webhook failures have status 500 even if the API server is healthy
 
 
 def collection_path(kind: str, namespace: str | None) -> str:
@@ -121,8 +121,8 @@ class KubernetesCluster:
         """Replace the status unless the resourceVersion or uid of the job has changed.
 
         Raises:
-            Conflict: The job was modified since it was read.
-            NotFound: The job was deleted since it was read.
+            Conflict: The job was modified after it was read.
+            NotFound: The job was deleted after it was read.
             ClusterError: Any other error.
         """
         metadata = {key: job["metadata"][key] for key in ("name", "namespace", "uid", "resourceVersion")}
@@ -144,7 +144,7 @@ class KubernetesCluster:
             raise ClusterError(error.message, retry_after=error.retry_after) from error
 
     async def list_pods(self, namespace: str, job_uid: str) -> tuple[RawBody, ...]:
-        """List the job's pods with a consistent read, that is, without a resourceVersion."""
+        """List the job's pods with a consistent read, for which resourceVersion is unset."""
         path = collection_path("Pod", namespace)
         try:
             pages = [page async for page in self._api.list_pages(path, selector=f"{names.JOB_UID}={job_uid}")]
@@ -177,11 +177,11 @@ class KubernetesCluster:
                 await self._accept_existing_object(manifest)
             elif error.status in REJECTION_STATUS_CODES or WEBHOOK_FAILURE_TEXT in error.message:
                 raise CreateRejected(error.message, status=error.status, kind=kind, name=metadata["name"]) from error
-            else:  # for example 409 Conflict, if concurrent creates updated the same quota
+            else:  # for example 409 Conflict, after concurrent creates updated the same quota
                 raise ClusterError(error.message, retry_after=error.retry_after) from error
 
     async def delete(self, target: ObjectRef, *, grace_seconds: int | None = None) -> None:
-        """Delete the object. Jobs use background propagation, so that they do not remain until their pods are gone."""
+        """Delete the object. Jobs are deleted with background propagation, that is, before their children."""
         uid = target.uid or await self._find_controlled_uid(target)
         if uid is None:
             return
@@ -252,5 +252,5 @@ async def read_job(api: ApiClient, job: RawBody) -> RawBody:
 
 
 def _get_group_kind_name(owner: RawBody) -> tuple[str, str, str]:
-    """Return API group, kind and name, which identify an existing object within its namespace."""
+    """Return the API group, kind and name, which identify an existing object within its namespace."""
     return owner.get("apiVersion", "").partition("/")[0], owner.get("kind", ""), owner.get("name", "")

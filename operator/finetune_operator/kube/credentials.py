@@ -1,4 +1,4 @@
-"""Loads address and credentials of the API server from the pod's service account or a kubeconfig."""
+"""Loads the address and credentials of the API server from the pod's service account or a kubeconfig."""
 
 import base64
 import os
@@ -14,7 +14,7 @@ import aiohttp
 import yaml
 
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
-MAX_LINE_BYTES = 8 * 1024 * 1024  # limit of a line in a watch stream; etcd rejects objects above 1.5 MiB
+MAX_LINE_BYTES = 8 * 1024 * 1024  # maximum length of a line in a watch stream; etcd rejects objects above 1.5 MiB
 DEAD_PEER_TIMEOUT_SECONDS = 20
 TCP_OPTIONS = {
     "TCP_KEEPIDLE": DEAD_PEER_TIMEOUT_SECONDS // 2,
@@ -25,7 +25,7 @@ TCP_OPTIONS = {
 
 
 class NoClusterAccess(Exception):
-    """The credentials are missing or unusable; the message explains how to fix them."""
+    """Raised if credentials are missing or unusable; the message explains how to fix them."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class ClusterCredentials:
 
 
 def find_credentials(*, kubeconfig: str | None = None, context: str | None = None) -> ClusterCredentials:
-    """Load the given kubeconfig, otherwise the pod's service account, otherwise $KUBECONFIG or ~/.kube/config.
+    """Load the given kubeconfig, the pod's service account, or $KUBECONFIG or ~/.kube/config, in this order.
 
     Raises:
         NoClusterAccess: No usable credentials were found.
@@ -52,7 +52,7 @@ def find_credentials(*, kubeconfig: str | None = None, context: str | None = Non
 
 
 def load_service_account(folder: Path, environment: Mapping[str, str]) -> ClusterCredentials:
-    """Load the mounted service account. The token file is read later, because the kubelet rotates it about hourly."""
+    """Load the mounted service account; the token is read later, because the kubelet rotates it about hourly."""
     host, port = environment["KUBERNETES_SERVICE_HOST"], environment.get("KUBERNETES_SERVICE_PORT", "443")
     if not (folder / "token").exists():
         raise NoClusterAccess(
@@ -134,7 +134,7 @@ def _build_tls_context(
 
 
 class BearerToken:
-    """Client middleware that adds the token to every request and rereads a token file that was replaced."""
+    """Client middleware that adds the token to every request and rereads the token file after a rotation."""
 
     def __init__(self, credentials: ClusterCredentials) -> None:
         self._file = credentials.token_file
@@ -150,7 +150,7 @@ class BearerToken:
         return await handler(request)
 
     def get_token(self) -> str | None:
-        """Return the current token; None without token authentication."""
+        """Return the current token, or None if no token is configured."""
         if self._file is not None:
             file_status = self._file.stat()
             version = (file_status.st_mtime_ns, file_status.st_ino)
@@ -162,7 +162,7 @@ class BearerToken:
 def open_session(
     credentials: ClusterCredentials, *, connections: int, middlewares: tuple[aiohttp.ClientMiddlewareType, ...] = ()
 ) -> aiohttp.ClientSession:
-    """Open an HTTP session with these credentials and at most `connections` connections; 0 means no limit."""
+    """Open an HTTP session with these credentials and a connection limit; 0 means no limit."""
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(
             limit=connections,
@@ -177,7 +177,7 @@ def open_session(
 
 
 def open_socket(address: aiohttp.AddrInfoType) -> socket.socket:
-    """Create a socket whose connection is closed after DEAD_PEER_TIMEOUT_SECONDS without a packet from its peer.
+    """Create a socket that closes its connection after DEAD_PEER_TIMEOUT_SECONDS without a packet from the peer.
 
     A load balancer or a lost host may drop a connection silently. Without TCP keepalive, a watch would detect this only
     when its next bookmark is overdue, and other requests only at their timeout (decisions/115).

@@ -1,4 +1,4 @@
-"""Informer, a cache of one API collection that is maintained by LIST and WATCH."""
+"""Informer: a cache of one API collection that is maintained by LIST and WATCH."""
 
 import asyncio
 import logging
@@ -13,14 +13,14 @@ logger = logging.getLogger(__name__)
 
 INITIAL_BACKOFF_SECONDS = 0.2
 MAX_BACKOFF_SECONDS = 10.0
-MIN_WATCH_SECONDS = 1.0  # a shorter watch counts as a failure, because some proxies close streams immediately
+MIN_WATCH_SECONDS = 1.0  # shorter watches count as failures, because some proxies close streams immediately
 STATUS_GONE = 410
 
 ChangeHandler = Callable[[RawBody | None, RawBody | None], None]
 
 
 class Informer:
-    """Cache that calls `on_change(old, new)` for every change; `old` is None for an addition, `new` for a deletion.
+    """Cache that calls `on_change(old, new)` for every change, with None for a missing old or new object.
 
     After a gap in the watch, a LIST is compared with the cache, so that deletions during the gap are also reported.
     Objects are indexed by uid, so an object that is recreated under its name causes a deletion and an addition.
@@ -90,7 +90,7 @@ class Informer:
             self._version = body["metadata"]["resourceVersion"]  # a BOOKMARK contains only the resourceVersion
 
     def _store(self, body: RawBody) -> None:
-        body["metadata"].pop("managedFields", None)  # managedFields are unused and half the size of a pod
+        body["metadata"].pop("managedFields", None)  # managedFields are unused and account for half the size of a pod
         uid = body["metadata"]["uid"]
         cached = self._objects.get(uid)
         if cached is None or cached["metadata"]["resourceVersion"] != body["metadata"]["resourceVersion"]:
@@ -98,14 +98,14 @@ class Informer:
             self._on_change(cached, body)
 
     def _remove(self, body: RawBody) -> None:
-        """Remove the object and report the body in the event, which may be newer than the cached body."""
+        """Remove the object and report the body from the watch event, which may be newer than the cached body."""
         body["metadata"].pop("managedFields", None)
         if self._objects.pop(body["metadata"]["uid"], None) is not None:
             self._on_change(body, None)
 
     def _handle_error(self, error: ApiError) -> None:
         self._failures += 1
-        # usually 410 Gone, because the resourceVersion is too old
+        # the error is usually 410 Gone, because the resourceVersion is too old
         if 400 <= error.status < 500 and error.status != 429:
             self._version = None
         level = logging.INFO if error.status == STATUS_GONE else logging.WARNING

@@ -17,7 +17,7 @@ Check = Callable[[], str | None]  # a check returns a description of the problem
 
 
 class Health:
-    """Registry of liveness and readiness checks; a probe succeeds if none of its checks returns a problem."""
+    """Registry of liveness and readiness checks; a probe succeeds if its checks return no problems."""
 
     def __init__(self) -> None:
         self._liveness_checks: dict[str, Check] = {}
@@ -28,11 +28,11 @@ class Health:
         self._liveness_checks[name] = check
 
     def add_readiness_check(self, name: str, check: Check) -> None:
-        """Add a check whose problems are temporary; the process receives no traffic meanwhile."""
+        """Add a check whose problems are temporary and only make the process unready."""
         self._readiness_checks[name] = check
 
     def find_problems(self, *, readiness: bool) -> tuple[str, ...]:
-        """Run the checks and return their problems, each with the name of its check."""
+        """Run the checks and return the problems, each prefixed with the name of the check."""
         return tuple(_run_checks(self._readiness_checks if readiness else self._liveness_checks))
 
 
@@ -42,18 +42,18 @@ def _run_checks(checks: dict[str, Check]) -> Iterator[str]:
             yield f"{name}: {problem}"
 
 
-def build_duration_check(limit_seconds: float, read_seconds: Callable[[], float], description: str) -> Check:
-    """Build a check that fails if a duration exceeds the limit."""
+def build_duration_check(limit_seconds: float, get_duration_seconds: Callable[[], float], description: str) -> Check:
+    """Build a check that reports a problem if a duration exceeds the limit."""
 
     def check() -> str | None:
-        seconds = read_seconds()
+        seconds = get_duration_seconds()
         return None if seconds <= limit_seconds else f"{description} for {seconds:.0f} s (limit {limit_seconds:.0f} s)"
 
     return check
 
 
 class LastRequestTime:
-    """Client middleware that records when the last request ended, successfully or not."""
+    """Client middleware that records the end time of the last request, including failed ones."""
 
     def __init__(self) -> None:
         self._ended_at = time.monotonic()
@@ -61,7 +61,7 @@ class LastRequestTime:
     async def __call__(
         self, request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
     ) -> aiohttp.ClientResponse:
-        """Send the request and record when it ended; a watch request ends when its response headers arrive."""
+        """Send the request and record its end time; a watch request ends when its response headers arrive."""
         try:
             return await handler(request)
         finally:
@@ -73,7 +73,7 @@ class LastRequestTime:
 
 
 class EventLoopLag:
-    """Measures the delay of event loop timers; a blocked loop neither renews the lease nor reads watches."""
+    """Measures how long a blocked event loop delays its timers."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
@@ -81,7 +81,7 @@ class EventLoopLag:
 
     @property
     def worst_seconds(self) -> float:
-        """Longest delay of the last minute, in seconds."""
+        """Longest delay within the last minute, in seconds."""
         return max(self._lags, default=0.0)
 
     async def run(self) -> None:
@@ -95,7 +95,7 @@ class EventLoopLag:
 
 
 async def start_http_server(health: Health, metrics: Metrics, *, port: int, host: str | None = None) -> web.AppRunner:
-    """Serve /healthz, /readyz and /metrics until the runner is cleaned up, by default on all interfaces."""
+    """Serve /healthz, /readyz and /metrics, by default on all interfaces, until the runner is cleaned up."""
 
     async def serve_health(request: web.Request) -> web.Response:
         problems = health.find_problems(readiness=request.path == "/readyz")

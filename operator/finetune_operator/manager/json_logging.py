@@ -1,4 +1,4 @@
-"""Configures logging as one JSON object per line on stderr, with extra fields such as `job`."""
+"""Configures logging to stderr as one JSON object per line, with extra fields such as `job`."""
 
 import logging
 import sys
@@ -13,7 +13,7 @@ MINIMUM_LEVELS = {
 
 
 def configure_logging(level: str) -> None:
-    """Log JSON lines at this level, and replace all handlers of the root logger."""
+    """Replace the handlers of the root logger by one that writes JSON lines from this level on."""
     formatter = JsonFormatter(
         "{levelname}{name}{message}",
         style="{",

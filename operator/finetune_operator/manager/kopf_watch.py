@@ -1,6 +1,6 @@
 """Watches the jobs with kopf. No other module imports kopf.
 
-kopf writes nothing to the cluster, because a handler of raw events needs no finalizer and no annotation. It uses the
+kopf writes nothing to the cluster, because a handler for raw events needs no finalizer or annotation. It uses the
 session that `log_in` returns, and stops the process on errors that a retry cannot fix.
 """
 
@@ -17,7 +17,7 @@ from finetune_operator import names
 from finetune_operator.controller.controller import Controller
 from finetune_operator.controller.job_cache import get_job_key
 
-WATCH_SECONDS = 300  # an integer, because the API server rejects "300.0"
+WATCH_SECONDS = 300  # must be an integer, because the API server rejects "300.0"
 MAX_BACKOFF_SECONDS = 5.0
 RELOGIN_SECONDS = 2.0
 
@@ -45,7 +45,7 @@ class NoDiffBaseStorage(kopf.AnnotationsDiffBaseStorage):
     """Disables the comparison of every object with its previous version, which the handlers do not need."""
 
     def build(self, **_: object) -> kopf.BodyEssence:
-        """Return an empty essence, to avoid a deep copy of the job at every event."""
+        """Return an empty essence, which avoids a deep copy of the job for every event."""
         return kopf.BodyEssence({})
 
 
@@ -60,13 +60,13 @@ def build_settings() -> kopf.OperatorSettings:
     settings.networking.request_timeout = 30.0
     settings.networking.connect_timeout = 5.0
     settings.watching.server_timeout = WATCH_SECONDS
-    # no timeout, because the grace period of the pod limits the shutdown
+    # no shutdown timeout is needed, because the grace period of the pod limits the shutdown
     settings.process.ultimate_exiting_timeout = None
     return settings
 
 
 def build_registry(controller: Controller, options: KopfOptions) -> kopf.OperatorRegistry:
-    """Return a registry with the login handler and the only event handler."""
+    """Return a registry with the login handler and the event handler."""
     registry = kopf.OperatorRegistry()
     last_login = time.monotonic() - RELOGIN_SECONDS
 

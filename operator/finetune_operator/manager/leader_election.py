@@ -1,4 +1,4 @@
-"""Leader election: only the replica that holds the Lease acts; standbys keep their caches warm and wait."""
+"""Leader election: only the replica that holds the Lease acts, while standbys keep their caches up to date."""
 
 import asyncio
 import logging
@@ -14,7 +14,7 @@ from finetune_operator.observation.ownership import RawBody
 logger = logging.getLogger(__name__)
 
 LEASE_DURATION_SECONDS = 15.0
-RENEW_DEADLINE_SECONDS = 10.0  # shorter than the lease duration, to tolerate clocks that run at different speeds
+RENEW_DEADLINE_SECONDS = 10.0  # shorter than the lease duration, to tolerate clock drift between replicas
 RETRY_PERIOD_SECONDS = 2.0
 REQUEST_TIMEOUT_SECONDS = 4.0
 
@@ -37,7 +37,8 @@ class LeaderElection:
         self._clock = clock
         self._collection = f"/apis/coordination.k8s.io/v1/namespaces/{lease.namespace}/leases"
         self._observed: RawBody | None = None
-        self._observed_version = ""  # kept when `_observed` is reset, so that an unchanged Lease still expires
+        # resourceVersion; kept when `_observed` is reset, so that an unchanged Lease still expires
+        self._observed_version = ""
         self._observed_at = 0.0
         self._renewed_at: float | None = None
 
@@ -54,10 +55,10 @@ class LeaderElection:
             await asyncio.sleep(RETRY_PERIOD_SECONDS * random.uniform(1.0, 1.2))  # noqa: S311
 
     async def renew_until_lost(self) -> None:
-        """Renew the Lease until it is lost, at the latest when the renew deadline has passed.
+        """Renew the Lease until it is lost or the renew deadline has passed.
 
-        A Lease that expired during a pause of the process counts as lost, even if no other replica has acquired it:
-        workers that read `is_leading` in between have stopped.
+        A Lease that expired during a pause of the process counts as lost even if no other replica has acquired it,
+        because workers that read `is_leading` in the meantime have stopped.
         """
         while self.is_leading:
             await asyncio.sleep(min(RETRY_PERIOD_SECONDS, self._compute_remaining_seconds()))
@@ -89,7 +90,7 @@ class LeaderElection:
                     return False
                 self._observe_lease(await self._write_lease(self._build_lease()))
         except ApiError as error:
-            # After 409 (another replica was faster, or a response was lost), the Lease is read before the next try.
+            # After a conflict (409) or a lost response, the Lease is read again before the next request.
             self._observed = None
             logger.log(logging.DEBUG if error.status == 409 else logging.WARNING, "lease: %s", error.message)
             return False
@@ -97,9 +98,9 @@ class LeaderElection:
             self._observed = None
             logger.warning("lease: no answer in time")
             return False
-        if was_leading and not self.is_leading:  # the lease expired while the response was awaited
+        if was_leading and not self.is_leading:  # the lease expired before the response arrived
             return False
-        self._renewed_at = requested_at  # the time of the request, because standbys measure from the write
+        self._renewed_at = requested_at  # the request time, because standbys measure the lease duration from the write
         return True
 
     def _compute_remaining_seconds(self) -> float:

@@ -1,4 +1,4 @@
-"""Runs the operator process: fills the caches, waits for the lease, reconciles and shuts down gracefully."""
+"""Runs the operator process, from filling the caches to the graceful shutdown."""
 
 import asyncio
 import logging
@@ -37,15 +37,15 @@ RESYNC_INTERVAL_SECONDS = 600.0
 RETRY_INTERVAL_SECONDS = 5.0
 DRAIN_TIMEOUT_SECONDS = 10.0
 
-WATCH_SILENCE_LIMIT_SECONDS = 180.0  # a bookmark is due every 60 s, and the client times out after 90 s
-JOB_WATCH_SILENCE_LIMIT_SECONDS = WATCH_SECONDS + 120.0  # kopf exposes the start of a watch, not its bookmarks
+WATCH_SILENCE_LIMIT_SECONDS = 180.0  # the API server sends a bookmark every 60 s, and the client times out after 90 s
+JOB_WATCH_SILENCE_LIMIT_SECONDS = WATCH_SECONDS + 120.0  # kopf only exposes when a watch starts, not its bookmarks
 PASS_DURATION_LIMIT_SECONDS = 300.0
 LOOP_LAG_LIMIT_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
 class OperatorOptions:
-    """Options of the operator process, from flags and environment variables."""
+    """Options of the operator process, set by flags and environment variables."""
 
     settings: Settings
     namespaces: tuple[str, ...] = ()  # empty to watch all namespaces
@@ -59,7 +59,7 @@ class OperatorOptions:
 
 @dataclass(frozen=True)
 class Connections:
-    """Connections to the API server; the watches and the lease use separate ones, so that no request delays them."""
+    """Connections to the API server; watches and the lease have their own, so that requests do not delay them."""
 
     credentials: ClusterCredentials
     metrics: Metrics
@@ -101,7 +101,7 @@ async def _run_until_stopped(stop_event: asyncio.Event, manager: "Manager") -> N
     logger.info("stopping")
     # Drain the workers and release the lease.
     await manager.shut_down()
-    # Stop the remaining tasks, and kopf last, because kopf cancels every task that is not its own.
+    # Stop the remaining tasks, but stop kopf last, because kopf cancels all tasks that started after it.
     has_failed = run_task.done()
     run_task.cancel()
     await asyncio.wait((run_task,))
@@ -111,7 +111,7 @@ async def _run_until_stopped(stop_event: asyncio.Event, manager: "Manager") -> N
 
 
 class Manager:
-    """Owns the components of the operator process, and starts and stops them in order."""
+    """Starts and stops the components of the operator process in order."""
 
     def __init__(self, options: OperatorOptions, connections: Connections) -> None:
         self._options = options
@@ -157,7 +157,7 @@ class Manager:
             await self._run_as_leader(group)
 
     async def shut_down(self) -> None:
-        """Start no more passes, wait for the running passes, and release the lease."""
+        """Stop starting passes, wait for the running passes, and release the lease."""
         self._controller.queue.close()
         if self._workers:
             _, pending = await asyncio.wait(self._workers, timeout=DRAIN_TIMEOUT_SECONDS)
@@ -167,7 +167,7 @@ class Manager:
             await self._election.release()
 
     async def stop_kopf(self) -> None:
-        """Stop kopf. Call it last, because kopf cancels every task that did not exist when it started."""
+        """Stop kopf. Must be called last, because kopf cancels all tasks that started after it."""
         if self._kopf is not None:
             self._kopf_stop_event.set()
             await asyncio.wait((self._kopf,), timeout=DRAIN_TIMEOUT_SECONDS)
@@ -210,7 +210,7 @@ class Manager:
             await asyncio.shield(self._kopf)
 
     async def _wait_for_crd(self) -> None:
-        """Wait until the CRD is installed, because without a CRD kopf would log one line and watch nothing."""
+        """Wait until the CRD is installed, because kopf does not watch a resource without a CRD."""
         while True:
             try:
                 api_group = await self._connections.client.call("GET", f"/apis/{names.API_VERSION}")
@@ -286,7 +286,7 @@ def stop_on_signals(stop_event: asyncio.Event) -> None:
 
 
 def exit_immediately() -> NoReturn:
-    """End the process without waiting for requests in flight, because another replica may act from now on."""
+    """Exit without waiting for requests in flight, because another replica may be leading already."""
     logger.critical("no longer the leader; exiting")
     logging.shutdown()
     os._exit(1)

@@ -15,8 +15,9 @@ from finetune_operator import names
 from finetune_operator.observation.ownership import RawBody, find_controlling_owner, has_job_label, parse_time
 from finetune_operator.observation.read_evidence import find_condition, read_evidence
 
-FENCED_AFTER_SECONDS = 30  # how long after its deletion deadline a pod deleted by the taint manager may still run
-# how long any other deleted pod may still run, because another disruption may hide the loss of its kubelet
+# time after its deletion deadline during which a pod deleted by the taint manager may still run
+FENCED_AFTER_SECONDS = 30
+# the same for any other deleted pod, because another disruption may hide the loss of its kubelet
 OVERDUE_SECONDS = 300
 
 
@@ -32,7 +33,7 @@ class PodPhase(StrEnum):
 
 @dataclass(frozen=True)
 class WaitingState:
-    """State of a pod that does not start, because a container waits or the pod is unscheduled."""
+    """Reason why a pod does not start, because one of its containers is waiting or the pod is unscheduled."""
 
     reason: str
     message: str
@@ -55,30 +56,30 @@ class NodeObservation:
     evidence: Evidence
     termination: Termination | None
     started_at: datetime | None = None
-    container_creating_since: datetime | None = None  # time when the pod was scheduled or ready to start containers
+    container_creating_since: datetime | None = None  # later transition of PodScheduled and PodReadyToStartContainers
     ready_to_start: bool | None = None  # condition PodReadyToStartContainers; None if the kubelet does not report it
-    relabelled: bool = False  # a user edited the labels, so that the informer no longer selects the pod
-    restarted: bool = False  # the kubelet restarted the container in place, for example after an image edit
-    sidecar_running_since: datetime | None = None  # end of the trainer container, if an injected sidecar still runs
+    relabelled: bool = False  # whether a user changed the label that informers select by
+    restarted: bool = False  # in-place restart by the kubelet, for example after an image edit
+    sidecar_running_since: datetime | None = None  # finish time of the trainer, if a sidecar is still running
 
     @property
     def k8s_node(self) -> str:
-        """Kubernetes node that the pod is scheduled on."""
+        """Name of the Kubernetes node of the pod; empty before scheduling."""
         return self.evidence.k8s_node
 
     @property
     def ended(self) -> bool:
-        """Whether the trainer container has ended or the pod is gone."""
+        """Whether the trainer container has terminated or the pod no longer exists."""
         return self.phase in (PodPhase.SUCCEEDED, PodPhase.FAILED, PodPhase.GONE)
 
     @property
     def succeeded(self) -> bool:
-        """Whether the node exited with 0 and reported success; exit code 0 alone is not sufficient."""
+        """Whether the node exited with code 0 and reported success; the exit code alone is not sufficient."""
         return self.evidence.exit_code == 0 and self.evidence.outcome == Outcome.SUCCEEDED
 
     @property
     def disappeared(self) -> bool:
-        """Whether the pod is gone although neither its deletion nor its end was observed."""
+        """Whether the pod is missing without an observed deletion or termination."""
         return self.phase is PodPhase.GONE and self.deletion_deadline is None and self.evidence.exit_code is None
 
     def get_container_creating_duration(self, now: datetime) -> timedelta | None:
@@ -88,7 +89,7 @@ class NodeObservation:
         return now - self.container_creating_since
 
     def may_run(self, now: datetime) -> bool:
-        """Return whether a process of the pod may still run: it has not ended and is not fenced."""
+        """Return whether a process of the pod may still run, because the pod is neither terminated nor fenced."""
         if self.ended:
             return False
         if self.deletion_deadline is None:
@@ -100,7 +101,7 @@ class NodeObservation:
 
 @dataclass(frozen=True)
 class RejectedCreate:
-    """Create request that the API server rejected, also because another object has the same name.
+    """Create request that the API server rejected, or that failed because another object has the same name.
 
     `name_taken`: the other object does not belong to the job.
     `predecessor_terminating`: the other object is a child of a deleted job of the same name, and will be deleted.
@@ -124,7 +125,7 @@ class Claim:
 
 @dataclass(frozen=True)
 class Observation:
-    """Observed state of a job's children. `fresh`: the pods were listed for this decision with a quorum read."""
+    """Observed state of a job's children; `fresh` if the pods were listed by a quorum read in this pass."""
 
     nodes: tuple[NodeObservation, ...] = ()
     service_exists: bool = False  # whether a headless Service exists that selects the pods
@@ -158,7 +159,7 @@ def observe_pods(pods: Iterable[RawBody], tombstones: Iterable[RawBody]) -> tupl
 
 
 def observe_pod(pod: RawBody, *, gone: bool) -> NodeObservation | None:
-    """Parse one pod; return None if its name is not the name of a node of its controlling job."""
+    """Parse one pod; return None if its name does not belong to a node of its controlling job."""
     metadata, status, owner = pod["metadata"], pod.get("status") or {}, find_controlling_owner(pod)
     attempt_and_rank = names.parse_pod_name(metadata["name"], owner.get("name", ""))
     if attempt_and_rank is None:
@@ -203,19 +204,19 @@ def _select_container_status(status: RawBody) -> RawBody:
 
 
 def _find_first_termination(container: RawBody) -> RawBody | None:
-    """Return the first terminated state of the container, because a process restarted in place belongs to no gang."""
+    """Return the first terminated state of the container; the process of an in-place restart is not in the gang."""
     current: RawBody | None = (container.get("state") or {}).get("terminated")
     has_restarted = container.get("restartCount") or 0
     return (container.get("lastState") or {}).get("terminated") if current is None and has_restarted else current
 
 
 def _is_restarted(status: RawBody, container: RawBody, terminated_state: RawBody | None) -> bool:
-    """Return whether the container was restarted in place.
+    """Return whether the kubelet performed an in-place restart of the container.
 
     The kubelet also reports lastState when it evicts a pod with a finished container, which is not a restart.
     """
-    ended = status.get("phase") in ("Succeeded", "Failed")
-    return terminated_state is not None and not ended and "terminated" not in (container.get("state") or {})
+    is_finished = status.get("phase") in ("Succeeded", "Failed")
+    return terminated_state is not None and not is_finished and "terminated" not in (container.get("state") or {})
 
 
 def _derive_pod_phase(status: RawBody, container: RawBody, *, gone: bool) -> PodPhase:
@@ -237,12 +238,12 @@ def _find_container_creating_start(scheduled_condition: RawBody, ready_condition
 
 
 def _find_sidecar_start(status: RawBody, terminated_state: RawBody | None) -> datetime | None:
-    """Return when the trainer container ended; None if the pod has ended, too.
+    """Return the finish time of the trainer container while other containers of the pod are running, otherwise None.
 
-    The pod phase lags about a second behind the container state, so the result is set for a second after every exit.
+    The pod phase lags about a second behind the container state, so the time is also returned in that second.
     """
-    ended = status.get("phase") in ("Succeeded", "Failed")
-    return None if ended or terminated_state is None else parse_time(terminated_state.get("finishedAt"))
+    is_finished = status.get("phase") in ("Succeeded", "Failed")
+    return None if is_finished or terminated_state is None else parse_time(terminated_state.get("finishedAt"))
 
 
 def _find_waiting_state(status: RawBody, container: RawBody) -> WaitingState | None:

@@ -6,7 +6,7 @@ from finetune_api.termination import Termination
 from finetune_api.v1alpha1.status import Evidence
 from finetune_operator.observation.ownership import RawBody, parse_time
 
-MAX_MESSAGE_CHARACTERS = 600  # message limit per node in the status
+MAX_MESSAGE_CHARACTERS = 600  # maximum length of the message of a node in the status
 
 
 def read_evidence(
@@ -39,7 +39,7 @@ def read_evidence(
 def _select_message(
     status: RawBody, disruption: RawBody, terminated_state: RawBody, termination: Termination | None
 ) -> str:
-    """Return the most specific message; a reported message is cut at the end, a log at the start."""
+    """Return the most specific message; a termination message is truncated at its end, a log at its start."""
     if termination:
         return termination.message[:MAX_MESSAGE_CHARACTERS]
     text: str = status.get("message") or disruption.get("message") or terminated_state.get("message") or ""
@@ -47,7 +47,7 @@ def _select_message(
 
 
 def _select_finish_time(terminated_state: RawBody, termination: Termination | None) -> datetime | None:
-    """Return the end time reported by the supervisor, or finishedAt of the container.
+    """Return the finish time reported by the supervisor, otherwise finishedAt of the container.
 
     finishedAt has a resolution of one second, which is too coarse to find the first failure.
     """

@@ -1,1 +1,1 @@
-"""Pure plan of one attempt, and the Kubernetes manifests that are built from it."""
+"""Pure functions that plan an attempt and build its Kubernetes manifests."""

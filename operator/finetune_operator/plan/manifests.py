@@ -16,7 +16,7 @@ def build_children(run_plan: RunPlan) -> tuple[Manifest, ...]:
 
 
 def build_service(run_plan: RunPlan) -> Manifest:
-    """Return the headless Service that gives each pod a DNS name even before it is ready, so that ranks can connect."""
+    """Return the headless Service that gives each pod a DNS name, even before the pod is ready."""
     return {
         "apiVersion": "v1",
         "kind": "Service",
@@ -34,7 +34,7 @@ def build_service(run_plan: RunPlan) -> Manifest:
 
 
 def is_intact_headless_service(service: Manifest, job_uid: str) -> bool:
-    """Return whether a Service still has the fields of build_service that give the pods their DNS names."""
+    """Return whether a Service still has the fields of build_service that the DNS names of the pods require."""
     spec = service["spec"]
     headless = spec.get("clusterIP") == "None" and spec.get("publishNotReadyAddresses", False)
     return bool(headless and spec.get("selector") == {names.JOB_UID: job_uid})

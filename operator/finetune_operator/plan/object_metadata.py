@@ -1,4 +1,4 @@
-"""Builds the metadata of the objects of an attempt: names, labels and the owner reference to the job."""
+"""Builds the metadata of the objects of an attempt, including the owner reference to the job."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ Manifest = dict[str, Any]
 
 
 def build_metadata(run_plan: RunPlan, name: str, *, with_attempt_label: bool = False) -> Manifest:
-    """Return the metadata of a child: name, namespace, labels and owner reference."""
+    """Return the metadata of a child, including its labels and owner reference."""
     labels = {names.MANAGED_BY: names.MANAGER, names.JOB_NAME: run_plan.job_name, names.JOB_UID: run_plan.job_uid}
     if with_attempt_label:
         labels[names.ATTEMPT] = str(run_plan.attempt)

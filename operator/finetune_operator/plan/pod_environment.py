@@ -1,4 +1,4 @@
-"""Builds the environment variables of the trainer container: launcher, trainer, NCCL, Secrets and spec.env."""
+"""Builds the environment variables of the trainer container."""
 
 import math
 
@@ -11,7 +11,7 @@ TORCHRUN_MARGIN_SECONDS = 10  # torchrun has to stop its ranks before the kubele
 
 
 def build_env_list(run_plan: RunPlan, node: NodePlan) -> list[Manifest]:
-    """Return the variables of the operator, then those of the user, which override all unreserved variables."""
+    """Return the variables of the operator, followed by those of the user, which override all unreserved variables."""
     operator_variables = [{"name": name, "value": value} for name, value in build_environment(run_plan, node).items()]
     user_variables = [variable.model_dump(by_alias=True, exclude_none=True) for variable in run_plan.spec.env]
     overridden_names = {variable["name"] for variable in user_variables}
@@ -19,7 +19,7 @@ def build_env_list(run_plan: RunPlan, node: NodePlan) -> list[Manifest]:
 
 
 def build_environment(run_plan: RunPlan, node: NodePlan) -> dict[str, str]:
-    """Return the variables of launcher, trainer and NCCL. RANK is not set, because scripts detect torchrun by it."""
+    """Return the variables of launcher, trainer and NCCL, but not RANK, which scripts use to detect torchrun."""
     torchrun = {
         "NNODES": str(len(run_plan.nodes)),
         "NODE_RANK": str(node.node_rank),
@@ -33,7 +33,7 @@ def build_environment(run_plan: RunPlan, node: NodePlan) -> dict[str, str]:
         "OMP_NUM_THREADS": str(_compute_threads_per_rank(run_plan)),
         "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(GRACE_SECONDS - TORCHRUN_MARGIN_SECONDS),
         "HOME": names.TMP_DIR,
-        "USER": names.USER,  # torch caches call getuser(), which fails for a uid without passwd entry
+        "USER": names.USER,  # torch calls getuser() for its cache paths, which fails for a uid without a passwd entry
         "PYTHONUNBUFFERED": "1",
         **_build_output_environment(run_plan),
         names.ENV_NAMESPACE: run_plan.namespace,
@@ -53,7 +53,7 @@ def build_environment(run_plan: RunPlan, node: NodePlan) -> dict[str, str]:
 
 
 def _build_output_environment(run_plan: RunPlan) -> dict[str, str]:
-    """Return the variables for result and download paths; without spec.output, downloads are stored in $HOME."""
+    """Return the variables for the result and download paths; without spec.output, downloads are stored in $HOME."""
     if run_plan.spec.output is None:
         return {}
     return {
@@ -64,7 +64,7 @@ def _build_output_environment(run_plan: RunPlan) -> dict[str, str]:
 
 
 def _build_secret_environment(run_plan: RunPlan) -> dict[str, str]:
-    """Return a variable that lists the variables from Secrets, so that the supervisor redacts their values."""
+    """Return the variable that names all variables from Secrets, so that the supervisor redacts their values."""
     secret_names = [variable.name for variable in run_plan.spec.env if "secretKeyRef" in (variable.value_from or {})]
     return {names.ENV_HIDDEN: ",".join(secret_names)} if secret_names else {}
 

@@ -1,6 +1,6 @@
-"""Builds the pod manifest of one node: container, volumes, placement and security context.
+"""Builds the pod manifest of one node.
 
-plan.pod_environment builds its environment variables.
+plan.pod_environment builds the environment variables of the container.
 """
 
 from typing import Any
@@ -73,7 +73,7 @@ def _build_topology_spread(run_plan: RunPlan) -> Manifest:
 
 
 def _build_tolerations(run_plan: RunPlan) -> list[Manifest]:
-    """Return the user's tolerations, and tolerate a lost Kubernetes node for 60 s instead of the default 300 s."""
+    """Return the user's tolerations, with 60 s instead of the default 300 s for a lost Kubernetes node."""
     user_tolerations = run_plan.spec.pod_template.tolerations
     lost_node_tolerations = [
         {"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": LOST_NODE_SECONDS}

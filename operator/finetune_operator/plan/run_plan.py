@@ -8,7 +8,7 @@ from finetune_api.v1alpha1.job import FineTuneJob, FineTuneJobSpec
 from finetune_operator import names
 from finetune_operator.settings import Settings
 
-GRACE_SECONDS = 120  # time between SIGTERM and SIGKILL, to write a checkpoint
+GRACE_SECONDS = 120  # time between SIGTERM and SIGKILL, in which ranks save a checkpoint
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class NodePlan:
 
 @dataclass(frozen=True)
 class RunPlan:
-    """Plan of one attempt, derived from the spec; computed values are properties."""
+    """Plan of one attempt, derived from the spec of the job."""
 
     namespace: str
     job_name: str
@@ -36,12 +36,12 @@ class RunPlan:
 
     @property
     def nproc_per_node(self) -> int:
-        """Number of ranks per node, one per GPU."""
+        """Number of ranks per node; each rank uses one GPU."""
         return self.spec.ranks_per_node
 
     @property
     def world_size(self) -> int:
-        """Total number of ranks of all nodes."""
+        """Total number of ranks on all nodes."""
         return len(self.nodes) * self.nproc_per_node
 
     @property
@@ -56,7 +56,7 @@ class RunPlan:
 
     @property
     def master_addr(self) -> str:
-        """FQDN of node 0; the pod itself resolves it from /etc/hosts before DNS has a record."""
+        """FQDN of node 0, whose own pod can resolve the name from /etc/hosts before DNS has a record."""
         return f"{self.nodes[0].pod_name}.{self.service_name}.{self.namespace}.svc.{self.cluster_domain}"
 
     @property
@@ -77,7 +77,7 @@ class RunPlan:
 
 
 def plan_run(job: FineTuneJob, *, attempt: int, settings: Settings) -> RunPlan:
-    """Plan one attempt of a job after applying the repair of the job; the result is deterministic."""
+    """Plan one attempt of a job, with the repair of the job applied; the result is deterministic."""
     name = job.metadata.name
     nodes = (
         NodePlan(node_rank=rank, pod_name=names.pod_name(name, attempt, rank)) for rank in range(job.spec.num_nodes)
@@ -97,7 +97,7 @@ def plan_run(job: FineTuneJob, *, attempt: int, settings: Settings) -> RunPlan:
 
 
 def resolve_planned_batch(spec: FineTuneJobSpec) -> Batch | None:
-    """Return the batch of a validated spec; the smallest possible batch for `auto`, None for a command."""
+    """Return the batch of a validated spec, the smallest possible batch for `auto`, or None for a command."""
     if spec.command is not None:
         return None
     training = spec.training
@@ -109,11 +109,11 @@ def resolve_planned_batch(spec: FineTuneJobSpec) -> Batch | None:
     )
 
 
-def resolve_chosen_batch(spec: FineTuneJobSpec, per_device: int | None) -> Batch | None:
+def resolve_chosen_batch(spec: FineTuneJobSpec, micro_batch_size: int | None) -> Batch | None:
     """Return the batch with the micro-batch size that the trainer chose for `auto`; None if that size is invalid."""
     smallest_batch = resolve_planned_batch(spec)
     assert smallest_batch is not None  # only called for a spec with `auto`, never for a command
-    return find_batch_split(smallest_batch, per_device)
+    return find_batch_split(smallest_batch, micro_batch_size)
 
 
 def describe_batch(spec: FineTuneJobSpec) -> str:

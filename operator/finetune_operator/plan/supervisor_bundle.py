@@ -1,4 +1,4 @@
-"""Packs the sources of the supervisor into a zip file that python3 of any image can run (decisions/302)."""
+"""Packs the sources of the supervisor into a zip file that the python3 of any image can run (decisions/302)."""
 
 import base64
 import io
@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 PACKAGE = "finetune_supervisor"
-_ZIP_TIME = (1980, 1, 1, 0, 0, 0)  # constant, so that equal sources result in equal files
+_ZIP_TIME = (1980, 1, 1, 0, 0, 0)  # constant timestamp, so that equal sources result in equal files
 _MAIN = """import sys
 if sys.version_info < (3, 9):
     sys.exit("supervisor: spec.image has python3 %d.%d; command mode needs 3.9 or newer" % sys.version_info[:2])
@@ -17,7 +17,7 @@ sys.exit(main())
 
 
 class SupervisorMissing(Exception):
-    """The sources of the supervisor are not installed together with the operator."""
+    """Raised if the sources of the supervisor are not installed together with the operator."""
 
 
 def pack_supervisor() -> str:

@@ -21,7 +21,7 @@ def test_first_expression_that_matches_decides() -> None:
 
 
 def test_expression_does_not_match_if_its_exception_matches() -> None:
-    patterns = PatternSet([("code", "exec: "), ("host", "exec: runc")], unless={"exec: ": "exec: runc"})
+    patterns = PatternSet([("code", "exec: "), ("host", "exec: runc")], exceptions={"exec: ": "exec: runc"})
 
     assert [patterns.find_first(text) for text in ("exec: bash", "exec: runc")] == ["code", "host"]
 

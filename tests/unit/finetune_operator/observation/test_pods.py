@@ -85,9 +85,12 @@ def test_a_pod_without_status_is_pending() -> None:
 
 
 def test_a_tombstone_has_no_running_process() -> None:
-    live, gone = observe_single_pod(running_pod(JOB, 0)), observe_single_pod(running_pod(JOB, 0), is_tombstone=True)
+    live, tombstone = (
+        observe_single_pod(running_pod(JOB, 0)),
+        observe_single_pod(running_pod(JOB, 0), is_tombstone=True),
+    )
     assert (live.ended, live.may_run(NOW), live.evidence.ended) == (False, True, False)
-    assert (gone.ended, gone.may_run(NOW), gone.evidence.ended) == (True, False, True)
+    assert (tombstone.ended, tombstone.may_run(NOW), tombstone.evidence.ended) == (True, False, True)
 
 
 def test_other_containers_do_not_affect_the_pod_phase() -> None:
