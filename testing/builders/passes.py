@@ -5,6 +5,7 @@ from typing import Any
 
 from finetune_api.v1alpha1.job import FineTuneJob
 from finetune_api.v1alpha1.status import JobStatus
+from finetune_operator import names
 from finetune_operator.controller.gather import CachedState
 from finetune_operator.controller.reconcile import PassDependencies, PassResult, reconcile, render_status
 from finetune_operator.plan.manifests import build_service
@@ -14,7 +15,8 @@ from testing.fakes.recording_cluster import RecordingCluster
 
 EMPTY_CACHE = CachedState()
 LATER = NOW + timedelta(minutes=1)
-LIST = f"list pods of default/{UID}"
+LIST = f"list pods of default with {names.JOB_UID}={UID}"
+LIST_BY_NAME = f"list pods of default with {names.JOB_NAME}=bert"  # at the first attempt
 CLAIMS = ["get PersistentVolumeClaim default/models", "get PersistentVolumeClaim default/datasets"]
 CREATES = ["create Service bert", "create ConfigMap bert-0-11111111", "create Pod bert-0-0", "create Pod bert-0-1"]
 

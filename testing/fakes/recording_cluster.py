@@ -25,8 +25,8 @@ class RecordingCluster:
         version = str(int(job["metadata"]["resourceVersion"]) + 1)
         return {**job, "metadata": {**job["metadata"], "resourceVersion": version}, "status": status}
 
-    async def list_pods(self, namespace: str, job_uid: str) -> tuple[RawBody, ...]:
-        self._record(f"list pods of {namespace}/{job_uid}")
+    async def list_pods(self, namespace: str, label: str, value: str) -> tuple[RawBody, ...]:
+        self._record(f"list pods of {namespace} with {label}={value}")
         return self.pods
 
     async def get(self, kind: str, namespace: str, name: str) -> RawBody | None:

@@ -205,7 +205,7 @@ async def test_create_succeeds_if_the_object_already_exists_with_the_same_owner(
 ) -> None:
     await cluster.create(build_pod(owner))
     await cluster.create(build_pod(owner))
-    assert len(await cluster.list_pods(owner["metadata"]["namespace"], owner["metadata"]["uid"])) == 1
+    assert len(await cluster.list_pods(owner["metadata"]["namespace"], names.JOB_UID, owner["metadata"]["uid"])) == 1
 
 
 async def test_create_raises_name_taken_if_the_object_has_another_owner(
@@ -220,18 +220,18 @@ async def test_terminating_pod_occupies_its_name(cluster: KubernetesCluster, own
     """A pod on a missing node stays Terminating until its grace period ends."""
     namespace, uid = owner["metadata"]["namespace"], owner["metadata"]["uid"]
     await cluster.create(build_pod(owner, nodeName="no-such-node", nodeSelector={}))
-    [existing] = await cluster.list_pods(namespace, uid)
+    [existing] = await cluster.list_pods(namespace, names.JOB_UID, uid)
     target = ObjectRef("Pod", namespace, "bert-0-0", existing["metadata"]["uid"])
     await cluster.delete(target, grace_seconds=300)
-    [existing] = await cluster.list_pods(namespace, uid)
+    [existing] = await cluster.list_pods(namespace, names.JOB_UID, uid)
     assert existing["metadata"]["deletionGracePeriodSeconds"] == 300
     with pytest.raises(ClusterError, match="still being deleted"):
         await cluster.create(build_pod(owner))
     await cluster.delete(target, grace_seconds=10)
-    [existing] = await cluster.list_pods(namespace, uid)
+    [existing] = await cluster.list_pods(namespace, names.JOB_UID, uid)
     assert existing["metadata"]["deletionGracePeriodSeconds"] == 10, "a later delete can shorten the grace period"
     await cluster.delete(target, grace_seconds=0)
-    assert await cluster.list_pods(namespace, uid) == ()
+    assert await cluster.list_pods(namespace, names.JOB_UID, uid) == ()
     await cluster.create(build_pod(owner))
 
 
@@ -284,9 +284,9 @@ async def test_delete_ignores_an_object_with_another_uid(cluster: KubernetesClus
     namespace, uid = owner["metadata"]["namespace"], owner["metadata"]["uid"]
     await cluster.create(build_pod(owner))
     await cluster.delete(ObjectRef("Pod", namespace, "bert-0-0", str(uuid4())), grace_seconds=0)
-    [existing] = await cluster.list_pods(namespace, uid)
+    [existing] = await cluster.list_pods(namespace, names.JOB_UID, uid)
     await cluster.delete(ObjectRef("Pod", namespace, "bert-0-0", existing["metadata"]["uid"]), grace_seconds=0)
-    assert await cluster.list_pods(namespace, uid) == ()
+    assert await cluster.list_pods(namespace, names.JOB_UID, uid) == ()
     await cluster.delete(ObjectRef("Pod", namespace, "bert-0-0", existing["metadata"]["uid"]))
 
 
@@ -366,7 +366,10 @@ async def test_informer_reports_changes_in_order_and_relists_after_expiry(
     await asyncio.wait_for(informer.synced.wait(), 20)
     await cluster.create(build_pod(owner, "watched"))
     await wait_for_change("watched", True)
-    uids = {item["metadata"]["name"]: item["metadata"]["uid"] for item in await cluster.list_pods(namespace, uid)}
+    uids = {
+        item["metadata"]["name"]: item["metadata"]["uid"]
+        for item in await cluster.list_pods(namespace, names.JOB_UID, uid)
+    }
     await cluster.delete(ObjectRef("Pod", namespace, "watched", uids["watched"]), grace_seconds=0)
     await wait_for_change("watched", False)
     running.cancel()

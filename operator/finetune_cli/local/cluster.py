@@ -52,13 +52,13 @@ class LocalCluster:
         self._has_ended = "completionTime" in status
         return {**job, "status": status}
 
-    async def list_pods(self, namespace: str, job_uid: str) -> tuple[RawBody, ...]:
-        """Return the pods of the job; the list is never stale, because only this class creates pods."""
+    async def list_pods(self, namespace: str, label: str, value: str) -> tuple[RawBody, ...]:
+        """Return the pods with this label; the list is never stale, because only this class creates pods."""
         bodies = (pod.body for pod in self._pods.values())
         return tuple(
             body
             for body in bodies
-            if (body["metadata"]["namespace"], body["metadata"]["labels"][names.JOB_UID]) == (namespace, job_uid)
+            if (body["metadata"]["namespace"], body["metadata"]["labels"][label]) == (namespace, value)
         )
 
     async def get(self, kind: str, namespace: str, name: str) -> RawBody | None:

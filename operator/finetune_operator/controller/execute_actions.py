@@ -77,7 +77,7 @@ async def _execute_action(cluster: Cluster, job: ObjectMeta, action: Action, now
         case DeleteService(name, uid):
             await cluster.delete(ObjectRef("Service", namespace, name, uid))
         case DeleteConfigMap(name):
-            await cluster.delete(ObjectRef("ConfigMap", namespace, name, ""))
+            await cluster.delete(ObjectRef("ConfigMap", namespace, name, "", owner_uid=job.uid))
         case DeleteJob(uid):
             await cluster.delete(ObjectRef(names.FINETUNEJOB_KIND, namespace, job.name, uid))
         case EmitEvent():

@@ -10,7 +10,7 @@ from finetune_api.v1alpha1.status import AttemptState, Progress
 from finetune_operator import names
 from finetune_operator.failures.create_rejections import collect_claim_names
 from finetune_operator.kube.cluster import Cluster
-from finetune_operator.observation.ownership import RawBody, get_controller_uid
+from finetune_operator.observation.ownership import RawBody, find_controlling_owner, get_controller_uid
 from finetune_operator.observation.pods import Claim, NodeObservation, Observation, RejectedCreate, observe_pods
 from finetune_operator.plan.manifests import is_intact_headless_service
 
@@ -62,7 +62,10 @@ async def observe_uncached(
     is_starting = job.status.attempts[-1].state is AttemptState.STARTING
     mounted_claims = collect_claim_names(job) if is_starting else ()
     claims_request = _get_objects_by_name(cluster, "PersistentVolumeClaim", namespace, mounted_claims)
-    listed_pods, claims = await asyncio.gather(cluster.list_pods(namespace, uid), claims_request)
+    # At the first attempt, list by name, to find pods that a deleted job of the same name left (decisions/205).
+    is_first = is_starting and job.status.attempts[-1].attempt == 0
+    label, value = (names.JOB_NAME, job.metadata.name) if is_first else (names.JOB_UID, uid)
+    listed_pods, claims = await asyncio.gather(cluster.list_pods(namespace, label, value), claims_request)
     # A cached pod that the LIST does not contain was deleted; the cached object is its last known state.
     deleted_pods = select_controlled_objects(uid, (*cached.deleted_pods, *cached.pods))
     listed_observation = replace(
@@ -77,8 +80,21 @@ async def observe_uncached(
         claims=tuple(
             Claim(claim["metadata"]["name"], tuple(claim.get("spec", {}).get("accessModes") or ())) for claim in claims
         ),
+        predecessor_nodes=_observe_predecessor_pods(job, listed_pods),
         fresh=True,
     )
+
+
+def _observe_predecessor_pods(job: FineTuneJob, listed_pods: Iterable[RawBody]) -> tuple[NodeObservation, ...]:
+    """Parse the pods of deleted jobs of the same name; the garbage collector deletes them."""
+    owner = (names.FINETUNEJOB_KIND, job.metadata.name)
+    predecessor_pods = [
+        pod
+        for pod in listed_pods
+        if get_controller_uid(pod) != job.metadata.uid
+        and (find_controlling_owner(pod).get("kind"), find_controlling_owner(pod).get("name")) == owner
+    ]
+    return observe_pods(predecessor_pods, ())
 
 
 async def _get_objects_by_name(

@@ -158,6 +158,9 @@ def _create_missing_children(context: JobContext) -> Decision | None:
     if blocking_pods:
         deletions = context.build_deletions(blocking_pods, ABORT_GRACE_SECONDS)
         return build_decision(context, context.status, actions=deletions, requeue_after=REQUEUE_INTERVAL)
+    # also wait for the pods of a deleted job of the same name, which write the same output
+    if any(node.may_run(context.now) for node in context.observation.predecessor_nodes):
+        return build_decision(context, context.status, requeue_after=REQUEUE_INTERVAL)
     # then wait until the restart delay has passed
     if (delay := _compute_remaining_delay(record, context.now)) > timedelta():
         return build_decision(context, context.status, requeue_after=delay)

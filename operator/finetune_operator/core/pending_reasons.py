@@ -74,6 +74,9 @@ def find_pending_reason(
     """Find the most relevant reason why not all pods run; None if no reason is known."""
     if observation.rejected_creates:
         return _explain_rejected_create(observation.rejected_creates[0])
+    if predecessors := [node.pod_name for node in observation.predecessor_nodes if node.may_run(now)]:
+        message = f"pod {predecessors[0]} of a deleted job of the same name still runs; waiting until it has ended"
+        return PendingReason(Reason.PREDECESSOR_TERMINATING, message)
     blocked_nodes = [(node, node.waiting) for node in nodes if node.phase is PodPhase.PENDING and node.waiting]
     if not blocked_nodes:
         return _explain_container_creating(nodes, now)

@@ -6,7 +6,7 @@ from finetune_operator.failures.verdict import Verdict
 from finetune_operator.observation.pods import Observation, RejectedCreate
 
 SHARED_MODES = frozenset({"ReadWriteMany", "ReadOnlyMany"})
-UNPROCESSABLE, BAD_REQUEST = 422, 400
+UNPROCESSABLE = 422  # 400 is also the status of a webhook that denies without a code, for example after a timeout
 
 
 def collect_claim_names(job: FineTuneJob) -> tuple[str, ...]:
@@ -30,7 +30,7 @@ def find_permanent_rejection(job: FineTuneJob, observation: Observation) -> Verd
     for rejected in () if has_run else observation.rejected_creates:
         if rejected.name_taken:
             return Verdict(Reason.NAME_TAKEN, f"{describe_name_conflict(rejected)}; delete it or rename the job")
-        if rejected.status in (UNPROCESSABLE, BAD_REQUEST):
+        if rejected.status == UNPROCESSABLE:
             return Verdict(Reason.INVALID_SPEC, f"{rejected.kind} {rejected.name}: {rejected.message}")
     if job.spec.num_nodes == 1:
         return None

@@ -57,13 +57,14 @@ class NameTaken(ClusterError):
 class ObjectRef:
     """Identity of one object; the uid distinguishes it from a later object of the same name.
 
-    An empty uid matches any object of that name that a FineTuneJob controls.
+    An empty uid matches any object of that name that the job with `owner_uid` controls.
     """
 
     kind: str
     namespace: str
     name: str
     uid: str
+    owner_uid: str = ""
 
 
 class Cluster(Protocol):
@@ -72,8 +73,8 @@ class Cluster(Protocol):
     async def write_status(self, job: RawBody, status: RawBody) -> RawBody:
         """Replace the status of the job unless the job was modified after it was read; return the new object."""
 
-    async def list_pods(self, namespace: str, job_uid: str) -> tuple[RawBody, ...]:
-        """Return the job's pods from the API server, not from a cache."""
+    async def list_pods(self, namespace: str, label: str, value: str) -> tuple[RawBody, ...]:
+        """Return the pods with this label from the API server, not from a cache."""
 
     async def get(self, kind: str, namespace: str, name: str) -> RawBody | None:
         """Return the named object, or None if it does not exist."""
@@ -143,11 +144,11 @@ class KubernetesCluster:
                 raise Conflict(error.message) from error
             raise ClusterError(error.message, retry_after=error.retry_after) from error
 
-    async def list_pods(self, namespace: str, job_uid: str) -> tuple[RawBody, ...]:
-        """List the job's pods with a consistent read, for which resourceVersion is unset."""
+    async def list_pods(self, namespace: str, label: str, value: str) -> tuple[RawBody, ...]:
+        """List the pods with this label with a consistent read, for which resourceVersion is unset."""
         path = collection_path("Pod", namespace)
         try:
-            pages = [page async for page in self._api.list_pages(path, selector=f"{names.JOB_UID}={job_uid}")]
+            pages = [page async for page in self._api.list_pages(path, selector=f"{label}={value}")]
         except ApiError as error:
             raise ClusterError(error.message, retry_after=error.retry_after) from error
         return tuple(pod for page in pages for pod in page["items"])
@@ -222,13 +223,17 @@ class KubernetesCluster:
             raise NameTaken(kind=kind, name=name, predecessor_terminating=has_same_name)
         if "deletionTimestamp" in existing["metadata"]:
             raise ClusterError(f"{kind} {name} is still being deleted")
+        # only the owner reference tells whose object it is, and its creator may have written any (decisions/120)
+        if any(existing.get(field) != manifest.get(field) for field in ("data", "binaryData")):
+            await self.delete(ObjectRef(kind, namespace, name, existing["metadata"]["uid"]))
+            raise ClusterError(f"{kind} {name} had other content than this attempt needs; it is created again")
         if not has_job_label(existing):
             await self.delete(ObjectRef(kind, namespace, name, existing["metadata"]["uid"]))
             raise ClusterError(f"{kind} {name} had lost its labels, so that no watch selects it; it is created again")
 
     async def _find_controlled_uid(self, target: ObjectRef) -> str | None:
         existing = await self.get(target.kind, target.namespace, target.name)
-        if existing is None or find_controlling_owner(existing).get("kind") != names.FINETUNEJOB_KIND:
+        if existing is None or find_controlling_owner(existing).get("uid") != target.owner_uid:
             return None
         uid: str = existing["metadata"]["uid"]
         return uid

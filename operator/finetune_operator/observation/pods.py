@@ -134,6 +134,7 @@ class Observation:
     unreachable_endpoint: str = ""  # host:port of a progress server that does not respond
     claims: tuple[Claim, ...] | None = None
     rejected_creates: tuple[RejectedCreate, ...] = ()
+    predecessor_nodes: tuple[NodeObservation, ...] = ()  # of deleted jobs of the same name
     fresh: bool = False
 
     def nodes_of_attempt(self, attempt: int) -> tuple[NodeObservation, ...]:

@@ -46,7 +46,7 @@ class LocalRun:
                 self.store.close()
 
     async def list_pods(self) -> tuple[dict[str, Any], ...]:
-        return await self.cluster.list_pods("default", self.runner.job["metadata"]["uid"])
+        return await self.cluster.list_pods("default", names.JOB_UID, self.runner.job["metadata"]["uid"])
 
     async def wait_for_message(self, text: str) -> None:
         """Wait until the termination message of each node contains this text."""

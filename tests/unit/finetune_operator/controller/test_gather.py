@@ -22,6 +22,7 @@ from testing.builders.passes import (
     CLAIMS,
     CREATES,
     LIST,
+    LIST_BY_NAME,
     build_cached_state,
     build_raw_job,
     compute_status_after,
@@ -69,7 +70,7 @@ async def test_children_are_created_only_after_an_uncached_list() -> None:
     cluster = RecordingCluster()
     await run_pass(cluster, build_raw_job(compute_status_after()))
 
-    assert sorted(cluster.requests[:3]) == sorted([*CLAIMS, LIST])
+    assert sorted(cluster.requests[:3]) == sorted([*CLAIMS, LIST_BY_NAME])
     assert cluster.requests[3:] == CREATES
 
 
@@ -146,3 +147,27 @@ async def test_edited_service_is_deleted_but_an_intact_service_is_kept(edit: Raw
         cluster = RecordingCluster(pods=running_pods())
         await run_pass(cluster, job_body, CachedState(pods=running_pods(), services=(existing,)))
         assert cluster.requests == requests
+
+
+async def test_no_pod_is_created_while_a_pod_of_a_deleted_job_of_the_same_name_runs() -> None:
+    """A command writes to the same output folder; its pods have other names if the deleted job had restarted."""
+    predecessor = running_pod(job(), 1, attempt=2)
+    predecessor["metadata"]["ownerReferences"][0]["uid"] = "uid-of-the-deleted-job"
+    cluster = RecordingCluster(pods=(predecessor,))
+    first = await run_pass(cluster, build_raw_job(compute_status_after()))
+
+    assert list_create_requests(cluster) == []
+    assert first.job["status"]["waiting"]["reason"] == "PredecessorTerminating"
+    assert "bert-2-1 of a deleted job" in first.job["status"]["waiting"]["message"]
+
+    await run_pass(cluster := RecordingCluster(), first.job)
+    assert list_create_requests(cluster) == CREATES
+
+
+async def test_a_pod_of_another_owner_does_not_delay_the_first_attempt() -> None:
+    stranger = running_pod(job(), 1)
+    stranger["metadata"]["ownerReferences"] = [{"kind": "ReplicaSet", "name": "bert", "uid": "x", "controller": True}]
+    cluster = RecordingCluster(pods=(stranger,))
+    await run_pass(cluster, build_raw_job(compute_status_after()))
+
+    assert list_create_requests(cluster) == CREATES

@@ -170,6 +170,20 @@ async def test_a_create_is_retried_while_the_existing_object_is_being_deleted() 
     assert type(raised.value) is ClusterError
 
 
+@pytest.mark.parametrize("field", ["data", "binaryData"])
+async def test_config_map_with_the_jobs_owner_reference_and_other_content_is_replaced(field: str) -> None:
+    """Whoever may create ConfigMaps can write any owner reference; the supervisor would run what it contains."""
+    api = HttpApi()
+    manifest = {**pod(), "kind": "ConfigMap", "data": {"job.json": "{}"}, "binaryData": {"supervisor.pyz": "UEs="}}
+    api.put("configmaps", {**manifest, field: {"job.json": '{"command": "sh"}'}})
+    async with serve_and_connect(api) as server:
+        with pytest.raises(ClusterError, match="had other content than this attempt needs"):
+            await KubernetesCluster(server).create(manifest)
+        assert api.objects == {}
+        await KubernetesCluster(server).create(manifest)
+        await KubernetesCluster(server).create(manifest)
+
+
 @pytest.mark.parametrize("labels", [{}, {names.JOB_UID: "another"}])
 async def test_own_object_without_the_job_label_is_recreated(labels: dict[str, str]) -> None:
     api = HttpApi()
@@ -294,18 +308,19 @@ async def test_delete_raises_an_error_on_a_conflict_with_the_same_object() -> No
 @pytest.mark.parametrize(
     ("owner_references", "remaining_count"),
     [
-        pytest.param([{"kind": "FineTuneJob", "uid": JOB_UID, "controller": True}], 0, id="controlled by a job"),
+        pytest.param([{"kind": "FineTuneJob", "uid": JOB_UID, "controller": True}], 0, id="controlled by the job"),
+        pytest.param([{"kind": "FineTuneJob", "uid": "next", "controller": True}], 1, id="controlled by its successor"),
         pytest.param([{"kind": "Deployment", "uid": "x", "controller": True}], 1, id="controlled by a Deployment"),
         pytest.param([], 1, id="without a controller"),
     ],
 )
-async def test_delete_without_uid_deletes_only_objects_controlled_by_a_job(
+async def test_delete_without_uid_deletes_only_objects_controlled_by_the_job(
     owner_references: list[RawBody], remaining_count: int
 ) -> None:
     api = HttpApi()
     api.put("configmaps", {"metadata": {"name": "a-0", "ownerReferences": owner_references}})
     async with serve_and_connect(api) as server:
-        await KubernetesCluster(server).delete(ObjectRef("ConfigMap", "default", "a-0", ""))
+        await KubernetesCluster(server).delete(ObjectRef("ConfigMap", "default", "a-0", "", owner_uid=JOB_UID))
 
     assert len(api.objects) == remaining_count
     assert all(
@@ -322,7 +337,7 @@ async def test_the_pods_of_a_job_are_listed_in_pages() -> None:
         "pods", {**pod("elsewhere"), "metadata": {**pod("elsewhere")["metadata"], "namespace": "two"}}, namespace="two"
     )
     async with serve_and_connect(api) as server:
-        listed = await KubernetesCluster(server).list_pods("default", JOB_UID)
+        listed = await KubernetesCluster(server).list_pods("default", names.JOB_UID, JOB_UID)
 
     assert len(listed) == 1203
     requests = api.find_requests("GET", "pods")
