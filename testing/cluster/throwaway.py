@@ -174,16 +174,19 @@ class ThrowawayCluster:
         deadline = time.monotonic() + timeout_seconds
         # All kubelets share the device plugin socket. A kubelet exits if another one creates it at the same moment.
         restartable = {f"kubelet-{name}" for name in node_names}
-        while not node_names <= self.kubectl.list_ready_nodes():
+        # without the default ServiceAccount, which a controller creates, pods are rejected
+        while not (
+            node_names <= self.kubectl.list_ready_nodes() and self.kubectl.succeeds("get", "serviceaccount", "default")
+        ):
             for daemon in self.daemons():
                 if daemon.pid() is None and daemon.name in restartable:
                     restartable.remove(daemon.name)
                     daemon.start()
                 daemon.require_running()
             if time.monotonic() > deadline:
-                missing_nodes = ", ".join(sorted(node_names - self.kubectl.list_ready_nodes()))
+                missing = sorted(node_names - self.kubectl.list_ready_nodes()) or ["the default ServiceAccount"]
                 raise HarnessError(
-                    f"{missing_nodes} not Ready within {timeout_seconds} s; logs are in {self.layout.daemons}"
+                    f"{', '.join(missing)} not ready within {timeout_seconds} s; logs are in {self.layout.daemons}"
                 )
             time.sleep(0.2)
 

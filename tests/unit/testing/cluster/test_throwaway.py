@@ -29,7 +29,7 @@ class FakeKubelet:
 
 
 def wait_until_ready(kubelet: FakeKubelet, monkeypatch: pytest.MonkeyPatch) -> None:
-    kubectl = SimpleNamespace(list_ready_nodes=lambda: {"node1"} if kubelet.pid() else set())
+    kubectl = SimpleNamespace(list_ready_nodes=lambda: {"node1"} if kubelet.pid() else set(), succeeds=lambda *_: True)
     monkeypatch.setattr(ThrowawayCluster, "layout", SimpleNamespace(nodes=[SimpleNamespace(name="node1")]))
     monkeypatch.setattr(ThrowawayCluster, "kubectl", kubectl)
     monkeypatch.setattr(ThrowawayCluster, "daemons", lambda self: (kubelet,))
