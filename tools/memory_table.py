@@ -85,7 +85,7 @@ def render_row(comparison: ForecastComparison) -> str:
         row.source.name.rpartition("/")[2],
         row.model,
         describe_method(row),
-        f"{row.batch} x {row.length}{_VARIED_LENGTHS_MARK if row.has_varied_lengths else ''}",
+        f"{row.batch_size} x {row.length}{_VARIED_LENGTHS_MARK if row.has_varied_lengths else ''}",
         f"{row.published_value:.{digits}f} {UNITS[unit]}",
         f"{comparison.forecast / unit:.{digits}f} {UNITS[unit]}",
         f"{comparison.error:+.1%}",

@@ -41,7 +41,7 @@ from testing.cluster.provider import ThrowawayProvider
 from testing.cluster.throwaway import ThrowawayCluster
 from testing.faults.job_under_test import JobUnderTest, RawBody, wait_until_settled
 from testing.faults.run import delete_job
-from testing.processes.operator_stack import OperatorStack, build_example_job
+from testing.processes.operator_stack import OperatorInstallation, build_example_job
 
 PROGRAM_FOLDER = "/data/recovery"  # mount path of the program in the pods
 STEPS_BEFORE_KILL = 20
@@ -60,19 +60,19 @@ def main() -> int:
     )
     options = parser.parse_args()
     provider = ThrowawayProvider(ThrowawayCluster.from_name())
-    stack = OperatorStack(provider)
+    installation = OperatorInstallation(provider)
     figures: dict[str, StartAndRecovery] = {title: ({}, {}) for title in PROGRAMS}
     peer: StartAndRecovery = ({}, {})
     try:
-        stack.prepare()
-        copy_program(stack)
+        installation.prepare()
+        copy_program(installation)
         with install_managers(provider.cluster) if options.peer else nullcontext():
             for _ in range(options.rounds):
                 for title, command_fields in PROGRAMS.items():
-                    wait_until_settled(stack, provider.cluster)
-                    append_stage_seconds(figures[title], measure_recovery(stack, provider.chaos, command_fields))
+                    wait_until_settled(installation, provider.cluster)
+                    append_stage_seconds(figures[title], measure_recovery(installation, provider.chaos, command_fields))
                 if options.peer:
-                    append_stage_seconds(peer, measure_peer_recovery(stack, provider.chaos))
+                    append_stage_seconds(peer, measure_peer_recovery(installation, provider.chaos))
     finally:
         if not options.keep:
             provider.down()
@@ -85,24 +85,26 @@ def main() -> int:
     return 0
 
 
-def copy_program(stack: OperatorStack) -> None:
+def copy_program(installation: OperatorInstallation) -> None:
     """Copy the program to the dataset volume, which the pods mount."""
-    folder = stack.get_claim_folder("datasets") / "recovery"
+    folder = installation.get_claim_folder("datasets") / "recovery"
     folder.mkdir(exist_ok=True)
     shutil.copy(Path(__file__).parent / "ddp.py", folder)
     for path in (folder, *folder.iterdir()):
         path.chmod(0o755)
 
 
-def measure_recovery(stack: OperatorStack, chaos: Chaos, command_fields: RawBody) -> tuple[StageSeconds, StageSeconds]:
+def measure_recovery(
+    installation: OperatorInstallation, chaos: Chaos, command_fields: RawBody
+) -> tuple[StageSeconds, StageSeconds]:
     """Run one job; return the duration of its start and of its recovery in seconds, in total and by stage."""
-    job = JobUnderTest(stack, chaos, f"recovery-{token_hex(2)}")
+    job = JobUnderTest(installation, chaos, f"recovery-{token_hex(2)}")
     job.recorder.start()
     try:
         posted_at = time.time()
-        stack.apply(build_example_job(job.name, **build_command_spec(command_fields)))
+        installation.apply(build_example_job(job.name, **build_command_spec(command_fields)))
         job.wait_for_step(STEPS_BEFORE_KILL)
-        killed_at = kill_rank(chaos, stack.namespace, job.get_pod_name(1))
+        killed_at = kill_rank(chaos, installation.namespace, job.get_pod_name(1))
         job.wait_until(
             lambda recorder: bool(recorder.steps) and recorder.steps[-1].attempt == 1,
             goal="training again",
@@ -127,16 +129,16 @@ def build_command_spec(command_fields: RawBody) -> RawBody:
     )
 
 
-def measure_peer_recovery(stack: OperatorStack, chaos: Chaos) -> tuple[StageSeconds, StageSeconds]:
+def measure_peer_recovery(installation: OperatorInstallation, chaos: Chaos) -> tuple[StageSeconds, StageSeconds]:
     """Run one TrainJob; return the duration of its start and of its recovery in seconds, in total and by stage."""
-    stack.apply(build_training_runtime(program=["torchrun", "ddp.py"], folder=PROGRAM_FOLDER))
-    job = TrainJob(stack, f"recovery-{token_hex(2)}")
+    installation.apply(build_training_runtime(program=["torchrun", "ddp.py"], folder=PROGRAM_FOLDER))
+    job = TrainJob(installation, f"recovery-{token_hex(2)}")
     try:
         posted_at = time.time()
         job.apply()
         pods = job.wait_for_pods(attempt=0)
         start_times = job.wait_for_step(pods.names[0], STEPS_BEFORE_KILL)
-        killed_at = kill_rank(chaos, stack.namespace, pods.names[1])
+        killed_at = kill_rank(chaos, installation.namespace, pods.names[1])
         next_pods = job.wait_for_pods(attempt=1)
         recovery_times = job.wait_for_step(next_pods.names[0], 1)
     finally:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import IO, Any
 
 from testing.cluster.images.project_images import get_image_name
-from testing.processes.operator_stack import OperatorStack
+from testing.processes.operator_stack import OperatorInstallation
 
 RUNTIME_NAME = "recovery"
 NODES = 2
@@ -35,18 +35,18 @@ class AttemptPods:
 
 @dataclass(frozen=True)
 class TrainJob:
-    stack: OperatorStack
+    installation: OperatorInstallation
     name: str
 
     def apply(self) -> None:
         spec = {"runtimeRef": {"name": RUNTIME_NAME, "kind": "TrainingRuntime"}, "trainer": {"numNodes": NODES}}
-        self.stack.apply(build_object("TrainJob", self.name, spec))
+        self.installation.apply(build_object("TrainJob", self.name, spec))
 
     def delete(self) -> None:
         """Delete the job and wait until its pods are deleted."""
-        self.stack.kubectl("delete", "trainjob", self.name, "--ignore-not-found")
+        self.installation.kubectl("delete", "trainjob", self.name, "--ignore-not-found")
         selector = f"{JOBSET_NAME_LABEL}={self.name}"
-        self.stack.kubectl("wait", "pod", "-l", selector, "--for=delete", f"--timeout={TIMEOUT_SECONDS}s")
+        self.installation.kubectl("wait", "pod", "-l", selector, "--for=delete", f"--timeout={TIMEOUT_SECONDS}s")
 
     def wait_for_pods(self, *, attempt: int) -> AttemptPods:
         """Wait until all pods of the attempt run.
@@ -83,8 +83,12 @@ class TrainJob:
     @contextmanager
     def stream_kubectl(self, *arguments: str) -> Iterator[IO[str]]:
         """Yield the output lines of a kubectl command, which runs until the block ends or the timeout expires."""
-        provider = self.stack.provider
-        command = [str(provider.kubectl), f"--kubeconfig={provider.kubeconfig}", f"--namespace={self.stack.namespace}"]
+        provider = self.installation.provider
+        command = [
+            str(provider.kubectl),
+            f"--kubeconfig={provider.kubeconfig}",
+            f"--namespace={self.installation.namespace}",
+        ]
         command_with_timeout = ["timeout", str(TIMEOUT_SECONDS), *command, *arguments]
         with subprocess.Popen(command_with_timeout, stdout=subprocess.PIPE, text=True) as process:
             try:

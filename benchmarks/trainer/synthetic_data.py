@@ -114,19 +114,19 @@ def measure_content(task: Task, folder: Path, *, forecasts_memory: bool) -> Epoc
     """
     spec = TrainerSpec.model_validate(build_spec(task))
     context = build_rank_context(folder)
-    pretrained = describe_model(spec.model, torch.device("cpu"))
+    model_description = describe_model(spec.model, torch.device("cpu"))
     reporter = HeartbeatWriter(context.run.heartbeats, rank=0, local_rank=0)
-    data = load_data(spec.dataset, build_tokenization_config(spec, pretrained, context, reporter))
+    data = load_data(spec.dataset, build_tokenization_config(spec, model_description, context, reporter))
     lengths = _measure_lengths(data)
     model_class = AutoModelForImageTextToText if task.is_multimodal else AutoModelForCausalLM
     with torch.device("meta"):
-        model = model_class.from_config(pretrained.config)
+        model = model_class.from_config(model_description.config)
         adapted_model = add_adapters(model, spec.lora, seed=0) if spec.lora else model
     flops_model = estimate_flops(adapted_model, has_reference=task.method == "dpo")
     attention_pairs = sum(length * (length + 1) // 2 for length in lengths)
     flops = flops_model.total(tokens=sum(lengths), attention_pairs=attention_pairs)
     plan = plan_training(spec, world_size=spec.world_size)
-    forecast = forecast_rank_memory(plan, pretrained, data, on_gpu=task.on_gpu) if forecasts_memory else None
+    forecast = forecast_rank_memory(plan, model_description, data, on_gpu=task.on_gpu) if forecasts_memory else None
     forecast_bytes = forecast.total if isinstance(forecast, MemoryBreakdown) else None
     return EpochContent(len(data.train), sum(lengths), flops, forecast_bytes)
 

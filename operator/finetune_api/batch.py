@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 AUTO: Literal["auto"] = "auto"  # the trainer chooses the largest micro-batch that fits into memory
-PerDevice = int | Literal["auto"]
+MicroBatchSize = int | Literal["auto"]
 
 
 class BatchError(ValueError):
@@ -18,21 +18,25 @@ class BatchError(ValueError):
 class Batch:
     """The three factors of the effective batch of an optimizer step."""
 
-    per_device: int
-    accumulation: int
+    micro_batch_size: int
+    accumulation_steps: int
     world_size: int
 
     @property
     def effective(self) -> int:
         """Samples per optimizer step across all ranks."""
-        return self.per_device * self.accumulation * self.world_size
+        return self.micro_batch_size * self.accumulation_steps * self.world_size
 
     def __str__(self) -> str:
-        return f"{self.per_device} x {self.accumulation} x {self.world_size} = {self.effective}"
+        return f"{self.micro_batch_size} x {self.accumulation_steps} x {self.world_size} = {self.effective}"
 
 
 def resolve_batch(
-    *, per_device: PerDevice | None, accumulation: int | None, effective_batch: int | None, world_size: int
+    *,
+    micro_batch_size: MicroBatchSize | None,
+    accumulation_steps: int | None,
+    effective_batch: int | None,
+    world_size: int,
 ) -> Batch:
     """Return the batch with the given sizes; missing sizes are derived from the others or set to 1.
 
@@ -40,36 +44,40 @@ def resolve_batch(
 
     Raises: BatchError if `effective_batch` is given and cannot be reached exactly.
     """
-    per_device = None if per_device == AUTO else per_device
+    micro_batch_size = None if micro_batch_size == AUTO else micro_batch_size
     if effective_batch is None:
-        return Batch(per_device or 1, accumulation or 1, world_size)
-    if per_device is not None and accumulation is not None:
-        batch = Batch(per_device, accumulation, world_size)
+        return Batch(micro_batch_size or 1, accumulation_steps or 1, world_size)
+    if micro_batch_size is not None and accumulation_steps is not None:
+        batch = Batch(micro_batch_size, accumulation_steps, world_size)
         if batch.effective != effective_batch:
             raise BatchError(
                 f"globalBatchSize is {effective_batch}, but perDeviceTrainBatchSize x gradientAccumulationSteps x ranks"
                 f" = {batch}; remove one of them, or make them agree"
             )
         return batch
-    if accumulation is not None:
+    if accumulation_steps is not None:
         return Batch(
-            _divide(effective_batch, accumulation * world_size, "gradientAccumulationSteps"), accumulation, world_size
+            _divide(effective_batch, accumulation_steps * world_size, "gradientAccumulationSteps"),
+            accumulation_steps,
+            world_size,
         )
-    per_device = per_device or 1
-    return Batch(per_device, _divide(effective_batch, per_device * world_size, "perDeviceTrainBatchSize"), world_size)
+    micro_batch_size = micro_batch_size or 1
+    return Batch(
+        micro_batch_size, _divide(effective_batch, micro_batch_size * world_size, "perDeviceTrainBatchSize"), world_size
+    )
 
 
 def list_batch_splits(batch: Batch) -> tuple[Batch, ...]:
     """Return all splits of the same effective batch, sorted by decreasing micro-batch size."""
-    samples, ranks = batch.per_device * batch.accumulation, batch.world_size
+    samples, ranks = batch.micro_batch_size * batch.accumulation_steps, batch.world_size
     divisors = [size for size in range(1, math.isqrt(samples) + 1) if samples % size == 0]
     sizes = sorted({*divisors, *(samples // size for size in divisors)}, reverse=True)
     return tuple(Batch(size, samples // size, ranks) for size in sizes)
 
 
-def find_batch_split(batch: Batch, per_device: int | None) -> Batch | None:
+def find_batch_split(batch: Batch, micro_batch_size: int | None) -> Batch | None:
     """Return the split of the same effective batch with this micro-batch size, or None if there is none."""
-    return next((split for split in list_batch_splits(batch) if split.per_device == per_device), None)
+    return next((split for split in list_batch_splits(batch) if split.micro_batch_size == micro_batch_size), None)
 
 
 def find_largest_fitting_batch(batches: Sequence[Batch], fits_in_memory: Callable[[Batch], bool]) -> Batch | None:

@@ -134,16 +134,19 @@ def _reduce_micro_batch(shortage: MemoryShortage) -> tuple[Repair, str] | None:
     batch = shortage.batch
     if batch is None:
         return None
-    smaller_size = next((size for size in range(batch.per_device // 2, 0, -1) if batch.per_device % size == 0), None)
+    smaller_size = next(
+        (size for size in range(batch.micro_batch_size // 2, 0, -1) if batch.micro_batch_size % size == 0), None
+    )
     if smaller_size is None:
         return None
-    accumulation = batch.accumulation * (batch.per_device // smaller_size)
+    accumulation_steps = batch.accumulation_steps * (batch.micro_batch_size // smaller_size)
     change = (
-        f"perDeviceTrainBatchSize {batch.per_device} -> {smaller_size},"
-        f" gradientAccumulationSteps {batch.accumulation} -> {accumulation} (effective batch stays {batch.effective})"
+        f"perDeviceTrainBatchSize {batch.micro_batch_size} -> {smaller_size},"
+        f" gradientAccumulationSteps {batch.accumulation_steps} -> {accumulation_steps}"
+        f" (effective batch stays {batch.effective})"
     )
     return shortage.extend_repair(
-        per_device_train_batch_size=smaller_size, gradient_accumulation_steps=accumulation
+        per_device_train_batch_size=smaller_size, gradient_accumulation_steps=accumulation_steps
     ), change
 
 

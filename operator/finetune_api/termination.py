@@ -6,7 +6,7 @@ from enum import StrEnum
 from pydantic import TypeAdapter, field_validator
 from pydantic.dataclasses import dataclass
 
-from finetune_api.untrusted_json import LATEST_TIME, parse_untrusted
+from finetune_api.untrusted_json import LATEST_TIME, parse_untrusted_json
 from finetune_api.v1alpha1.base import MESSAGE_CONFIG
 from finetune_api.v1alpha1.reasons import Reason
 from finetune_api.v1alpha1.status import Progress
@@ -55,4 +55,4 @@ def parse_termination(text: str | None) -> Termination | None:
     """Parse a termination message; return None for any other text, such as a log tail."""
     if not text or not text.lstrip().startswith("{"):
         return None
-    return parse_untrusted(_PARSER, text)
+    return parse_untrusted_json(_PARSER, text)

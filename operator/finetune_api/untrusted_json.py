@@ -14,7 +14,7 @@ LATEST_TIME = datetime(2100, 1, 1, tzinfo=UTC)
 T = TypeVar("T")
 
 
-def parse_untrusted(adapter: TypeAdapter[T], content: str | bytes, *, key: str | None = None) -> T | None:
+def parse_untrusted_json(adapter: TypeAdapter[T], content: str | bytes, *, key: str | None = None) -> T | None:
     """Parse a JSON object, or the object below `key`, and validate it in strict mode.
 
     NaN, infinity and out-of-range numbers are dropped; long strings are truncated. Returns None if the content is

@@ -67,7 +67,7 @@ def running_pod(owner: FineTuneJob, node_rank: int, *, attempt: int = 0) -> RawB
     return pod(owner, node_rank, attempt=attempt, phase="Running", containerStatuses=state)
 
 
-def ended_pod(
+def finished_pod(
     owner: FineTuneJob, node_rank: int, *, attempt: int = 0, exit_code: int = 1, **terminated_fields: Any
 ) -> RawBody:
     """Return a pod whose trainer container has terminated; `message` may be a termination message (JSON)."""
@@ -84,11 +84,11 @@ def terminating_pod(pod_body: RawBody, *, deadline: datetime = NOW + timedelta(s
 
 
 def build_observation(
-    owner: FineTuneJob, *pods: RawBody, tombstones: tuple[RawBody, ...] = (), fresh: bool = True, **fields: Any
+    owner: FineTuneJob, *pods: RawBody, tombstones: tuple[RawBody, ...] = (), is_fresh: bool = True, **fields: Any
 ) -> Observation:
     """Return an observation of these existing and deleted pods, in which the Service exists."""
     assert build_service(plan_run(owner, attempt=0, settings=SETTINGS))["metadata"]["name"] == owner.metadata.name
-    return Observation(nodes=observe_pods(pods, tombstones), service_exists=True, fresh=fresh, **fields)
+    return Observation(nodes=observe_pods(pods, tombstones), service_exists=True, is_fresh=is_fresh, **fields)
 
 
 def decide_once(

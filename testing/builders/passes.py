@@ -28,7 +28,7 @@ def build_raw_job(status: JobStatus | None = None, **fields: Any) -> RawBody:
     return job_body if status is None else {**job_body, "status": render_status(status)}
 
 
-def compute_status_after(*observed_pods: tuple[RawBody, ...], **fields: Any) -> JobStatus:
+def compute_status_after_observations(*observed_pods: tuple[RawBody, ...], **fields: Any) -> JobStatus:
     """Return the status after a first decision without pods and one decision per set of observed pods."""
     current_job = job(**fields)
     for pods in ((), *observed_pods):

@@ -94,7 +94,7 @@ class HttpApi:
         if not silently:
             self._publish("DELETED", plural, deleted)
 
-    def end_watches(self) -> None:
+    def close_watches(self) -> None:
         """Close all watch streams, as an API server does after a timeout."""
         for queue in self._watchers:
             queue.put_nowait(None)
@@ -315,7 +315,7 @@ async def serve_api(api: HttpApi) -> AsyncIterator[str]:
     try:
         yield f"http://127.0.0.1:{runner.addresses[0][1]}"
     finally:
-        api.end_watches()
+        api.close_watches()
         await runner.cleanup()
 
 

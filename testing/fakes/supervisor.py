@@ -1,6 +1,6 @@
 """Fake supervisor that writes a real termination message without training.
 
-The environment variable FAKE_ACTS is a comma-separated list of behaviours such as `3:crash` (node 3), `0.3:crash`
+The environment variable FAKE_BEHAVIOURS is a comma-separated list of behaviours such as `3:crash` (node 3), `0.3:crash`
 (node 3 of attempt 0) or `*:crash` (all nodes). The first matching entry applies; by default the node succeeds.
 """
 
@@ -49,7 +49,7 @@ def stop(*_: object) -> None:
 def main() -> int:
     signal.signal(signal.SIGTERM, stop)
     node, attempt = os.environ["NODE_RANK"], os.environ["FINETUNE_ATTEMPT"]
-    for entry in os.environ["FAKE_ACTS"].split(","):
+    for entry in os.environ["FAKE_BEHAVIOURS"].split(","):
         target, _, behaviour = entry.partition(":")
         if target in ("*", node, f"{attempt}.{node}"):
             return perform(behaviour)

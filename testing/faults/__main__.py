@@ -22,7 +22,7 @@ from testing.faults.expectations import EXPECTATIONS
 from testing.faults.matrix_page import ClusterSetup, render_page
 from testing.faults.outcome import FaultRun, describe_failures, find_deviations
 from testing.faults.run import run_fault
-from testing.processes.operator_stack import OperatorStack
+from testing.processes.operator_stack import OperatorInstallation
 
 REPOSITORY = Path(__file__).parents[2]
 PAGE = REPOSITORY / "docs" / "operations" / "fault-matrix.md"
@@ -36,15 +36,17 @@ def main(arguments: list[str] | None = None) -> int:
     options = parse_arguments(arguments)
     selected_expectations = select_expectations(options.only)
     provider = ThrowawayProvider(ThrowawayCluster.from_name())
-    stack = OperatorStack(provider)
+    installation = OperatorInstallation(provider)
     try:
-        stack.prepare()
-        copy_programs(stack)
+        installation.prepare()
+        copy_programs(installation)
         if not options.add:
             remove_earlier_runs(
                 [expectation.name for expectation in selected_expectations], remove_all=not options.only
             )
-        run_all_faults(stack, provider.chaos, [*selected_expectations] * options.runs, concurrency=options.at_once)
+        run_all_faults(
+            installation, provider.chaos, [*selected_expectations] * options.runs, concurrency=options.at_once
+        )
         runs = read_runs()
         PAGE.write_text(render_page(EXPECTATIONS, runs, describe_setup(provider.cluster, options.note)))
     finally:
@@ -82,14 +84,16 @@ def select_expectations(selected_names: str) -> tuple[Expectation, ...]:
 
 
 def run_all_faults(
-    stack: OperatorStack, chaos: Chaos, expectations: Sequence[Expectation], *, concurrency: int
+    installation: OperatorInstallation, chaos: Chaos, expectations: Sequence[Expectation], *, concurrency: int
 ) -> None:
     """Run the isolated faults concurrently, then the faults that affect other jobs one by one."""
     lock = Lock()
 
     def run_expected_fault(expectation: Expectation) -> None:
         fault = FAULTS[expectation.name]
-        run, evidence = run_fault(stack, chaos, fault, expectation, concurrency=concurrency if fault.is_isolated else 1)
+        run, evidence = run_fault(
+            installation, chaos, fault, expectation, concurrency=concurrency if fault.is_isolated else 1
+        )
         with lock:
             append_run(run)
             print_run(expectation, run, evidence)
@@ -106,9 +110,9 @@ def run_all_faults(
             run_expected_fault(expectation)
 
 
-def copy_programs(stack: OperatorStack) -> None:
+def copy_programs(installation: OperatorInstallation) -> None:
     """Copy the programs to the dataset volume, where the pods mount them."""
-    folder = stack.get_claim_folder("datasets") / "chaos"
+    folder = installation.get_claim_folder("datasets") / "chaos"
     (folder / "inject").mkdir(parents=True, exist_ok=True)
     shutil.copy(Path(__file__).parent / "training_program.py", folder / "program.py")
     shutil.copy(INJECT / "sitecustomize.py", folder / "inject")

@@ -51,6 +51,6 @@ def list_operator_pod_names(job: JobUnderTest) -> list[str]:
 
 def save_kubectl_output(job: JobUnderTest, path: Path, *arguments: str) -> None:
     try:
-        path.write_text(job.stack.kubectl(*arguments))
+        path.write_text(job.installation.kubectl(*arguments))
     except HARNESS_ERRORS as error:
         path.write_text(f"{error}\n")

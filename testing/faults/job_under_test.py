@@ -17,7 +17,7 @@ from testing.cluster.host.processes import terminate_processes
 from testing.cluster.node.pod_processes import find_running_container_id
 from testing.cluster.throwaway import ThrowawayCluster
 from testing.faults.job_recorder import POLL_SECONDS, JobRecorder
-from testing.processes.operator_stack import OPERATOR_NAMESPACE, OperatorStack
+from testing.processes.operator_stack import OPERATOR_NAMESPACE, OperatorInstallation
 
 RawBody = dict[str, Any]
 
@@ -32,13 +32,13 @@ class JobUnderTest:
     `recorder` records the status of the job, so that waiting works while the API server is down.
     """
 
-    stack: OperatorStack
+    installation: OperatorInstallation
     chaos: Chaos
     name: str
     recorder: JobRecorder = field(init=False)
 
     def __post_init__(self) -> None:
-        recorder = JobRecorder(self.cluster, (self.stack.namespace, self.name), self.output)
+        recorder = JobRecorder(self.cluster, (self.installation.namespace, self.name), self.output)
         object.__setattr__(self, "recorder", recorder)
 
     @property
@@ -47,7 +47,7 @@ class JobUnderTest:
 
     @property
     def output(self) -> Path:
-        return self.stack.get_output_folder(self.name)
+        return self.installation.get_output_folder(self.name)
 
     def get_pod_name(self, node_rank: int) -> str:
         """Return the name of the node's pod in the first attempt, into which faults are injected."""
@@ -55,11 +55,11 @@ class JobUnderTest:
 
     def get_config_map_name(self, *, attempt: int) -> str:
         """Return the name of an attempt's ConfigMap, which may not exist yet."""
-        return names.config_map_name(self.name, self.stack.get_job(self.name)["metadata"]["uid"], attempt)
+        return names.config_map_name(self.name, self.installation.get_job(self.name)["metadata"]["uid"], attempt)
 
     def get_k8s_node(self, node_rank: int) -> str:
         """Return the Kubernetes node on which the pod runs."""
-        pod = self.chaos.get_pod(self.stack.namespace, self.get_pod_name(node_rank))
+        pod = self.chaos.get_pod(self.installation.namespace, self.get_pod_name(node_rank))
         return str(pod["spec"]["nodeName"])
 
     def list_k8s_node_names(self) -> list[str]:
@@ -67,7 +67,7 @@ class JobUnderTest:
 
     def get_container_pid(self, node_rank: int) -> int:
         """Return the host's pid of the container's PID 1; requires the API server."""
-        pod = self.chaos.get_pod(self.stack.namespace, self.get_pod_name(node_rank))
+        pod = self.chaos.get_pod(self.installation.namespace, self.get_pod_name(node_rank))
         container = find_running_container_id(pod, names.CONTAINER)
         return next(
             process.pid
@@ -108,24 +108,26 @@ class JobUnderTest:
 
     def list_operator_pods(self) -> list[RawBody]:
         """Return the operator's pods, except terminating ones."""
-        output = self.stack.kubectl("get", "pods", "-n", OPERATOR_NAMESPACE, "-o", "json")
+        output = self.installation.kubectl("get", "pods", "-n", OPERATOR_NAMESPACE, "-o", "json")
         pods: list[RawBody] = json.loads(output)["items"]
         return [pod for pod in pods if "deletionTimestamp" not in pod["metadata"]]
 
     def find_leader(self) -> RawBody:
         """Return the operator pod that holds the Lease."""
-        leases = json.loads(self.stack.kubectl("get", "leases", "-n", OPERATOR_NAMESPACE, "-o", "json"))["items"]
+        leases = json.loads(self.installation.kubectl("get", "leases", "-n", OPERATOR_NAMESPACE, "-o", "json"))["items"]
         lease_holders = {str(lease["spec"].get("holderIdentity")).partition("_")[0] for lease in leases}
         return next(pod for pod in self.list_operator_pods() if pod["metadata"]["name"] in lease_holders)
 
 
-def wait_until_settled(stack: OperatorStack, cluster: ThrowawayCluster, *, timeout_seconds: float = 120) -> None:
+def wait_until_settled(
+    installation: OperatorInstallation, cluster: ThrowawayCluster, *, timeout_seconds: float = 120
+) -> None:
     """Wait until all Kubernetes nodes are Ready and two operator replicas, one of them leader, run on different nodes.
 
     Replicas with a restarted container are replaced, because the kubelet's backoff would delay later runs.
     """
     cluster.wait_until_ready()
-    job = JobUnderTest(stack, Chaos(cluster), "none")
+    job = JobUnderTest(installation, Chaos(cluster), "none")
     deadline = time.monotonic() + timeout_seconds
     while not is_settled(job):
         if time.monotonic() > deadline:
@@ -143,7 +145,7 @@ def is_settled(job: JobUnderTest) -> bool:
             :1
         ]  # both replicas run on one Kubernetes node; the scheduler will place a new pod on the other node
     for pod in unusable_pods:
-        job.stack.kubectl("delete", "pod", "-n", OPERATOR_NAMESPACE, pod["metadata"]["name"], "--wait=false")
+        job.installation.kubectl("delete", "pod", "-n", OPERATOR_NAMESPACE, pod["metadata"]["name"], "--wait=false")
     if unusable_pods or len(ready_pods) != 2:
         return False
     try:

@@ -18,7 +18,7 @@ from testing.faults.expectation import Expectation
 from testing.faults.job_recorder import JobRecorder, RecordedStep, StatusChange
 from testing.faults.job_under_test import HARNESS_ERRORS, JobUnderTest, RawBody, wait_until_settled
 from testing.faults.outcome import FaultRun, find_deviations, parse_status
-from testing.processes.operator_stack import OperatorStack, build_example_job
+from testing.processes.operator_stack import OperatorInstallation, build_example_job
 
 STEPS_AFTER_RECOVERY = 5  # steps to train before a job counts as recovered
 CHILDREN = "pods,services,configmaps"
@@ -33,15 +33,20 @@ class FaultTimes:
 
 
 def run_fault(
-    stack: OperatorStack, chaos: Chaos, fault: InjectedFault, expectation: Expectation, *, concurrency: int = 1
+    installation: OperatorInstallation,
+    chaos: Chaos,
+    fault: InjectedFault,
+    expectation: Expectation,
+    *,
+    concurrency: int = 1,
 ) -> tuple[FaultRun, str]:
     """Run the fault once and restore the cluster.
 
     Returns the run and, if it deviates from the expectation, the folder with the evidence.
     """
     # start with a healthy cluster
-    wait_until_settled(stack, chaos.cluster)
-    job = JobUnderTest(stack, chaos, f"{expectation.name[:40]}-{token_hex(2)}")
+    wait_until_settled(installation, chaos.cluster)
+    job = JobUnderTest(installation, chaos, f"{expectation.name[:40]}-{token_hex(2)}")
     times, started_at = FaultTimes(), datetime.now(UTC).isoformat(timespec="seconds")
     harness_error = ""
     leftovers: tuple[str, ...] = ()
@@ -84,7 +89,7 @@ def run_to_end(job: JobUnderTest, fault: InjectedFault, expectation: Expectation
         if fault.injection_time is InjectionTime.BEFORE_CREATION:
             injection.enter_context(fault.inject(job))
         times.injected_at = time.time()
-        job.stack.apply(manifest)
+        job.installation.apply(manifest)
         if fault.injection_time is InjectionTime.STARTING:
             job.wait_until(lambda recorder: bool(recorder.attempts), goal="begun", timeout_seconds=30)
         elif fault.injection_time is InjectionTime.TRAINING:
@@ -131,7 +136,7 @@ def find_stale_pods(job: JobUnderTest, *, timeout_seconds: float = 30) -> tuple[
     current_attempt = str(job.recorder.status.get("attempt", 0))
 
     def find_older_pods() -> tuple[str, ...]:
-        pods = job.stack.list_pods(job.name)
+        pods = job.installation.list_pods(job.name)
         return tuple(
             pod["metadata"]["name"] for pod in pods if pod["metadata"]["labels"][names.ATTEMPT] != current_attempt
         )
@@ -147,10 +152,10 @@ def delete_job(job: JobUnderTest, *, timeout_seconds: float = 180) -> tuple[str,
 
     After a long outage of the API server, the garbage collector's watches may be delayed by a minute.
     """
-    job.stack.delete(job.name)
+    job.installation.delete(job.name)
     selector = f"{names.JOB_NAME}={job.name}"
     deadline = time.monotonic() + timeout_seconds
-    while remaining := job.stack.kubectl("get", CHILDREN, "-l", selector, "-o", "name").split():
+    while remaining := job.installation.kubectl("get", CHILDREN, "-l", selector, "-o", "name").split():
         if time.monotonic() > deadline:
             break
         time.sleep(0.3)

@@ -143,7 +143,7 @@ class PublishedRow:
     lora: Lora | None
     length: int
     published_value: float  # measurement in the source's unit
-    batch: int = 1
+    batch_size: int = 1
     gradient_checkpointing: bool = True
     has_varied_lengths: bool = False  # most samples are shorter than `length`
     ranks: int = 1
@@ -162,7 +162,7 @@ def forecast_row(row: PublishedRow) -> int:
     uniform_dtype = source.uses_16_bit_states or row.lora is None or row.zero_strategy is not None
     architecture = Architecture(config, bf16, row.lora, uniform_dtype=uniform_dtype)
     autocast = None if uniform_dtype else bf16
-    step = SimulatedStep(row.batch, row.length, row.gradient_checkpointing, autocast, compute_unmasked_token_loss)
+    step = SimulatedStep(row.batch_size, row.length, row.gradient_checkpointing, autocast, compute_unmasked_token_loss)
     shape, peak = measure_shape(architecture), measure_step_peak(architecture, step)
     if source.has_unfused_adamw and row.zero_strategy is None and shape.trained_bytes > peak.total:
         peak = ActivationMemory(activations=shape.trained_bytes)
@@ -245,9 +245,9 @@ _SWIFT_ROWS = (
     *_create_rows(SWIFT, "Qwen-14B", _ATTENTION, {512: 28466, 1024: 29708, 2048: 32186, 4096: 42098, 8192: 61412}),
     *_create_rows(SWIFT, "Qwen-1.8B", None, {512: 18010, 1024: 18072, 2048: 20286, 4096: 26436, 8192: 37530}),
     *_create_rows(SWIFT, "Qwen-7B", None, {512: 75213, 1024: 75627, 2048: 76520, 4096: 78986}),
-    PublishedRow(SWIFT, "Qwen-7B", _ATTENTION, 2048, 24842, batch=2),
-    PublishedRow(SWIFT, "Qwen-7B", _ATTENTION, 2048, 34842, batch=4),
-    PublishedRow(SWIFT, "Qwen-7B", _ATTENTION, 2048, 54844, batch=8),
+    PublishedRow(SWIFT, "Qwen-7B", _ATTENTION, 2048, 24842, batch_size=2),
+    PublishedRow(SWIFT, "Qwen-7B", _ATTENTION, 2048, 34842, batch_size=4),
+    PublishedRow(SWIFT, "Qwen-7B", _ATTENTION, 2048, 54844, batch_size=8),
     PublishedRow(SWIFT, "Qwen-7B", _ATTENTION, 2048, 30316, gradient_checkpointing=False),
     PublishedRow(SWIFT, "Qwen-7B", _create_lora(2, "q_proj", "k_proj", "v_proj"), 2048, 19300),
     PublishedRow(SWIFT, "Qwen-7B", _create_lora(64, "q_proj", "k_proj", "v_proj"), 2048, 20728),
@@ -258,8 +258,8 @@ _SWIFT_ROWS = (
 # length of the longest sample, on which litgpt trains first
 
 _LITGPT_ROWS = tuple(
-    PublishedRow(LITGPT, model, lora, length, published, batch=batch, gradient_checkpointing=False)
-    for model, lora, length, published, batch in (
+    PublishedRow(LITGPT, model, lora, length, published, batch_size=batch_size, gradient_checkpointing=False)
+    for model, lora, length, published, batch_size in (
         ("phi-1.5", _QUERY_VALUE, 1044, 4.82, 1),
         ("phi-1.5", _QUERY_VALUE, 1044, 6.76, 2),
         ("phi-1.5", _QUERY_VALUE, 1044, 10.68, 4),
@@ -272,8 +272,8 @@ _LITGPT_ROWS = tuple(
     )
 )
 _LITGPT_HUB_ROWS = tuple(
-    PublishedRow(LITGPT_HUB, model, lora, 512, published, batch=batch, gradient_checkpointing=False)
-    for model, lora, published, batch in (
+    PublishedRow(LITGPT_HUB, model, lora, 512, published, batch_size=batch_size, gradient_checkpointing=False)
+    for model, lora, published, batch_size in (
         ("Falcon-7B", _create_lora(32, "query_key_value"), 16.69, 1),
         ("Gemma-2B", _create_lora(8, "all-linear"), 12.62, 2),
         ("Llama-2-7B", _QUERY_VALUE_32, 19.77, 2),
@@ -285,5 +285,7 @@ _LITGPT_HUB_ROWS = tuple(
         ("TinyLlama-1.1B", None, 14.10, 4),
     )
 )
-_TORCHTUNE_ROWS = (PublishedRow(TORCHTUNE, "Llama-3.2-3B", None, 4096, 60.0, batch=2, gradient_checkpointing=False),)
+_TORCHTUNE_ROWS = (
+    PublishedRow(TORCHTUNE, "Llama-3.2-3B", None, 4096, 60.0, batch_size=2, gradient_checkpointing=False),
+)
 ROWS = (*_QWEN_ROWS, *_SHARDED_ROWS, *_SWIFT_ROWS, *_LITGPT_ROWS, *_LITGPT_HUB_ROWS, *_TORCHTUNE_ROWS)

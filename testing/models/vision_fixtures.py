@@ -14,7 +14,7 @@ from finetune_trainer.data.row_filter import RowRules
 from finetune_trainer.data.row_rendering import RowRenderer, build_sft_renderer
 from finetune_trainer.data.token_dataset import Features
 from finetune_trainer.data_sources.media import Modality
-from finetune_trainer.model.load import ModelDescription, describe_model, pad_token_id
+from finetune_trainer.model.load import ModelDescription, describe_model, get_pad_token_id
 from finetune_trainer.training.token_losses import compute_logits, compute_target_losses
 from testing.fakes.downloads import NO_DOWNLOADS
 from testing.models import tiny_text
@@ -27,14 +27,14 @@ class LoadedVisionModel:
     """A loaded vision-language model and a folder for its rows."""
 
     folder: Path
-    pretrained: ModelDescription
+    model_description: ModelDescription
     model: Any
 
     def data(
         self, rows: Path, rules: RowRules | None = None, method: RowRenderer = ASSISTANT_TURNS, **fields: Any
     ) -> TrainingData:
         config = TokenizationConfig(
-            tokenizer=self.pretrained.tokenizer,
+            tokenizer=self.model_description.tokenizer,
             model_name="tiny",
             row_renderer=method,
             rules=rules or RowRules(),
@@ -43,14 +43,16 @@ class LoadedVisionModel:
             is_writer=True,
             send_heartbeat=lambda: None,
             downloads=NO_DOWNLOADS,
-            vision=self.pretrained.vision,
+            vision=self.model_description.vision,
         )
         return load_data(Dataset.model_validate({"train": [{"name": str(rows)}], **fields}), config)
 
-    def collate(self, *required_modalities: Modality) -> MultimodalCollator:
-        assert self.pretrained.vision is not None
+    def create_collator(self, *required_modalities: Modality) -> MultimodalCollator:
+        assert self.model_description.vision is not None
         return MultimodalCollator(
-            pad_token_id(self.pretrained.tokenizer), self.pretrained.vision, required_modalities=required_modalities
+            get_pad_token_id(self.model_description.tokenizer),
+            self.model_description.vision,
+            required_modalities=required_modalities,
         )
 
 

@@ -40,7 +40,7 @@ print(*inspect_ranks(run, beats, dict.fromkeys((beat.local_rank for beat in beat
 
 
 @dataclass
-class OperatorStack:
+class OperatorInstallation:
     """A cluster with a namespace for jobs; `stages` contains the duration of each setup step in seconds."""
 
     provider: ClusterProvider
@@ -126,7 +126,9 @@ class OperatorStack:
         pods: list[RawBody] = json.loads(output)["items"]
         return pods
 
-    def wait(self, name: str, predicate: JobPredicate, *, description: str, timeout_seconds: float = 180) -> RawBody:
+    def wait_until(
+        self, name: str, predicate: JobPredicate, *, description: str, timeout_seconds: float = 180
+    ) -> RawBody:
         """Poll the job until it satisfies the predicate, and return it.
 
         Raises:
@@ -153,7 +155,7 @@ class OperatorStack:
         return "\n".join(sections)
 
     def wait_until_finished(self, name: str, *, timeout_seconds: float = 240) -> RawBody:
-        return self.wait(
+        return self.wait_until(
             name, lambda job: has_condition(job, "Finished"), description="finished", timeout_seconds=timeout_seconds
         )
 
@@ -212,7 +214,7 @@ def main() -> None:
     choice = choose_provider(os.environ)
     if choice.provider is None:
         raise SystemExit(f"no cluster: {choice.explanation}")
-    OperatorStack(choice.provider).prepare_operator()
+    OperatorInstallation(choice.provider).prepare_operator()
     print(f"the operator runs: export KUBECONFIG={choice.provider.kubeconfig}")
 
 

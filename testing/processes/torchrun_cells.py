@@ -114,8 +114,8 @@ def limit_memory(name: str, context: RankContext) -> Iterator[None]:
             memory_bytes = int(variant["mib"]) * 2**20
             stack.enter_context(patch.object(build_trainer, "gather_min_rank_memory", return_value=memory_bytes))
         elif variant:
-            stack.enter_context(patch.object(build_trainer, "can_measure_memory", return_value=True))
-            if not context.ranks.is_first:
+            stack.enter_context(patch.object(build_trainer, "can_run_batch_size_trial", return_value=True))
+            if not context.ranks.is_rank_zero:
                 limit = int(variant["most"])
                 stack.enter_context(patch.object(torch.nn.Embedding, "forward", limit_embedding_batch(limit)))
         yield
@@ -186,7 +186,7 @@ def main(cells_file: Path, results_file: Path) -> None:
         slow_down()
     cells = json.loads(cells_file.read_text())
     results = {name: train_cell(name, spec, results_file.parent, context) for name, spec in cells.items()}
-    if context.ranks.is_first:
+    if context.ranks.is_rank_zero:
         results_file.write_text(json.dumps(results))
     print(f"rank {context.ranks.rank}: done", file=sys.stderr, flush=True)
 

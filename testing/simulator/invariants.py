@@ -133,7 +133,7 @@ class InvariantMonitor:
             self._removed_while_running.add(metadata["uid"])
         if change.old_body is None:
             self._newest_pod_uids[metadata["name"]] = metadata["uid"]
-        elif (pod := observe_pod(change.old_body, gone=False)) and not pod.may_run(self._world.now()):
+        elif (pod := observe_pod(change.old_body, is_tombstone=False)) and not pod.may_run(self._world.now()):
             self._confirmed_ended.add(pod.uid)
 
     def _is_foreign(self, body: RawBody) -> bool:
@@ -141,7 +141,7 @@ class InvariantMonitor:
 
     def _check_placement(self, change: Change) -> None:
         """Check that no pod is assigned to a Kubernetes node that is avoided or whose GPU failed earlier."""
-        pod, job = observe_pod(change.body, gone=False), self._world.job
+        pod, job = observe_pod(change.body, is_tombstone=False), self._world.job
         if pod is None or job is None or get_controller_uid(change.body) != self._world.job_uid:
             return
         for record in self._read_status().attempts:
@@ -158,7 +158,7 @@ class InvariantMonitor:
         return self._last_job[1]
 
     def _check_created_pod(self, change: Change) -> Iterator[str]:
-        new_pod = observe_pod(change.body, gone=False)
+        new_pod = observe_pod(change.body, is_tombstone=False)
         assert new_pod is not None
         status = self._read_status()
         if self._world.job is not None and new_pod.attempt > (-1 if status.attempt is None else status.attempt):
@@ -175,7 +175,7 @@ class InvariantMonitor:
     def _check_older_attempts_ended(self, new_pod: NodeObservation) -> Iterator[str]:
         """Check that no pod of another attempt runs, except pods that the operator cannot observe."""
         for _, pod in self._world.list_pods():
-            other = observe_pod(pod, gone=False)
+            other = observe_pod(pod, is_tombstone=False)
             if other is None or other.attempt == new_pod.attempt or other.uid in self._confirmed_ended:
                 continue
             if _is_considered_running(other) and other.may_run(self._world.now()):
@@ -188,8 +188,8 @@ class InvariantMonitor:
                 yield f"{new_pod.pod_name} was created while attempt {process.attempt} runs on {k8s_node.name}"
 
     def _check_deleted_pod(self, change: Change) -> Iterator[str]:
-        pod, status = observe_pod(change.body, gone=False), self._read_status()
-        if pod is None or pod.relabelled or self._has_split_brain or status.attempt is None or not self._world.job:
+        pod, status = observe_pod(change.body, is_tombstone=False), self._read_status()
+        if pod is None or pod.is_relabelled or self._has_split_brain or status.attempt is None or not self._world.job:
             return
         ended = status.completion_time is not None or status.attempts[-1].state in ("Stopping", "Stopped")
         if not ended and pod.attempt == status.attempt:
@@ -319,7 +319,7 @@ class InvariantMonitor:
         if "Suspended" not in true_conditions or self._has_split_brain or self._world.operator_clock_was_ahead:
             return
         for _, pod in self._world.list_pods():
-            node = observe_pod(pod, gone=False)
+            node = observe_pod(pod, is_tombstone=False)
             if node and _is_considered_running(node) and node.may_run(self._world.now()):
                 yield f"Suspended while {node.pod_name} may run"
 
@@ -329,7 +329,7 @@ def _is_considered_running(pod: NodeObservation) -> bool:
 
     A terminating pod without labels does not count, because it stops without a further request and is fenced.
     """
-    return not (pod.relabelled and pod.deleting)
+    return not (pod.is_relabelled and pod.is_terminating)
 
 
 def _has_changed_labels(change: Change) -> bool:

@@ -9,15 +9,15 @@ import pytest
 
 from testing.cluster.fault_injection import Chaos
 from testing.cluster.provider import ClusterKind, choose_provider
-from testing.processes.operator_stack import OperatorStack, build_example_job
+from testing.processes.operator_stack import OperatorInstallation, build_example_job
 
 
 @pytest.fixture(scope="session")
-def deployment() -> Iterator[OperatorStack]:
+def deployment() -> Iterator[OperatorInstallation]:
     choice = choose_provider(os.environ)
     if choice.provider is None:
         pytest.skip(f"no cluster: {choice.explanation}")
-    deployment = OperatorStack(choice.provider)
+    deployment = OperatorInstallation(choice.provider)
     deployment.prepare()
     yield deployment
     if choice.kind is not ClusterKind.CURRENT and os.environ.get("KEEP_CLUSTER") != "1":
@@ -25,7 +25,7 @@ def deployment() -> Iterator[OperatorStack]:
 
 
 @pytest.fixture
-def fault_injector(deployment: OperatorStack) -> Chaos:
+def fault_injector(deployment: OperatorInstallation) -> Chaos:
     """Return the fault injector, which only the throwaway cluster provides."""
     if deployment.provider.chaos is None:
         pytest.skip("killing processes needs the throwaway cluster")
@@ -40,7 +40,7 @@ def job_name(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def start_job(deployment: OperatorStack, job_name: str) -> Iterator[Callable[..., str]]:
+def start_job(deployment: OperatorInstallation, job_name: str) -> Iterator[Callable[..., str]]:
     """Return a function that applies the CPU example with changed spec fields.
 
     After the test, delete the job and wait until its children are gone.

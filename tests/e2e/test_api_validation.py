@@ -9,7 +9,7 @@ import yaml
 
 from testing.builders.bad_jobs import BAD_JOBS
 from testing.builders.jobs import spec
-from testing.processes.operator_stack import OperatorStack
+from testing.processes.operator_stack import OperatorInstallation
 
 pytestmark = pytest.mark.cluster
 RawBody = dict[str, Any]
@@ -36,12 +36,12 @@ def get_rejection_message(call: Callable[..., object], *arguments: Any) -> str:
     return str(error.value)
 
 
-def apply_dry_run(deployment: OperatorStack, job: RawBody) -> str:
+def apply_dry_run(deployment: OperatorInstallation, job: RawBody) -> str:
     return deployment.kubectl("apply", "--server-side", "--dry-run=server", "-f", "-", stdin=yaml.safe_dump(job))
 
 
 @pytest.fixture
-def job(deployment: OperatorStack, job_name: str) -> Iterator[RawBody]:
+def job(deployment: OperatorInstallation, job_name: str) -> Iterator[RawBody]:
     """Apply an unschedulable job whose spec can be patched."""
     applied = build_job(
         job_name,
@@ -54,13 +54,13 @@ def job(deployment: OperatorStack, job_name: str) -> Iterator[RawBody]:
     deployment.delete(job_name)
 
 
-def patch_job(deployment: OperatorStack, job: RawBody, fields: RawBody) -> str:
+def patch_job(deployment: OperatorInstallation, job: RawBody, fields: RawBody) -> str:
     change = yaml.safe_dump({"spec": fields})
     return deployment.kubectl("patch", "ftj", job["metadata"]["name"], "--type=merge", f"--patch={change}")
 
 
 @pytest.mark.parametrize("bad_job_name", BAD_JOBS)
-def test_invalid_job_is_rejected_if_cel_can_check_it(deployment: OperatorStack, bad_job_name: str) -> None:
+def test_invalid_job_is_rejected_if_cel_can_check_it(deployment: OperatorInstallation, bad_job_name: str) -> None:
     job, expected = build_job("bad", **BAD_JOBS[bad_job_name].fields), BAD_JOBS[bad_job_name].api_server_error
     if expected is None:
         assert "serverside-applied" in apply_dry_run(deployment, job)
@@ -68,7 +68,7 @@ def test_invalid_job_is_rejected_if_cel_can_check_it(deployment: OperatorStack, 
         assert expected in get_rejection_message(apply_dry_run, deployment, job)
 
 
-def test_valid_job_is_accepted(deployment: OperatorStack) -> None:
+def test_valid_job_is_accepted(deployment: OperatorInstallation) -> None:
     assert "serverside-applied" in apply_dry_run(deployment, build_job("good"))
 
 
@@ -83,14 +83,14 @@ def test_valid_job_is_accepted(deployment: OperatorStack) -> None:
     ],
 )
 def test_job_name_that_is_not_a_valid_service_name_is_rejected(
-    deployment: OperatorStack, name: str, message: str
+    deployment: OperatorInstallation, name: str, message: str
 ) -> None:
     assert message in get_rejection_message(apply_dry_run, deployment, build_job(name))
     assert "serverside-applied" in apply_dry_run(deployment, build_job("a" * 52))
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
-def test_example_is_accepted(deployment: OperatorStack, path: Path) -> None:
+def test_example_is_accepted(deployment: OperatorInstallation, path: Path) -> None:
     assert "serverside-applied" in apply_dry_run(deployment, yaml.safe_load(path.read_text()))
 
 
@@ -115,12 +115,12 @@ def test_example_is_accepted(deployment: OperatorStack, path: Path) -> None:
     ],
 )
 def test_changes_to_immutable_fields_are_rejected(
-    deployment: OperatorStack, job: RawBody, fields: RawBody, message: str
+    deployment: OperatorInstallation, job: RawBody, fields: RawBody, message: str
 ) -> None:
     assert message in get_rejection_message(patch_job, deployment, job, fields)
 
 
-def test_mutable_fields_can_be_changed(deployment: OperatorStack, job: RawBody) -> None:
+def test_mutable_fields_can_be_changed(deployment: OperatorInstallation, job: RawBody) -> None:
     patch_job(
         deployment,
         job,
@@ -140,7 +140,7 @@ def test_mutable_fields_can_be_changed(deployment: OperatorStack, job: RawBody) 
     assert deployment.get_job(job["metadata"]["name"])["spec"]["image"] == "other"
 
 
-def test_second_apply_of_the_same_job_changes_nothing(deployment: OperatorStack, job_name: str) -> None:
+def test_second_apply_of_the_same_job_changes_nothing(deployment: OperatorInstallation, job_name: str) -> None:
     job = build_job(job_name)
     try:
         deployment.apply(job)
@@ -154,7 +154,7 @@ def test_second_apply_of_the_same_job_changes_nothing(deployment: OperatorStack,
     assert after["metadata"]["generation"] == before["metadata"]["generation"] == 1
 
 
-def test_two_field_managers_can_own_different_items_of_a_list(deployment: OperatorStack, job_name: str) -> None:
+def test_two_field_managers_can_own_different_items_of_a_list(deployment: OperatorInstallation, job_name: str) -> None:
     first, second = build_job(job_name), build_job(job_name)
     first["spec"]["imagePullSecrets"] = [{"name": "first"}]
     second["spec"]["imagePullSecrets"] = [{"name": "second"}]
@@ -169,7 +169,7 @@ def test_two_field_managers_can_own_different_items_of_a_list(deployment: Operat
     assert sorted(secret["name"] for secret in secrets) == ["first", "second"]
 
 
-def test_kubectl_explain_shows_descriptions_defaults_and_enums(deployment: OperatorStack) -> None:
+def test_kubectl_explain_shows_descriptions_defaults_and_enums(deployment: OperatorInstallation) -> None:
     explanation = deployment.kubectl("explain", "ftj.spec.training")
 
     assert "Names are those of\n    transformers.TrainingArguments." in explanation
@@ -178,7 +178,7 @@ def test_kubectl_explain_shows_descriptions_defaults_and_enums(deployment: Opera
     assert "<>" not in explanation
 
 
-def test_kubectl_get_accepts_the_category_and_shows_all_columns(deployment: OperatorStack, job: RawBody) -> None:
+def test_kubectl_get_accepts_the_category_and_shows_all_columns(deployment: OperatorInstallation, job: RawBody) -> None:
     header, *rows = deployment.kubectl("get", "finetune").splitlines()
 
     assert header.split() == ["NAME", "PHASE", "NODES", "PROGRESS", "LOSS", "TOKENS/S", "ETA", "RESTARTS", "AGE"]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from testing.processes.cluster_training import training
-from testing.processes.operator_stack import OperatorStack, RawBody, has_condition
+from testing.processes.operator_stack import OperatorInstallation, RawBody, has_condition
 
 pytestmark = pytest.mark.cluster
 StartJob = Callable[..., str]
@@ -31,7 +31,7 @@ USER_ERRORS: dict[str, tuple[RawBody, str, tuple[str, ...]]] = {
 
 @pytest.mark.parametrize("user_error", USER_ERRORS)
 def test_user_error_fails_the_job_without_restart(
-    deployment: OperatorStack, start_job: StartJob, user_error: str
+    deployment: OperatorInstallation, start_job: StartJob, user_error: str
 ) -> None:
     fields, reason, texts = USER_ERRORS[user_error]
     valid_rows = (deployment.get_claim_folder("datasets") / "train.jsonl").read_text().splitlines()
@@ -46,7 +46,7 @@ def test_user_error_fails_the_job_without_restart(
     assert finished["status"]["attempts"][-1]["fault"] == "user"
 
 
-def test_read_write_once_claim_is_rejected_for_two_nodes(deployment: OperatorStack, start_job: StartJob) -> None:
+def test_read_write_once_claim_is_rejected_for_two_nodes(deployment: OperatorInstallation, start_job: StartJob) -> None:
     claim: RawBody = {
         "apiVersion": "v1",
         "kind": "PersistentVolumeClaim",
@@ -60,7 +60,7 @@ def test_read_write_once_claim_is_rejected_for_two_nodes(deployment: OperatorSta
 
 
 def test_output_of_another_job_is_not_overwritten(
-    deployment: OperatorStack, start_job: StartJob, job_name: str
+    deployment: OperatorInstallation, start_job: StartJob, job_name: str
 ) -> None:
     folder = deployment.get_output_folder(job_name)
     folder.mkdir(parents=True, exist_ok=True)
@@ -85,7 +85,7 @@ PENDING_CASES: dict[str, tuple[RawBody, str, str]] = {
 
 @pytest.mark.parametrize("pending_case", PENDING_CASES)
 def test_pending_pods_are_reported_without_failing_the_job(
-    deployment: OperatorStack, start_job: StartJob, pending_case: str
+    deployment: OperatorInstallation, start_job: StartJob, pending_case: str
 ) -> None:
     fields, reason, text = PENDING_CASES[pending_case]
     fields = {**fields, "imagePullPolicy": "IfNotPresent"} if "image" in fields else fields
@@ -94,7 +94,7 @@ def test_pending_pods_are_reported_without_failing_the_job(
         waiting = job.get("status", {}).get("waiting") or {}
         return waiting.get("reason") == reason and text in waiting["message"]
 
-    job = deployment.wait(
+    job = deployment.wait_until(
         start_job(**fields), is_reason_reported, description=f"waiting for {reason}", timeout_seconds=60
     )
     running = next(c for c in job["status"]["conditions"] if c["type"] == "Running")

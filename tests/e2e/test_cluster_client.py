@@ -26,7 +26,7 @@ from finetune_operator.kube.cluster import (
 from finetune_operator.kube.credentials import load_kubeconfig, open_session
 from finetune_operator.kube.informer import Informer
 from finetune_operator.manager.leader_election import LeaderElection, LeaseConfig
-from testing.processes.operator_stack import OperatorStack
+from testing.processes.operator_stack import OperatorInstallation
 
 RawBody = dict[str, Any]
 pytestmark = pytest.mark.cluster
@@ -34,7 +34,7 @@ NO_NODE = {"example.com/none": "there"}  # selector that matches no node, so tha
 
 
 @pytest_asyncio.fixture
-async def api(deployment: OperatorStack) -> AsyncIterator[ApiClient]:
+async def api(deployment: OperatorInstallation) -> AsyncIterator[ApiClient]:
     access = load_kubeconfig([deployment.provider.kubeconfig])
     async with open_session(access, connections=10) as session:
         yield ApiClient(access.server, request_session=session, watch_session=session)

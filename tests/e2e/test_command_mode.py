@@ -11,7 +11,7 @@ import pytest
 from testing.builders.jobs import command
 from testing.cluster.fault_injection import Chaos
 from testing.cluster.images.project_images import get_image_name
-from testing.processes.operator_stack import OperatorStack, RawBody, has_condition
+from testing.processes.operator_stack import OperatorInstallation, RawBody, has_condition
 
 pytestmark = pytest.mark.cluster
 StartJob = Callable[..., str]
@@ -36,7 +36,7 @@ with open("/dev/shm/all", "w+b") as file:
 
 
 @pytest.fixture
-def scripts(deployment: OperatorStack) -> str:
+def scripts(deployment: OperatorInstallation) -> str:
     """Copy the scripts to the claim and return their path in the pods."""
     folder = deployment.get_claim_folder("datasets") / "scripts"
     shutil.copytree(SCRIPTS, folder, dirs_exist_ok=True)
@@ -55,12 +55,12 @@ def get_failed_condition(job: RawBody) -> RawBody:
 
 
 def test_unmodified_script_resumes_from_its_checkpoint_after_a_rank_is_killed(
-    deployment: OperatorStack, fault_injector: Chaos, start_job: StartJob, scripts: str
+    deployment: OperatorInstallation, fault_injector: Chaos, start_job: StartJob, scripts: str
 ) -> None:
     program = build_ddp_command(scripts, "--epochs", "8", "--seconds_per_step", "0.4")
     job = start_job(**command(program, image=WITH_TORCH))
     checkpoint = deployment.get_output_folder(job) / "model.pt"
-    deployment.wait(job, lambda _: checkpoint.exists(), description="saved")
+    deployment.wait_until(job, lambda _: checkpoint.exists(), description="saved")
 
     fault_injector.kill_rank(deployment.namespace, f"{job}-0-1", rank=3)
     finished = deployment.wait_until_finished(job)
@@ -78,7 +78,7 @@ def test_unmodified_script_resumes_from_its_checkpoint_after_a_rank_is_killed(
 
 
 def test_progress_of_an_unmodified_transformers_trainer_is_reported(
-    deployment: OperatorStack, start_job: StartJob, scripts: str
+    deployment: OperatorInstallation, start_job: StartJob, scripts: str
 ) -> None:
     program = {"script": f"{scripts}/plain_trainer.py", "args": ["/data/model", "$(FINETUNE_OUTPUT)", "150"]}
     job = start_job(**command(program, image=WITH_TORCH, nprocPerNode=1))
@@ -87,7 +87,7 @@ def test_progress_of_an_unmodified_transformers_trainer_is_reported(
         progress = job_body.get("status", {}).get("progress") or {}
         return 0 < progress.get("step", 0) < 150 and progress.get("loss") and progress.get("etaSeconds") is not None
 
-    running = deployment.wait(job, is_progress_reported, description="reporting progress")
+    running = deployment.wait_until(job, is_progress_reported, description="reporting progress")
     assert running["status"]["progress"]["totalSteps"] == 150
     assert running["status"]["display"]["progress"].endswith("/150")
 
@@ -96,7 +96,7 @@ def test_progress_of_an_unmodified_transformers_trainer_is_reported(
     assert finished["status"]["progress"]["step"] == 150
 
 
-def test_image_without_torch_runs_an_exec_command(deployment: OperatorStack, start_job: StartJob) -> None:
+def test_image_without_torch_runs_an_exec_command(deployment: OperatorInstallation, start_job: StartJob) -> None:
     job = start_job(**command({"exec": ["python3", "-c", ENVIRONMENT_PROGRAM]}, image=WITHOUT_TORCH))
 
     finished = deployment.wait_until_finished(job)
@@ -108,7 +108,7 @@ def test_image_without_torch_runs_an_exec_command(deployment: OperatorStack, sta
 
 
 def test_exception_is_reported_as_user_code_error_with_its_rank(
-    deployment: OperatorStack, start_job: StartJob, scripts: str
+    deployment: OperatorInstallation, start_job: StartJob, scripts: str
 ) -> None:
     job = start_job(**command(build_ddp_command(scripts, "--raise_on_rank", "3"), image=WITH_TORCH))
 
@@ -135,7 +135,7 @@ MEMORY_SHORTAGES = {
 
 @pytest.mark.parametrize("resource", MEMORY_SHORTAGES)
 def test_out_of_memory_job_is_repaired_and_completes(
-    deployment: OperatorStack, start_job: StartJob, resource: str
+    deployment: OperatorInstallation, start_job: StartJob, resource: str
 ) -> None:
     program, limit, fields, reason, change = MEMORY_SHORTAGES[resource]
     job = start_job(
@@ -153,11 +153,11 @@ def test_out_of_memory_job_is_repaired_and_completes(
     assert first["message"].endswith(f"retried with {change}")
 
 
-def image_without_torch(_: OperatorStack) -> str:
+def image_without_torch(_: OperatorInstallation) -> str:
     return WITHOUT_TORCH
 
 
-def image_without_python(deployment: OperatorStack) -> str:
+def image_without_python(deployment: OperatorInstallation) -> str:
     """Return the name of the pause image, which exists on every Kubernetes node."""
     (node, *_) = json.loads(deployment.kubectl("get", "nodes", "-o", "json"))["items"]
     names = (str(name) for image in node["status"]["images"] for name in image["names"] or ())
@@ -172,7 +172,7 @@ INCOMPLETE_IMAGES = {
 
 @pytest.mark.parametrize("missing_program", INCOMPLETE_IMAGES)
 def test_image_without_a_required_program_fails_the_job_without_restart(
-    deployment: OperatorStack, start_job: StartJob, scripts: str, missing_program: str
+    deployment: OperatorInstallation, start_job: StartJob, scripts: str, missing_program: str
 ) -> None:
     image, reason, text = INCOMPLETE_IMAGES[missing_program]
 

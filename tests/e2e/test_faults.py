@@ -10,25 +10,25 @@ import pytest
 
 from testing.cluster.fault_injection import Chaos
 from testing.processes.cluster_training import find_last_checkpoint_step, training, wait_for_checkpoint
-from testing.processes.operator_stack import OPERATOR_NAMESPACE, OperatorStack, RawBody, has_condition
+from testing.processes.operator_stack import OPERATOR_NAMESPACE, OperatorInstallation, RawBody, has_condition
 
 pytestmark = pytest.mark.cluster
 StartJob = Callable[..., str]
 
 
-def kill_rank(deployment: OperatorStack, fault_injector: Chaos, pod: str) -> None:
+def kill_rank(deployment: OperatorInstallation, fault_injector: Chaos, pod: str) -> None:
     fault_injector.kill_rank(deployment.namespace, pod, rank=3)
 
 
-def kill_container(deployment: OperatorStack, fault_injector: Chaos, pod: str) -> None:
+def kill_container(deployment: OperatorInstallation, fault_injector: Chaos, pod: str) -> None:
     fault_injector.kill_container(deployment.namespace, pod)
 
 
-def delete_pod(deployment: OperatorStack, _: Chaos, pod: str) -> None:
+def delete_pod(deployment: OperatorInstallation, _: Chaos, pod: str) -> None:
     deployment.kubectl("delete", "pod", pod, "--wait=false")
 
 
-def stop_rank(deployment: OperatorStack, fault_injector: Chaos, pod: str) -> None:
+def stop_rank(deployment: OperatorInstallation, fault_injector: Chaos, pod: str) -> None:
     fault_injector.kill_rank(deployment.namespace, pod, rank=3, signal_number=signal.SIGSTOP)
 
 
@@ -36,7 +36,7 @@ FAULTS = {"RankKilled": kill_rank, "ContainerKilled": kill_container, "PodDelete
 
 
 def test_every_fault_causes_one_restart_from_the_last_checkpoint(
-    deployment: OperatorStack, fault_injector: Chaos, start_job: StartJob
+    deployment: OperatorInstallation, fault_injector: Chaos, start_job: StartJob
 ) -> None:
     job = start_job(training=training(max_steps=200, save_steps=20), restartPolicy={"hangTimeoutSeconds": 30})
     saved: list[int] = []
@@ -44,7 +44,9 @@ def test_every_fault_causes_one_restart_from_the_last_checkpoint(
         # a deleted pod saves a checkpoint while it stops, so wait for a newer checkpoint of this attempt
         saved.append(wait_for_checkpoint(deployment, job, after=find_last_checkpoint_step(deployment, job)))
         inject_fault(deployment, fault_injector, f"{job}-{attempt}-1")
-        deployment.wait(job, lambda j: j["status"]["attempt"] == len(saved), description=f"at attempt {len(saved)}")
+        deployment.wait_until(
+            job, lambda j: j["status"]["attempt"] == len(saved), description=f"at attempt {len(saved)}"
+        )
     finished = deployment.wait_until_finished(job)
 
     assert has_condition(finished, "Complete"), finished["status"]
@@ -61,19 +63,19 @@ def test_every_fault_causes_one_restart_from_the_last_checkpoint(
     }
 
 
-def kill_operator(deployment: OperatorStack) -> None:
+def kill_operator(deployment: OperatorInstallation) -> None:
     operators = deployment.kubectl("get", "pods", "-n", OPERATOR_NAMESPACE, "-o", "name").split()
     assert operators
     deployment.kubectl("delete", "-n", OPERATOR_NAMESPACE, "--grace-period=0", "--force", *operators)
 
 
 def test_killing_the_operator_in_any_phase_does_not_affect_the_job(
-    deployment: OperatorStack, fault_injector: Chaos, start_job: StartJob
+    deployment: OperatorInstallation, fault_injector: Chaos, start_job: StartJob
 ) -> None:
     job = start_job(training=training(max_steps=120, save_steps=20))
     kill_operator(deployment)  # before the pods exist
 
-    deployment.wait(job, lambda j: len(list_nodes(j)) > 0, description="started")
+    deployment.wait_until(job, lambda j: len(list_nodes(j)) > 0, description="started")
     kill_operator(deployment)  # while the pods start
 
     saved = wait_for_checkpoint(deployment, job)
@@ -85,7 +87,7 @@ def test_killing_the_operator_in_any_phase_does_not_affect_the_job(
     wait_for_checkpoint(deployment, job, after=saved)
     set_suspended(deployment, job, is_suspended=True)
     kill_operator(deployment)  # while the job is being suspended
-    deployment.wait(job, lambda j: has_condition(j, "Suspended"), description="Suspended")
+    deployment.wait_until(job, lambda j: has_condition(j, "Suspended"), description="Suspended")
 
     set_suspended(deployment, job, is_suspended=False)
     kill_operator(deployment)  # while the job resumes
@@ -102,7 +104,7 @@ def list_nodes(job: RawBody) -> list[RawBody]:
     return nodes
 
 
-def set_suspended(deployment: OperatorStack, job: str, *, is_suspended: bool) -> None:
+def set_suspended(deployment: OperatorInstallation, job: str, *, is_suspended: bool) -> None:
     deployment.kubectl(
         "patch", "ftj", job, "--type=merge", "-p", f'{{"spec":{{"suspend":{str(is_suspended).lower()}}}}}'
     )

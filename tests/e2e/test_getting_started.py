@@ -7,7 +7,7 @@ import yaml
 
 from testing.cluster.images.project_images import get_image_name
 from testing.models import tiny_text
-from testing.processes.operator_stack import OperatorStack, has_condition
+from testing.processes.operator_stack import OperatorInstallation, has_condition
 
 pytestmark = pytest.mark.cluster
 
@@ -15,7 +15,7 @@ MANIFESTS = Path(__file__).parents[2] / "manifests" / "getting-started"
 
 
 def test_failed_job_can_be_corrected_and_trains_on_copied_data(
-    deployment: OperatorStack, job_name: str, tmp_path: Path
+    deployment: OperatorInstallation, job_name: str, tmp_path: Path
 ) -> None:
     tiny_text.build(tmp_path / "data", rows=40, eval_rows=4)
     [loader] = [body for body in yaml.safe_load_all((MANIFESTS / "claims.yaml").read_text()) if body["kind"] == "Pod"]

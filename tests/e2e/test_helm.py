@@ -5,13 +5,19 @@ from collections.abc import Callable
 import pytest
 
 from testing.processes.cluster_training import training, wait_for_checkpoint
-from testing.processes.operator_stack import CHART, OPERATOR_NAMESPACE, OperatorStack, build_helm_options, has_condition
+from testing.processes.operator_stack import (
+    CHART,
+    OPERATOR_NAMESPACE,
+    OperatorInstallation,
+    build_helm_options,
+    has_condition,
+)
 
 pytestmark = pytest.mark.cluster
 
 
 def test_running_job_survives_upgrade_and_uninstall_of_the_chart(
-    deployment: OperatorStack, start_job: Callable[..., str]
+    deployment: OperatorInstallation, start_job: Callable[..., str]
 ) -> None:
     job = start_job(training=training(max_steps=120, save_steps=20))
     wait_for_checkpoint(deployment, job)

@@ -9,7 +9,7 @@ import pytest
 
 from testing.builders.jobs import command
 from testing.cluster.images.project_images import get_image_name
-from testing.processes.operator_stack import OperatorStack, has_condition
+from testing.processes.operator_stack import OperatorInstallation, has_condition
 
 pytestmark = pytest.mark.cluster
 LABEL = {"example.com/mesh": "yes"}
@@ -26,7 +26,7 @@ CONTAINER = f"""Object.spec.containers{{
 
 
 @pytest.fixture
-def sidecar_injection(deployment: OperatorStack, job_name: str) -> Iterator[None]:
+def sidecar_injection(deployment: OperatorInstallation, job_name: str) -> Iterator[None]:
     """Install an admission policy that injects a sidecar into every labelled pod."""
     group = "admissionregistration.k8s.io"
     resources = deployment.kubectl("api-resources", f"--api-group={group}", "-o", "name").split()
@@ -50,7 +50,7 @@ def sidecar_injection(deployment: OperatorStack, job_name: str) -> Iterator[None
     deployment.kubectl("delete", f"{kind},{kind}Binding", job_name)
 
 
-def wait_for_policy(deployment: OperatorStack, pod_name: str) -> None:
+def wait_for_policy(deployment: OperatorInstallation, pod_name: str) -> None:
     """Wait until the API server has compiled and applied the policy."""
     container_security = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
     security = {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
@@ -73,7 +73,7 @@ def wait_for_policy(deployment: OperatorStack, pod_name: str) -> None:
 
 @pytest.mark.usefixtures("sidecar_injection")
 def test_pod_with_a_running_sidecar_is_deleted_after_the_job_finishes(
-    deployment: OperatorStack, start_job: Callable[..., str]
+    deployment: OperatorInstallation, start_job: Callable[..., str]
 ) -> None:
     program = {"exec": ["python3", "-c", "print('done')"]}
     job = start_job(**command(program, image=IMAGE, numNodes=1, podTemplate={"labels": LABEL}))

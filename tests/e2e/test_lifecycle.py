@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from testing.processes.cluster_training import training, wait_for_checkpoint
-from testing.processes.operator_stack import OperatorStack, has_condition
+from testing.processes.operator_stack import OperatorInstallation, has_condition
 
 pytestmark = pytest.mark.cluster
 StartJob = Callable[..., str]
@@ -15,13 +15,13 @@ LABEL = "finetune.dev/job-name"
 
 
 def test_resumed_job_continues_from_the_checkpoint_saved_on_suspend(
-    deployment: OperatorStack, start_job: StartJob
+    deployment: OperatorInstallation, start_job: StartJob
 ) -> None:
     job = start_job(training=training(max_steps=120, save_steps=20))
     wait_for_checkpoint(deployment, job)
 
     deployment.kubectl("patch", "ftj", job, "--type=merge", "-p", '{"spec":{"suspend":true}}')
-    suspended = deployment.wait(job, lambda j: has_condition(j, "Suspended"), description="Suspended")
+    suspended = deployment.wait_until(job, lambda j: has_condition(j, "Suspended"), description="Suspended")
 
     assert all(pod["status"]["phase"] in ("Succeeded", "Failed") for pod in deployment.list_pods(job))
     saved = suspended["status"]["progress"]["lastCheckpoint"]
@@ -35,9 +35,9 @@ def test_resumed_job_continues_from_the_checkpoint_saved_on_suspend(
     assert finished["status"].get("restarts", 0) == 0
 
 
-def test_job_created_suspended_starts_when_resumed(deployment: OperatorStack, start_job: StartJob) -> None:
+def test_job_created_suspended_starts_when_resumed(deployment: OperatorInstallation, start_job: StartJob) -> None:
     job = start_job(suspend=True, training=training(max_steps=4))
-    deployment.wait(job, lambda j: has_condition(j, "Suspended"), description="Suspended", timeout_seconds=20)
+    deployment.wait_until(job, lambda j: has_condition(j, "Suspended"), description="Suspended", timeout_seconds=20)
     assert deployment.list_pods(job) == []
 
     # the network settings are mutable while the job is suspended
@@ -47,7 +47,9 @@ def test_job_created_suspended_starts_when_resumed(deployment: OperatorStack, st
     assert has_condition(deployment.wait_until_finished(job), "Complete")
 
 
-def test_active_deadline_fails_the_job_and_stops_its_pods(deployment: OperatorStack, start_job: StartJob) -> None:
+def test_active_deadline_fails_the_job_and_stops_its_pods(
+    deployment: OperatorInstallation, start_job: StartJob
+) -> None:
     job = start_job(activeDeadlineSeconds=20, training=training(max_steps=100_000))
     finished = deployment.wait_until_finished(job, timeout_seconds=120)
 
@@ -59,7 +61,7 @@ def test_active_deadline_fails_the_job_and_stops_its_pods(deployment: OperatorSt
 
 
 def test_unschedulable_pod_stops_the_gang_and_finally_fails_the_job(
-    deployment: OperatorStack, start_job: StartJob
+    deployment: OperatorInstallation, start_job: StartJob
 ) -> None:
     """The placement is contradictory: both pods require the same Kubernetes node, but must not share a node."""
     (k8s_node, *_) = json.loads(deployment.kubectl("get", "nodes", "-o", "json"))["items"]
@@ -91,7 +93,7 @@ def test_unschedulable_pod_stops_the_gang_and_finally_fails_the_job(
 
 
 def test_finished_job_is_deleted_after_its_ttl_and_its_output_remains(
-    deployment: OperatorStack, start_job: StartJob
+    deployment: OperatorInstallation, start_job: StartJob
 ) -> None:
     job = start_job(ttlSecondsAfterFinished=3, training=training(max_steps=4))
     deployment.kubectl("wait", "--for=condition=Complete", f"ftj/{job}", "--timeout=180s")
@@ -100,15 +102,17 @@ def test_finished_job_is_deleted_after_its_ttl_and_its_output_remains(
     assert (deployment.get_output_folder(job) / "result" / "SUCCESS").exists()
 
 
-def test_recreated_job_waits_for_the_pods_of_the_deleted_job(deployment: OperatorStack, start_job: StartJob) -> None:
+def test_recreated_job_waits_for_the_pods_of_the_deleted_job(
+    deployment: OperatorInstallation, start_job: StartJob
+) -> None:
     job = start_job(training=training(max_steps=100_000))
-    deployment.wait(job, lambda j: has_condition(j, "Running"), description="Running")
+    deployment.wait_until(job, lambda j: has_condition(j, "Running"), description="Running")
     before = {pod["metadata"]["uid"] for pod in deployment.list_pods(job)}
 
     deployment.kubectl("delete", "ftj", job)
     claim = {"persistentVolumeClaim": {"claimName": "models"}}
     start_job(output={**claim, "overwrite": True}, training=training(max_steps=4))
-    pending = deployment.wait(
+    pending = deployment.wait_until(
         job, lambda j: "waiting" in j.get("status", {}), description="waiting", timeout_seconds=20
     )
     finished = deployment.wait_until_finished(job)
@@ -122,10 +126,10 @@ def test_recreated_job_waits_for_the_pods_of_the_deleted_job(deployment: Operato
 
 @pytest.mark.parametrize("propagation", ["background", "foreground"])
 def test_deleting_a_running_job_deletes_all_its_children(
-    deployment: OperatorStack, start_job: StartJob, propagation: str
+    deployment: OperatorInstallation, start_job: StartJob, propagation: str
 ) -> None:
     job = start_job(training=training(max_steps=100_000))
-    deployment.wait(job, lambda j: has_condition(j, "Running"), description="Running")
+    deployment.wait_until(job, lambda j: has_condition(j, "Running"), description="Running")
 
     deployment.kubectl("delete", "ftj", job, f"--cascade={propagation}", "--wait=true", "--timeout=150s")
 

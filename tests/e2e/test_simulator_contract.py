@@ -9,7 +9,7 @@ import pytest_asyncio
 from finetune_operator.kube.api_client import ApiClient
 from finetune_operator.kube.credentials import load_kubeconfig, open_session
 from testing.cluster.images.project_images import get_image_name
-from testing.processes.operator_stack import OperatorStack
+from testing.processes.operator_stack import OperatorInstallation
 from testing.simulator.conformance.checks import CHECKS, ClusterUnderTest, Facts, RawBody
 from testing.simulator.conformance.expected_results import EXPECTED_RESULTS
 
@@ -29,7 +29,7 @@ def build_pod(name: str, python_code: str, **spec: object) -> RawBody:
 
 
 @pytest_asyncio.fixture
-async def tested_cluster(deployment: OperatorStack) -> AsyncIterator[ClusterUnderTest]:
+async def tested_cluster(deployment: OperatorInstallation) -> AsyncIterator[ClusterUnderTest]:
     namespace = f"contract-{uuid4().hex[:8]}"
     access = load_kubeconfig([deployment.provider.kubeconfig])
     async with open_session(access, connections=10) as session:

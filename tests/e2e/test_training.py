@@ -13,7 +13,7 @@ import yaml
 from testing.models import tiny_vision
 from testing.models.loss_curve import read_losses
 from testing.processes.cluster_training import training
-from testing.processes.operator_stack import OperatorStack, build_example_job, has_condition, run
+from testing.processes.operator_stack import OperatorInstallation, build_example_job, has_condition, run
 
 pytestmark = pytest.mark.cluster
 
@@ -21,7 +21,7 @@ HELD_OUT_LOSS_SCRIPT = Path(__file__).parents[2] / "testing" / "models" / "held_
 
 
 def test_training_on_two_nodes_improves_the_model_and_equals_single_process_training(
-    deployment: OperatorStack, start_job: Callable[..., str], tmp_path: Path
+    deployment: OperatorInstallation, start_job: Callable[..., str], tmp_path: Path
 ) -> None:
     training_fields = training(max_steps=40, save_steps=20, learningRate=0.01)
     job = start_job(training=training_fields)
@@ -42,7 +42,7 @@ def test_training_on_two_nodes_improves_the_model_and_equals_single_process_trai
     assert all(abs(single[step] - distributed[step]) < 5e-4 for step in distributed), (single, distributed)
 
 
-def test_dpo_on_two_nodes_reduces_the_loss(deployment: OperatorStack, start_job: Callable[..., str]) -> None:
+def test_dpo_on_two_nodes_reduces_the_loss(deployment: OperatorInstallation, start_job: Callable[..., str]) -> None:
     data = {"train": [{"name": "/data/train.pairs.jsonl"}], "eval": [{"name": "/data/eval.pairs.jsonl"}]}
     job = start_job(sft=None, dpo={}, dataset=data, training=training(max_steps=20, evalSteps=20, learningRate=0.005))
     finished = deployment.wait_until_finished(job)
@@ -54,7 +54,7 @@ def test_dpo_on_two_nodes_reduces_the_loss(deployment: OperatorStack, start_job:
 
 
 def test_llava_trains_on_two_nodes_with_batches_without_images(
-    deployment: OperatorStack, start_job: Callable[..., str]
+    deployment: OperatorInstallation, start_job: Callable[..., str]
 ) -> None:
     """Only two of three rows have images, so that some micro-batches have none."""
     data = deployment.get_claim_folder("datasets")
@@ -75,7 +75,7 @@ def test_llava_trains_on_two_nodes_with_batches_without_images(
     assert (deployment.get_output_folder(job) / "result" / "preprocessor_config.json").is_file()
 
 
-def compute_held_out_losses(deployment: OperatorStack, job: str) -> tuple[float, float]:
+def compute_held_out_losses(deployment: OperatorInstallation, job: str) -> tuple[float, float]:
     """Return the evaluation loss without and with the adapter, computed only with transformers and peft."""
     data = deployment.get_claim_folder("datasets")
     command = [
@@ -90,7 +90,7 @@ def compute_held_out_losses(deployment: OperatorStack, job: str) -> tuple[float,
 
 
 def train_in_one_process(
-    deployment: OperatorStack, training_fields: dict[str, object], folder: Path
+    deployment: OperatorInstallation, training_fields: dict[str, object], folder: Path
 ) -> dict[int, float]:
     """Train the same spec with one rank in local mode, using gradient accumulation to keep the effective batch."""
     body = build_example_job("single", numNodes=1, nprocPerNode=1, training=training_fields)

@@ -48,10 +48,10 @@ def test_tiny_qwen2_vl_reaches_90_percent_of_linear_probe_accuracy(tmp_path: Pat
 @torch.no_grad()
 def compute_accuracy(result_folder: Path, rows: Path) -> float:
     """Return the fraction of rows whose first label token has the highest probability."""
-    pretrained = describe_model(ModelSource(name=str(result_folder)), torch.device("cpu"))
-    assert pretrained.vision is not None
+    model_description = describe_model(ModelSource(name=str(result_folder)), torch.device("cpu"))
+    assert model_description.vision is not None
     config = TokenizationConfig(
-        tokenizer=pretrained.tokenizer,
+        tokenizer=model_description.tokenizer,
         model_name=str(result_folder),
         row_renderer=build_sft_renderer("assistant"),
         rules=RowRules(),
@@ -60,10 +60,10 @@ def compute_accuracy(result_folder: Path, rows: Path) -> float:
         is_writer=True,
         send_heartbeat=lambda: None,
         downloads=NO_DOWNLOADS,
-        vision=pretrained.vision,
+        vision=model_description.vision,
     )
     samples = load_data(Dataset.model_validate({"train": [{"name": str(rows)}]}), config)
-    batch = MultimodalCollator(0, pretrained.vision, required_modalities=())(
+    batch = MultimodalCollator(0, model_description.vision, required_modalities=())(
         [samples.samples[i] for i in range(len(samples.train))]
     )
     predictions = compute_logits(AutoModelForImageTextToText.from_pretrained(result_folder).eval(), batch).argmax(

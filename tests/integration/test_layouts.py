@@ -61,9 +61,9 @@ def build_spec(
 
     `batch_layout`: these three numbers. `row_variant`: suffix of the names of the row files.
     """
-    world_size, per_device, accumulation = batch_layout
+    world_size, micro_batch_size, accumulation = batch_layout
     training = {
-        "perDeviceTrainBatchSize": per_device,
+        "perDeviceTrainBatchSize": micro_batch_size,
         **({} if accumulation is None else {"gradientAccumulationSteps": accumulation}),
         "learningRate": 0.01,
         "maxSteps": STEPS,

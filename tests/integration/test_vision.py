@@ -47,9 +47,9 @@ def build_spec(
     `batch_layout`: micro-batch size and accumulation steps. `model_fields`: changes to spec.model. With
     `model_fields` or with LoRA, all components have the same learning rate.
     """
-    per_device, accumulation = batch_layout
+    micro_batch_size, accumulation = batch_layout
     training = {
-        "perDeviceTrainBatchSize": per_device,
+        "perDeviceTrainBatchSize": micro_batch_size,
         "gradientAccumulationSteps": accumulation,
         "maxSteps": STEPS,
         "saveSteps": 2,

@@ -59,9 +59,9 @@ nodes = st.builds(
     pod_name=st.just("bert-0-0"),
     uid=st.sampled_from(("a", "b", "c")),
     phase=st.sampled_from(PodPhase),
-    deleting=st.booleans(),
+    is_terminating=st.booleans(),
     deletion_deadline=st.one_of(moments, st.just(NOW + timedelta(seconds=90))),
-    scheduled=st.booleans(),
+    is_scheduled=st.booleans(),
     waiting=st.sampled_from(
         (
             None,
@@ -94,7 +94,7 @@ observations = st.builds(
     edited_service_uid=st.sampled_from(("", "d")),
     claims=st.sampled_from((None, (), (Claim("models", ("ReadWriteOnce",)),), (Claim("models", ("ReadWriteMany",)),))),
     rejected_creates=st.lists(rejected_creates, max_size=2).map(tuple),
-    fresh=st.booleans(),
+    is_fresh=st.booleans(),
 )
 
 ACTIVE_STATES = (AttemptState.STARTING, AttemptState.RUNNING, AttemptState.STOPPING, AttemptState.STOPPED)
@@ -166,7 +166,7 @@ def test_decide_accepts_all_inputs_and_is_deterministic(
 @fuzzing
 @given(jobs(), observations)
 def test_status_becomes_stable_if_the_observation_does_not_change(ftjob: FineTuneJob, observation: Observation) -> None:
-    observation = replace(observation, fresh=True)
+    observation = replace(observation, is_fresh=True)
     for _ in range(MAX_DECISIONS):
         decision = decide(ftjob, observation, NOW, SETTINGS)
         if decision.status == ftjob.status:
@@ -193,7 +193,7 @@ def test_state_change_is_written_before_its_actions_are_executed(ftjob: FineTune
 @fuzzing
 @given(jobs(), observations)
 def test_pods_are_created_only_after_older_pods_are_fenced(ftjob: FineTuneJob, observation: Observation) -> None:
-    decision = decide(ftjob, replace(observation, fresh=True), NOW, SETTINGS)
+    decision = decide(ftjob, replace(observation, is_fresh=True), NOW, SETTINGS)
     if not any(isinstance(action, Create) for action in decision.actions):
         return
     record = ftjob.status.attempts[-1]
@@ -231,7 +231,7 @@ def test_requeue_after_is_positive(ftjob: FineTuneJob, observation: Observation)
 def test_status_does_not_change_before_the_requeue_time(
     ftjob: FineTuneJob, observation: Observation, elapsed_seconds: int
 ) -> None:
-    observation = replace(observation, fresh=True)
+    observation = replace(observation, is_fresh=True)
     for _ in range(MAX_DECISIONS):
         ftjob = apply_status(ftjob, decide(ftjob, observation, NOW, SETTINGS))
     decision = decide(ftjob, observation, NOW, SETTINGS)

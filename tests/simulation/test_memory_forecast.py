@@ -48,7 +48,7 @@ def test_component_sizes_are_positive_and_their_names_unique(
     ):
         assert all(part.size > 0 for part in breakdown.parts)
         assert len(get_sizes_by_name(breakdown)) == len(breakdown.parts)
-        assert breakdown.total == sum(get_sizes_by_name(breakdown).values()) >= breakdown.largest.size
+        assert breakdown.total == sum(get_sizes_by_name(breakdown).values()) >= breakdown.largest_part.size
 
 
 @given(model_shapes(), ACTIVATIONS, RANK_LAYOUTS, st.integers(2, 4096), st.integers(2, 4096))
@@ -75,7 +75,9 @@ STRATEGIES = st.one_of(
         offload_optimizer=st.booleans(),
         offload_param=st.booleans(),
     ),
-    st.builds(Fsdp2Strategy, itemsize=st.sampled_from((2, 4)), keeps_gathered=st.booleans(), cpu_offload=st.booleans()),
+    st.builds(
+        Fsdp2Strategy, itemsize=st.sampled_from((2, 4)), keeps_weights_gathered=st.booleans(), cpu_offload=st.booleans()
+    ),
 )
 
 
@@ -150,7 +152,12 @@ def architectures(draw: st.DrawFn) -> Architecture:
 
 
 def forecast_total_bytes(architecture: Architecture, **fields: Any) -> int:
-    step_fields = {"checkpointing": False, "autocast": torch.bfloat16, "loss": compute_unmasked_token_loss, **fields}
+    step_fields = {
+        "gradient_checkpointing": False,
+        "autocast": torch.bfloat16,
+        "loss": compute_unmasked_token_loss,
+        **fields,
+    }
     return measure_step_peak(architecture, SimulatedStep(**step_fields)).total
 
 
@@ -160,14 +167,17 @@ def test_step_memory_does_not_decrease_with_batch_size_or_sequence_length(
     architecture: Architecture, batch_size: int, sequence_length: int, added_tokens: int, gradient_checkpointing: bool
 ) -> None:
     total_bytes = forecast_total_bytes(
-        architecture, batch=batch_size, length=sequence_length, checkpointing=gradient_checkpointing
+        architecture, batch=batch_size, length=sequence_length, gradient_checkpointing=gradient_checkpointing
     )
 
     assert total_bytes <= forecast_total_bytes(
-        architecture, batch=batch_size + 1, length=sequence_length, checkpointing=gradient_checkpointing
+        architecture, batch=batch_size + 1, length=sequence_length, gradient_checkpointing=gradient_checkpointing
     )
     assert total_bytes <= forecast_total_bytes(
-        architecture, batch=batch_size, length=sequence_length + added_tokens, checkpointing=gradient_checkpointing
+        architecture,
+        batch=batch_size,
+        length=sequence_length + added_tokens,
+        gradient_checkpointing=gradient_checkpointing,
     )
 
 
@@ -178,7 +188,9 @@ def test_gradient_checkpointing_adds_at_most_the_layer_inputs(
 ) -> None:
     """With one layer, gradient checkpointing saves no memory and adds at most the stored layer inputs."""
     stored = forecast_total_bytes(architecture, batch=batch_size, length=sequence_length)
-    recomputed = forecast_total_bytes(architecture, batch=batch_size, length=sequence_length, checkpointing=True)
+    recomputed = forecast_total_bytes(
+        architecture, batch=batch_size, length=sequence_length, gradient_checkpointing=True
+    )
 
     assert recomputed <= stored + 2 * batch_size * sequence_length * architecture.config.hidden_size * 4
 

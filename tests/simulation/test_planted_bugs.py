@@ -70,7 +70,7 @@ def act_before_status_write(patch: pytest.MonkeyPatch) -> None:
         decision = decide.decide(parsed, observation, run.now(), run.settings)
         rejected = await execute_actions(run.cluster, parsed.metadata, decision.actions, now=run.now())
         following = FineTuneJob.parse({**job, "status": render_status(decision.status)})
-        ahead = decide.decide(following, replace(observation, fresh=True), run.now(), run.settings)
+        ahead = decide.decide(following, replace(observation, is_fresh=True), run.now(), run.settings)
         await execute_actions(run.cluster, following.metadata, ahead.actions, now=run.now())
         if decision.status != parsed.status:
             job = await run.cluster.write_status(job, render_status(decision.status))
@@ -99,7 +99,7 @@ def never_count_restarts(patch: pytest.MonkeyPatch) -> None:
 
 def restart_after_success(patch: pytest.MonkeyPatch) -> None:
     """Treat a node that published its result as failed."""
-    patch.setattr(NodeObservation, "succeeded", property(lambda node: False))
+    patch.setattr(NodeObservation, "has_succeeded", property(lambda node: False))
     patch.setattr(rules, "_has_succeeded", lambda evidence: False)
 
 
@@ -107,7 +107,7 @@ def report_suspended_too_early(patch: pytest.MonkeyPatch) -> None:
     """Treat a terminating pod as stopped."""
 
     def running_pods(self: JobContext) -> list[NodeObservation]:
-        return [node for node in self.observation.live_nodes() if node.may_run(self.now) and not node.deleting]
+        return [node for node in self.observation.live_nodes() if node.may_run(self.now) and not node.is_terminating]
 
     patch.setattr(JobContext, "running_pods", running_pods)
 
@@ -152,7 +152,7 @@ def stop_finished_job(patch: pytest.MonkeyPatch) -> None:
 
 def never_fence_lost_pods(patch: pytest.MonkeyPatch) -> None:
     """Assume that a terminating pod on a lost Kubernetes node may run until its object is removed."""
-    patch.setattr(NodeObservation, "may_run", lambda node, now: not node.ended)
+    patch.setattr(NodeObservation, "may_run", lambda node, now: not node.has_ended)
 
 
 def let_zombies_publish(patch: pytest.MonkeyPatch) -> None:

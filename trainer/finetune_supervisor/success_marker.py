@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 
-def success_marker_path(output: Path) -> Path:
+def get_success_marker_path(output: Path) -> Path:
     """Return the path of the success marker in the output folder."""
     return output / "result" / "SUCCESS"
 
@@ -14,7 +14,7 @@ def success_marker_path(output: Path) -> Path:
 def is_result_published(output: Path, *, uid: str) -> bool:
     """Return whether the job with this UID has published its result in the output folder."""
     try:
-        marker = json.loads(success_marker_path(output).read_text(encoding="utf-8"))
+        marker = json.loads(get_success_marker_path(output).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return False
     return isinstance(marker, dict) and marker.get("uid") == uid

@@ -22,13 +22,13 @@ from finetune_trainer.memory.breakdown import MemoryBreakdown
 from finetune_trainer.memory.run_forecast import forecast_rank_memory
 from finetune_trainer.methods.dpo import DpoTrainer
 from finetune_trainer.methods.sft import SftTrainer
-from finetune_trainer.model.load import ModelDescription, load_model, load_reference_model, pad_token_id
+from finetune_trainer.model.load import ModelDescription, get_pad_token_id, load_model, load_reference_model
 from finetune_trainer.model.param_groups import check_learning_rates
 from finetune_trainer.startup_log import print_on_rank_zero
 from finetune_trainer.training.auto_batch_size import (
     SavedBatchSize,
     build_cache_key,
-    can_measure_memory,
+    can_run_batch_size_trial,
     choose_by_forecast,
     choose_by_trial,
 )
@@ -55,7 +55,7 @@ class TrainingSetup:
     context: RankContext
     heartbeat: HeartbeatWriter
     device_config: DeviceConfig
-    pretrained: ModelDescription
+    model_description: ModelDescription
     data: TrainingData
     output: OutputFolder
 
@@ -71,16 +71,16 @@ class ModelPair:
 def resolve_auto_batch_size(plan: TrainingPlan, setup: TrainingSetup) -> tuple[TrainingPlan, ModelPair | None]:
     """Resolve the batch size `auto`. Return the new plan, and the models if a trial loaded them."""
     spec, smallest = plan.spec, plan.batch
-    if not spec.training.has_auto_batch:
+    if not spec.training.has_auto_batch_size:
         return plan, None
     device, models = setup.device_config.device, None
     # Report the smallest size first, because the trial itself may run out of memory.
-    setup.heartbeat.record_batch_size(smallest.per_device)
+    setup.heartbeat.record_batch_size(smallest.micro_batch_size)
     # Reuse the size that an earlier attempt chose.
     saved_batch_size = SavedBatchSize(setup.output, build_cache_key(spec, device, world_size=smallest.world_size))
     choice = run_on_rank_zero(lambda: saved_batch_size.load(smallest))
     # Otherwise try sizes on the GPU, or compare their forecasts with the available memory.
-    if choice is None and can_measure_memory(spec, device):
+    if choice is None and can_run_batch_size_trial(spec, device):
         trial = assemble_trainer(plan, setup)
         choice = choose_by_trial(trial)
         models = ModelPair(trial.model, trial.inputs.reference_model)
@@ -90,15 +90,17 @@ def resolve_auto_batch_size(plan: TrainingPlan, setup: TrainingSetup) -> tuple[T
     # Save and report the choice.
     chosen = choice
     run_on_rank_zero(lambda: saved_batch_size.save(chosen))
-    setup.heartbeat.record_batch_size(chosen.batch.per_device)
-    print_on_rank_zero(setup.context, [f"perDeviceTrainBatchSize auto: {chosen.batch.per_device}, {chosen.reason}"])
+    setup.heartbeat.record_batch_size(chosen.batch.micro_batch_size)
+    print_on_rank_zero(
+        setup.context, [f"perDeviceTrainBatchSize auto: {chosen.batch.micro_batch_size}, {chosen.reason}"]
+    )
     return plan.with_micro_batch(chosen.batch), models
 
 
 def forecast_batch_memory(plan: TrainingPlan, setup: TrainingSetup, batch: Batch) -> MemoryBreakdown | TrainerError:
     """Forecast the memory of a rank with this batch; return the error if no forecast is possible."""
     on_gpu = setup.device_config.device.type == "cuda"
-    return forecast_rank_memory(plan.with_micro_batch(batch), setup.pretrained, setup.data, on_gpu=on_gpu)
+    return forecast_rank_memory(plan.with_micro_batch(batch), setup.model_description, setup.data, on_gpu=on_gpu)
 
 
 def assemble_trainer(
@@ -109,7 +111,7 @@ def assemble_trainer(
     forecast: MemoryBreakdown | TrainerError | None = None,
 ) -> GlobalMeanTrainer:
     """Build the trainer of the job, and load the models unless they are passed. Raises TrainerError."""
-    spec, context, pretrained, data = plan.spec, setup.context, setup.pretrained, setup.data
+    spec, context, model_description, data = plan.spec, setup.context, setup.model_description, setup.data
     args = build_training_arguments(
         plan,
         setup.device_config,
@@ -117,17 +119,17 @@ def assemble_trainer(
         loader_workers=choose_loader_workers(spec, context.ranks),
     )
     # Load the models only now: building the arguments enables ZeRO-3, which shards weights during loading.
-    models = models or load_models(spec, pretrained)
-    family = pretrained.vision.family if pretrained.vision else None
+    models = models or load_models(spec, model_description)
+    family = model_description.vision.family if model_description.vision else None
     check_learning_rates(models.trained_model, family, plan.learning_rates)
     return build_trainer(
         TrainerInputs(
             plan=plan,
             model=models.trained_model,
             reference_model=models.reference_model,
-            tokenizer=pretrained.tokenizer,
+            tokenizer=model_description.tokenizer,
             data=data,
-            collate=build_collator(data, pretrained, models.trained_model),
+            collate=build_collator(data, model_description, models.trained_model),
             family=family,
             args=args,
             ranks=context.ranks,
@@ -139,10 +141,10 @@ def assemble_trainer(
     )
 
 
-def load_models(spec: TrainerSpec, pretrained: ModelDescription) -> ModelPair:
+def load_models(spec: TrainerSpec, model_description: ModelDescription) -> ModelPair:
     """Load the model to train, and a reference model for DPO without LoRA."""
-    trained_model = load_model(spec, pretrained)
-    return ModelPair(trained_model, load_reference_model(pretrained) if spec.dpo and not spec.lora else None)
+    trained_model = load_model(spec, model_description)
+    return ModelPair(trained_model, load_reference_model(model_description) if spec.dpo and not spec.lora else None)
 
 
 def build_trainer(inputs: TrainerInputs) -> GlobalMeanTrainer:
@@ -153,22 +155,22 @@ def build_trainer(inputs: TrainerInputs) -> GlobalMeanTrainer:
     trainer.add_callback(PreflightCallback(trainer))
     trainer.add_callback(NonFiniteLossCallback(trainer))
     trainer.add_callback(StopRequestCallback(trainer))
-    trainer.add_callback(ProgressCallback(trainer, verbose=inputs.ranks.is_first))
+    trainer.add_callback(ProgressCallback(trainer, verbose=inputs.ranks.is_rank_zero))
     if policy := trainer.evaluation_policy:
-        trainer.add_callback(BestEvaluationCallback(policy, inputs.heartbeat, verbose=inputs.ranks.is_first))
+        trainer.add_callback(BestEvaluationCallback(policy, inputs.heartbeat, verbose=inputs.ranks.is_rank_zero))
     return trainer
 
 
-def build_collator(data: TrainingData, pretrained: ModelDescription, model: torch.nn.Module) -> Collate:
+def build_collator(data: TrainingData, model_description: ModelDescription, model: torch.nn.Module) -> Collate:
     """Build the collator; for a vision-language model it adds dummy media to batches without media.
 
     Dummy media are needed if the vision tower is trained or other batches contain media. Then every rank must run the
     vision tower in every step, because collectives exchange its gradients or shards.
     """
-    pad_id = pad_token_id(pretrained.tokenizer)
-    if pretrained.vision is None:
+    pad_id = get_pad_token_id(model_description.tokenizer)
+    if model_description.vision is None:
         return Collator(pad_id)
     required_modalities = data.modalities or (
-        (Modality.IMAGE,) if has_trained_vision_weights(model, pretrained.vision.family) else ()
+        (Modality.IMAGE,) if has_trained_vision_weights(model, model_description.vision.family) else ()
     )
-    return MultimodalCollator(pad_id, pretrained.vision, required_modalities=required_modalities)
+    return MultimodalCollator(pad_id, model_description.vision, required_modalities=required_modalities)

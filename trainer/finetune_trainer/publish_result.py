@@ -22,11 +22,11 @@ _REPORTED_FIELDS = {"model", "dataset", "sft", "dpo", "lora", "training", "num_n
 
 
 def publish_result(
-    trainer: GlobalMeanTrainer, output: OutputFolder, pretrained: ModelDescription, *, title: str
+    trainer: GlobalMeanTrainer, output: OutputFolder, model_description: ModelDescription, *, title: str
 ) -> None:
     """Publish the adapter or full model to the output and, if requested, to the Hub (collective)."""
     trainer.inputs.heartbeat.enter_phase(contract.PUBLISH)
-    weights = gather_weights(trainer.model, build_state_access(trainer), keep_result=trainer.inputs.ranks.is_first)
+    weights = gather_weights(trainer.model, build_state_access(trainer), keep_result=trainer.inputs.ranks.is_rank_zero)
     lora = trainer.inputs.plan.spec.lora
     outcome = run_on_rank_zero(lambda: report_outcome(trainer))
     if outcome:
@@ -36,15 +36,17 @@ def publish_result(
         if outcome and outcome.checkpoint:
             weights.update(read_weights(outcome.checkpoint))
         # Full fine-tuning trains float32 weights; publish them in the dtype of the base model.
-        published_weights = weights if lora else {name: weight.to(pretrained.dtype) for name, weight in weights.items()}
+        published_weights = (
+            weights if lora else {name: weight.to(model_description.dtype) for name, weight in weights.items()}
+        )
         save_weights(trainer.model, published_weights, folder)
-        pretrained.tokenizer.save_pretrained(folder)
-        if pretrained.vision:
-            save_processor(pretrained.vision, pretrained.name, folder)
+        model_description.tokenizer.save_pretrained(folder)
+        if model_description.vision:
+            save_processor(model_description.vision, model_description.name, folder)
         trainer.state.save_to_json(str(folder / "trainer_state.json"))
         write_report(build_report_data(trainer, title=title, outcome=outcome), folder)
         if lora is not None and lora.merge:
-            write_merged_model(pretrained, folder, folder / "merged")
+            write_merged_model(model_description, folder, folder / "merged")
 
     def publish() -> None:
         best_step = parse_checkpoint_step(outcome.checkpoint) if outcome and outcome.checkpoint else None

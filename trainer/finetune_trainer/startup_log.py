@@ -22,7 +22,7 @@ from finetune_trainer.vision.families import VisionFamily
 
 def print_on_rank_zero(context: RankContext, lines: Iterable[str]) -> None:
     """Print the lines on rank 0 only."""
-    if context.ranks.is_first:
+    if context.ranks.is_rank_zero:
         for line in lines:
             print(line, flush=True)
 

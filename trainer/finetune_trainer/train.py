@@ -79,8 +79,8 @@ def run(spec: TrainerSpec, context: RankContext, heartbeat: HeartbeatWriter) -> 
     # Load config, tokenizer and data, which needs no process group.
     heartbeat.enter_phase(contract.LOAD)
     device = choose_device(context.ranks)
-    pretrained = describe_model(spec.model, device)
-    data = load_data(spec.dataset, build_tokenization_config(spec, pretrained, context, heartbeat))
+    model_description = describe_model(spec.model, device)
+    data = load_data(spec.dataset, build_tokenization_config(spec, model_description, context, heartbeat))
     plan = plan.with_samples(len(data.order))
     print_on_rank_zero(context, describe_data(data))
 
@@ -93,25 +93,27 @@ def run(spec: TrainerSpec, context: RankContext, heartbeat: HeartbeatWriter) -> 
         run_on_rank_zero(lambda: create_repository(push))
 
     # Choose attention backend and batch size, and build the trainer.
-    attention = run_on_rank_zero(lambda: choose_attention(spec, pretrained, data, output, device))
+    attention = run_on_rank_zero(lambda: choose_attention(spec, model_description, data, output, device))
     print_on_rank_zero(context, [f"attention: {attention.name} ({attention.reason})"])
-    pretrained = replace(pretrained, attention=attention.name)
-    setup = TrainingSetup(context, heartbeat, DeviceConfig(device, pretrained.dtype), pretrained, data, output)
+    model_description = replace(model_description, attention=attention.name)
+    setup = TrainingSetup(
+        context, heartbeat, DeviceConfig(device, model_description.dtype), model_description, data, output
+    )
     plan, models = resolve_auto_batch_size(plan, setup)
-    on_gpu, is_first = device.type == "cuda", context.ranks.is_first
-    forecast = forecast_rank_memory(plan, pretrained, data, on_gpu=on_gpu) if is_first else None
+    on_gpu, is_rank_zero = device.type == "cuda", context.ranks.is_rank_zero
+    forecast = forecast_rank_memory(plan, model_description, data, on_gpu=on_gpu) if is_rank_zero else None
     trainer = assemble_trainer(plan, setup, models, forecast=forecast)
     print_on_rank_zero(context, describe_trainer(trainer, setup))
     print_on_rank_zero(context, [format_rank_forecast(forecast)] if forecast else [])
 
     # Train from the newest checkpoint, and publish.
     resume_point = run_on_rank_zero(trainer.inputs.checkpoints.find_newest_complete)
-    if is_first:
+    if is_rank_zero:
         for tracker in build_trackers(trackers, logs=output.logs, first_step=resume_point.step):
             trainer.add_callback(tracker)
     if not train(trainer, resume_point, total_steps=trainer.args.max_steps):
         return contract.STOPPED
-    publish_result(trainer, output, pretrained, title=f"{context.namespace}/{context.job}")
+    publish_result(trainer, output, model_description, title=f"{context.namespace}/{context.job}")
     return contract.DONE
 
 
@@ -132,15 +134,19 @@ def connect_ranks(spec: TrainerSpec, ranks: Ranks, device: torch.device, data: T
 
 
 def choose_attention(
-    spec: TrainerSpec, pretrained: ModelDescription, data: TrainingData, output: OutputFolder, device: torch.device
+    spec: TrainerSpec,
+    model_description: ModelDescription,
+    data: TrainingData,
+    output: OutputFolder,
+    device: torch.device,
 ) -> AttentionChoice:
     """Choose the attention backend for the longest row or for the length of a pack. Runs on rank 0 only."""
     max_length = spec.dataset.max_length if spec.dataset.packing else int(data.train.lengths.max())
     assert max_length is not None  # packing requires maxLength
-    trial = build_attention_trial(spec, pretrained.config, pretrained.dtype, device, max_length)
+    trial = build_attention_trial(spec, model_description.config, model_description.dtype, device, max_length)
     with translate_disk_errors(output.root):
         output.check_holder()  # select_attention may write its choice to the output
-        return select_attention(spec, trial, output.checkpoints, is_multimodal=pretrained.vision is not None)
+        return select_attention(spec, trial, output.checkpoints, is_multimodal=model_description.vision is not None)
 
 
 def describe_trainer(trainer: GlobalMeanTrainer, setup: TrainingSetup) -> Iterator[str]:
@@ -157,7 +163,7 @@ def train(trainer: GlobalMeanTrainer, resume_point: ResumePoint, *, total_steps:
     inputs.heartbeat.start_training(
         resume_point.step, total_steps=total_steps, checkpoint=checkpoint.name if checkpoint else None
     )
-    if inputs.ranks.is_first:
+    if inputs.ranks.is_rank_zero:
         for problem in resume_point.skipped:
             print(f"checkpoint skipped: {problem}", flush=True)
         if checkpoint:
@@ -172,22 +178,22 @@ def train(trainer: GlobalMeanTrainer, resume_point: ResumePoint, *, total_steps:
 
 
 def build_tokenization_config(
-    spec: TrainerSpec, pretrained: ModelDescription, context: RankContext, heartbeat: HeartbeatWriter
+    spec: TrainerSpec, model_description: ModelDescription, context: RankContext, heartbeat: HeartbeatWriter
 ) -> TokenizationConfig:
     """Build the tokenization config of this rank; one rank per node writes the token cache."""
     return TokenizationConfig(
-        tokenizer=pretrained.tokenizer,
-        model_name=pretrained.name,
+        tokenizer=model_description.tokenizer,
+        model_name=model_description.name,
         row_renderer=select_row_renderer(spec),
         rules=RowRules(
-            spec.dataset.max_length or pretrained.max_length, spec.dataset.overlong, spec.dataset.on_bad_row
+            spec.dataset.max_length or model_description.max_length, spec.dataset.overlong, spec.dataset.on_bad_row
         ),
         seed=spec.training.seed,
         cache=context.cache,
         is_writer=context.ranks.local_rank == 0,
         send_heartbeat=heartbeat.touch,
         downloads=DownloadSettings(
-            context.cache / "hub", context.uid, context.ranks.is_first, heartbeat.touch, spec.training.ddp_timeout
+            context.cache / "hub", context.uid, context.ranks.is_rank_zero, heartbeat.touch, spec.training.ddp_timeout
         ),
-        vision=pretrained.vision,
+        vision=model_description.vision,
     )

@@ -39,10 +39,10 @@ def build_training_arguments(
     on_cpu = device_config.device.type == "cpu"
     return TrainingArguments(
         output_dir=str(checkpoint_folder),
-        per_device_train_batch_size=plan.batch.per_device,
-        gradient_accumulation_steps=plan.batch.accumulation,
+        per_device_train_batch_size=plan.batch.micro_batch_size,
+        gradient_accumulation_steps=plan.batch.accumulation_steps,
         average_tokens_across_devices=training.average_tokens_across_devices,
-        learning_rate=plan.learning_rates.default,
+        learning_rate=plan.learning_rates.default_rate,
         lr_scheduler_type=training.lr_scheduler_type,
         warmup_steps=training.warmup_steps,
         weight_decay=training.weight_decay,

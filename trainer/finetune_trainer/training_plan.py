@@ -62,7 +62,9 @@ class TrainingPlan:
     @property
     def eval_batch(self) -> Batch:
         """The evaluation batch; its micro-batch size is by default that of training."""
-        return Batch(self.spec.training.per_device_eval_batch_size or self.batch.per_device, 1, self.batch.world_size)
+        return Batch(
+            self.spec.training.per_device_eval_batch_size or self.batch.micro_batch_size, 1, self.batch.world_size
+        )
 
     @property
     def schedule(self) -> Schedule:
@@ -80,7 +82,10 @@ class TrainingPlan:
     def with_micro_batch(self, batch: Batch) -> "TrainingPlan":
         """Return a copy of the plan, with the effective batch split differently into micro-batches in plan and spec."""
         assert batch.effective == self.batch.effective, f"{batch} is not a split of {self.batch}"
-        sizes = {"per_device_train_batch_size": batch.per_device, "gradient_accumulation_steps": batch.accumulation}
+        sizes = {
+            "per_device_train_batch_size": batch.micro_batch_size,
+            "gradient_accumulation_steps": batch.accumulation_steps,
+        }
         training = self.spec.training.model_copy(update=sizes)
         return replace(self, spec=self.spec.model_copy(update={"training": training}), batch=batch)
 
@@ -90,8 +95,8 @@ def plan_training(spec: TrainerSpec, *, world_size: int) -> TrainingPlan:
     training = spec.training
     try:
         batch = resolve_batch(
-            per_device=training.per_device_train_batch_size,
-            accumulation=training.gradient_accumulation_steps,
+            micro_batch_size=training.per_device_train_batch_size,
+            accumulation_steps=training.gradient_accumulation_steps,
             effective_batch=training.global_batch_size,
             world_size=world_size,
         )

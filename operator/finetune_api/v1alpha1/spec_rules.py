@@ -115,8 +115,8 @@ _SHARDS_WEIGHTS = "has(self.fsdp) || (has(self.deepspeed) && self.deepspeed.?pre
 def _check_batch_sizes(spec: "FineTuneJobSpec") -> str | None:
     try:
         resolve_batch(
-            per_device=spec.training.per_device_train_batch_size,
-            accumulation=spec.training.gradient_accumulation_steps,
+            micro_batch_size=spec.training.per_device_train_batch_size,
+            accumulation_steps=spec.training.gradient_accumulation_steps,
             effective_batch=spec.training.global_batch_size,
             world_size=spec.world_size,
         )

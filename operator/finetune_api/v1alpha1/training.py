@@ -167,7 +167,7 @@ class Training(ModelWithRules):
         ),
         CrossFieldRule.from_cel_rule(
             "comparison needs evaluations",
-            lambda training: training.compares_evaluations and training.eval_steps is None,
+            lambda training: training.tracks_best_evaluation and training.eval_steps is None,
             CelRule(
                 f"!({_COMPARES_EVALUATIONS_CEL}) || has(self.evalSteps)",
                 "loadBestModelAtEnd and earlyStoppingPatience compare evaluations, but without evalSteps there is only"
@@ -176,7 +176,7 @@ class Training(ModelWithRules):
         ),
         CrossFieldRule.from_cel_rule(
             "metric needs comparison",
-            lambda training: training.metric_for_best_model is not None and not training.compares_evaluations,
+            lambda training: training.metric_for_best_model is not None and not training.tracks_best_evaluation,
             CelRule(
                 f"!has(self.metricForBestModel) || {_COMPARES_EVALUATIONS_CEL}",
                 "metricForBestModel is used only by loadBestModelAtEnd and earlyStoppingPatience; set one of them, or"
@@ -201,7 +201,7 @@ class Training(ModelWithRules):
         ),
         CrossFieldRule.from_cel_rule(
             "auto needs globalBatchSize",
-            lambda training: training.has_auto_batch and training.global_batch_size is None,
+            lambda training: training.has_auto_batch_size and training.global_batch_size is None,
             CelRule(
                 f"!({_IS_AUTO_CEL}) || has(self.globalBatchSize)",
                 "perDeviceTrainBatchSize: auto needs globalBatchSize, so that the result does not depend on GPU"
@@ -210,7 +210,7 @@ class Training(ModelWithRules):
         ),
         CrossFieldRule.from_cel_rule(
             "auto sets gradientAccumulationSteps",
-            lambda training: training.has_auto_batch and training.gradient_accumulation_steps is not None,
+            lambda training: training.has_auto_batch_size and training.gradient_accumulation_steps is not None,
             CelRule(
                 f"!({_IS_AUTO_CEL}) || !has(self.gradientAccumulationSteps)",
                 "perDeviceTrainBatchSize: auto also chooses gradientAccumulationSteps; remove that, or set a number"
@@ -225,11 +225,11 @@ class Training(ModelWithRules):
         return {"vision": self.vision_learning_rate, "aligner": self.aligner_learning_rate}
 
     @property
-    def compares_evaluations(self) -> bool:
+    def tracks_best_evaluation(self) -> bool:
         """Whether the trainer keeps track of the best evaluation."""
         return self.load_best_model_at_end or self.early_stopping_patience is not None
 
     @property
-    def has_auto_batch(self) -> bool:
+    def has_auto_batch_size(self) -> bool:
         """Whether the trainer chooses the micro-batch size."""
         return self.per_device_train_batch_size == AUTO

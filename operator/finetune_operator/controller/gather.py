@@ -63,8 +63,8 @@ async def observe_uncached(
     mounted_claims = collect_claim_names(job) if is_starting else ()
     claims_request = _get_objects_by_name(cluster, "PersistentVolumeClaim", namespace, mounted_claims)
     # At the first attempt, list by name, to find pods that a deleted job of the same name left (decisions/205).
-    is_first = is_starting and job.status.attempts[-1].attempt == 0
-    label, value = (names.JOB_NAME, job.metadata.name) if is_first else (names.JOB_UID, uid)
+    is_rank_zero = is_starting and job.status.attempts[-1].attempt == 0
+    label, value = (names.JOB_NAME, job.metadata.name) if is_rank_zero else (names.JOB_UID, uid)
     listed_pods, claims = await asyncio.gather(cluster.list_pods(namespace, label, value), claims_request)
     # A cached pod that the LIST does not contain was deleted; the cached object is its last known state.
     deleted_pods = select_controlled_objects(uid, (*cached.deleted_pods, *cached.pods))
@@ -81,7 +81,7 @@ async def observe_uncached(
             Claim(claim["metadata"]["name"], tuple(claim.get("spec", {}).get("accessModes") or ())) for claim in claims
         ),
         predecessor_nodes=_observe_predecessor_pods(job, listed_pods),
-        fresh=True,
+        is_fresh=True,
     )
 
 
@@ -113,7 +113,7 @@ def _find_unlisted_pod_names(job: FineTuneJob, listed_observation: Observation) 
     if not record.created and record.state is not AttemptState.STOPPING:
         return []
     observed_nodes = listed_observation.nodes_of_attempt(record.attempt)
-    observed_ranks = {node.node_rank for node in observed_nodes if not node.disappeared}
+    observed_ranks = {node.node_rank for node in observed_nodes if not node.has_disappeared}
     ranks = range(len(record.evidence) or job.spec.num_nodes)
     return [names.pod_name(job.metadata.name, record.attempt, rank) for rank in ranks if rank not in observed_ranks]
 

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 import aiohttp
 from pydantic import TypeAdapter
 
-from finetune_api.untrusted_json import parse_untrusted
+from finetune_api.untrusted_json import parse_untrusted_json
 from finetune_api.v1alpha1.status import Progress
 from finetune_operator import names
 from finetune_operator.controller.child_cache import ChildCache, JobKey
@@ -151,7 +151,7 @@ async def fetch_status(session: aiohttp.ClientSession, url: str) -> StatusRespon
 
 def parse_progress(content: bytes, *, now: datetime) -> Progress | None:
     """Parse the progress from a /status response; without an update time, `now` is used instead."""
-    progress = parse_untrusted(_PROGRESS, content, key="progress")
+    progress = parse_untrusted_json(_PROGRESS, content, key="progress")
     if progress is None:
         return None
     return replace(progress, update_time=progress.update_time or now)

@@ -43,7 +43,7 @@ def record_start(context: JobContext) -> AttemptRecord:
     )
     # the attempt runs once every node runs or has succeeded
     all_nodes_run = all_children_created and all(
-        node.phase is PodPhase.RUNNING or node.succeeded for node in context.nodes
+        node.phase is PodPhase.RUNNING or node.has_succeeded for node in context.nodes
     )
     is_running = record.state is AttemptState.RUNNING or all_nodes_run
     update = {

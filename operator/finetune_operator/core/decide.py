@@ -115,7 +115,7 @@ def _check_rejected_children(context: JobContext) -> Decision | None:
 def _check_success(context: JobContext) -> Decision | None:
     """Complete the job if every node succeeded."""
     nodes = context.nodes
-    if len(nodes) < context.job.spec.num_nodes or not all(node.succeeded for node in nodes):
+    if len(nodes) < context.job.spec.num_nodes or not all(node.has_succeeded for node in nodes):
         return None
     return complete_job(context, context.record)
 
@@ -135,10 +135,12 @@ def _check_incomplete_gang(context: JobContext) -> Decision | None:
 
 def _check_failure(context: JobContext) -> Decision | None:
     """Stop the attempt if a node failed, is being deleted, lost its labels, or disappeared after creation."""
-    unsuccessful_nodes = [node for node in context.nodes if not node.succeeded]
-    if any(node.restarted or node.phase in (PodPhase.FAILED, PodPhase.SUCCEEDED) for node in unsuccessful_nodes):
+    unsuccessful_nodes = [node for node in context.nodes if not node.has_succeeded]
+    if any(node.was_restarted or node.phase in (PodPhase.FAILED, PodPhase.SUCCEEDED) for node in unsuccessful_nodes):
         return begin_stopping(context, StopReason.NODE_FAILED)
-    if any(node.relabelled or (node.deleting and node.phase is not PodPhase.GONE) for node in unsuccessful_nodes):
+    if any(
+        node.is_relabelled or (node.is_terminating and node.phase is not PodPhase.GONE) for node in unsuccessful_nodes
+    ):
         return begin_stopping(context, StopReason.NODE_DELETED)
     is_pod_missing = context.record.created and len(context.nodes) < context.job.spec.num_nodes
     # a deleted pod is never recreated under its name, so the attempt has to end

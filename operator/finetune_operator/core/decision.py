@@ -40,7 +40,7 @@ def build_decision(
 
 def require_confirmation(context: JobContext, decision: Decision) -> Decision:
     """Mark a decision that depends on the absence of an object, which the informer cache cannot prove."""
-    return replace(decision, needs_confirmation=not context.observation.fresh)
+    return replace(decision, needs_confirmation=not context.observation.is_fresh)
 
 
 def _find_earliest_requeue(context: JobContext, status: JobStatus, requeue_after: timedelta | None) -> timedelta | None:

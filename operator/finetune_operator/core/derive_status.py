@@ -94,8 +94,8 @@ def _derive_batch_status(batch: Batch | None) -> BatchStatus | None:
     if batch is None:
         return None
     return BatchStatus(
-        per_device_train_batch_size=batch.per_device,
-        gradient_accumulation_steps=batch.accumulation,
+        per_device_train_batch_size=batch.micro_batch_size,
+        gradient_accumulation_steps=batch.accumulation_steps,
         world_size=batch.world_size,
         effective=batch.effective,
     )
@@ -111,6 +111,6 @@ def _derive_output(job: FineTuneJob) -> str | None:
 
 def _derive_node_status(node: NodeObservation) -> NodeStatus:
     phase = node.waiting.reason if node.waiting and node.phase is PodPhase.PENDING else node.phase.value
-    if node.deleting and not node.ended:
+    if node.is_terminating and not node.has_ended:
         phase = "Terminating"
     return NodeStatus(node_rank=node.node_rank, pod_name=node.pod_name, k8s_node=node.k8s_node, phase=phase)

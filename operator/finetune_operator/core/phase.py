@@ -39,4 +39,4 @@ def derive_phase(job: FineTuneJob, status: JobStatus, nodes: tuple[NodeObservati
         return Phase.SUSPENDED if job.spec.suspend else Phase.RESTARTING
     if status.restarts and len(status.attempts) > 1 and status.attempts[-2].state is AttemptState.FAILED:
         return Phase.RESTARTING
-    return Phase.STARTING if any(node.scheduled for node in nodes) else Phase.QUEUED
+    return Phase.STARTING if any(node.is_scheduled for node in nodes) else Phase.QUEUED

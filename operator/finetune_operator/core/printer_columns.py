@@ -9,7 +9,7 @@ def build_columns(
     job: FineTuneJob, nodes: tuple[NodeObservation, ...], progress: Progress | None, phase: Phase
 ) -> Display:
     """Build the columns of one job; throughput and remaining time are empty unless the job runs."""
-    running_nodes = sum(node.phase is PodPhase.RUNNING and not node.deleting for node in nodes)
+    running_nodes = sum(node.phase is PodPhase.RUNNING and not node.is_terminating for node in nodes)
     columns = {"nodes": f"{running_nodes}/{job.spec.num_nodes}"}
     if progress is not None:
         if progress.total_steps:

@@ -63,7 +63,7 @@ def resolve_current_batch(job: FineTuneJob, observation: Observation) -> Batch |
     None for a command, and for `auto` until the trainer has reported its choice.
     """
     spec = apply_repair(job.spec, job.status.repair)
-    if spec.command is not None or not spec.training.has_auto_batch:
+    if spec.command is not None or not spec.training.has_auto_batch_size:
         return resolve_planned_batch(spec)
     attempt, recorded_batch = job.status.attempt, job.status.batch
     nodes = observation.nodes_of_attempt(attempt) if attempt is not None else ()

@@ -36,12 +36,12 @@ def _build_initial_evidence(node: NodeObservation | None, rank: int, record: Att
 
 
 def _build_observed_evidence(node: NodeObservation) -> Evidence:
-    is_lost = node.deleting or node.relabelled or node.restarted or node.phase is PodPhase.GONE
+    is_lost = node.is_terminating or node.is_relabelled or node.was_restarted or node.phase is PodPhase.GONE
     return _mark_as_deleted(node) if is_lost and node.evidence.outcome not in CONCLUSIVE_OUTCOMES else node.evidence
 
 
 def _mark_as_deleted(node: NodeObservation) -> Evidence:
-    reason = RESTARTED if node.restarted else RELABELLED if node.relabelled else node.evidence.reason
+    reason = RESTARTED if node.was_restarted else RELABELLED if node.is_relabelled else node.evidence.reason
     return node.evidence.model_copy(update={"deleted": True, "reason": reason})
 
 
@@ -66,13 +66,13 @@ def _merge_node_evidence(recorded: Evidence, node: NodeObservation | None) -> Ev
     # a stale cache must not overwrite an observed termination
     if (recorded.ended and not observed.ended) or (recorded.exit_code is not None and observed.exit_code is None):
         return recorded
-    if node.restarted and observed.outcome not in CONCLUSIVE_OUTCOMES:
+    if node.was_restarted and observed.outcome not in CONCLUSIVE_OUTCOMES:
         return _mark_as_deleted(node)
     update = {"deleted": recorded.deleted, "disruption": recorded.disruption or observed.disruption}
     if recorded.reason == RELABELLED:
         update["reason"] = RELABELLED
     # a pod deleted after the attempt began to stop was deleted by the operator (decisions/103)
-    if not recorded.deleted and (node.deleting or node.phase is PodPhase.GONE):
+    if not recorded.deleted and (node.is_terminating or node.phase is PodPhase.GONE):
         if observed.disruption not in NODE_LOST_DISRUPTIONS:  # the operator never causes the loss of a Kubernetes node
             update["disruption"] = recorded.disruption
         if _is_stopped_by_operator(observed, node.deletion_deadline):

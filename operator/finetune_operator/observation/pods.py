@@ -49,17 +49,17 @@ class NodeObservation:
     pod_name: str
     uid: str
     phase: PodPhase
-    deleting: bool
+    is_terminating: bool
     deletion_deadline: datetime | None
-    scheduled: bool
+    is_scheduled: bool
     waiting: WaitingState | None
     evidence: Evidence
     termination: Termination | None
     started_at: datetime | None = None
     container_creating_since: datetime | None = None  # later transition of PodScheduled and PodReadyToStartContainers
     ready_to_start: bool | None = None  # condition PodReadyToStartContainers; None if the kubelet does not report it
-    relabelled: bool = False  # whether a user changed the label that informers select by
-    restarted: bool = False  # in-place restart by the kubelet, for example after an image edit
+    is_relabelled: bool = False  # whether a user changed the label that informers select by
+    was_restarted: bool = False  # in-place restart by the kubelet, for example after an image edit
     sidecar_running_since: datetime | None = None  # finish time of the trainer, if a sidecar is still running
 
     @property
@@ -68,17 +68,17 @@ class NodeObservation:
         return self.evidence.k8s_node
 
     @property
-    def ended(self) -> bool:
+    def has_ended(self) -> bool:
         """Whether the trainer container has terminated or the pod no longer exists."""
         return self.phase in (PodPhase.SUCCEEDED, PodPhase.FAILED, PodPhase.GONE)
 
     @property
-    def succeeded(self) -> bool:
+    def has_succeeded(self) -> bool:
         """Whether the node exited with code 0 and reported success; the exit code alone is not sufficient."""
         return self.evidence.exit_code == 0 and self.evidence.outcome == Outcome.SUCCEEDED
 
     @property
-    def disappeared(self) -> bool:
+    def has_disappeared(self) -> bool:
         """Whether the pod is missing without an observed deletion or termination."""
         return self.phase is PodPhase.GONE and self.deletion_deadline is None and self.evidence.exit_code is None
 
@@ -90,7 +90,7 @@ class NodeObservation:
 
     def may_run(self, now: datetime) -> bool:
         """Return whether a process of the pod may still run, because the pod is neither terminated nor fenced."""
-        if self.ended:
+        if self.has_ended:
             return False
         if self.deletion_deadline is None:
             return True
@@ -125,7 +125,7 @@ class Claim:
 
 @dataclass(frozen=True)
 class Observation:
-    """Observed state of a job's children; `fresh` if the pods were listed by a quorum read in this pass."""
+    """Observed state of a job's children; `is_fresh` if the pods were listed by a quorum read in this pass."""
 
     nodes: tuple[NodeObservation, ...] = ()
     service_exists: bool = False  # whether a headless Service exists that selects the pods
@@ -135,7 +135,7 @@ class Observation:
     claims: tuple[Claim, ...] | None = None
     rejected_creates: tuple[RejectedCreate, ...] = ()
     predecessor_nodes: tuple[NodeObservation, ...] = ()  # of deleted jobs of the same name
-    fresh: bool = False
+    is_fresh: bool = False
 
     def nodes_of_attempt(self, attempt: int) -> tuple[NodeObservation, ...]:
         """Return one observation per node rank of an attempt, preferring a live pod to a tombstone."""
@@ -153,13 +153,15 @@ class Observation:
 
 def observe_pods(pods: Iterable[RawBody], tombstones: Iterable[RawBody]) -> tuple[NodeObservation, ...]:
     """Parse live pods and tombstones; the tombstone of a pod that still exists is ignored."""
-    live_pods = [observe_pod(pod, gone=False) for pod in pods]
+    live_pods = [observe_pod(pod, is_tombstone=False) for pod in pods]
     live_uids = {node.uid for node in live_pods if node}
-    gone_pods = [observe_pod(pod, gone=True) for pod in tombstones if pod["metadata"].get("uid") not in live_uids]
+    gone_pods = [
+        observe_pod(pod, is_tombstone=True) for pod in tombstones if pod["metadata"].get("uid") not in live_uids
+    ]
     return tuple(node for node in (*live_pods, *gone_pods) if node)
 
 
-def observe_pod(pod: RawBody, *, gone: bool) -> NodeObservation | None:
+def observe_pod(pod: RawBody, *, is_tombstone: bool) -> NodeObservation | None:
     """Parse one pod; return None if its name does not belong to a node of its controlling job."""
     metadata, status, owner = pod["metadata"], pod.get("status") or {}, find_controlling_owner(pod)
     attempt_and_rank = names.parse_pod_name(metadata["name"], owner.get("name", ""))
@@ -178,17 +180,19 @@ def observe_pod(pod: RawBody, *, gone: bool) -> NodeObservation | None:
         node_rank=node_rank,
         pod_name=metadata["name"],
         uid=metadata.get("uid", ""),
-        phase=_derive_pod_phase(status, container, gone=gone),
-        deleting=deletion_timestamp is not None,
+        phase=_derive_pod_phase(status, container, is_tombstone=is_tombstone),
+        is_terminating=deletion_timestamp is not None,
         deletion_deadline=parse_time(deletion_timestamp),
-        scheduled=bool((pod.get("spec") or {}).get("nodeName")),
+        is_scheduled=bool((pod.get("spec") or {}).get("nodeName")),
         waiting=_find_waiting_state(status, container),
-        evidence=read_evidence(pod, terminated_state or {}, termination, node_rank=node_rank, gone=gone),
+        evidence=read_evidence(
+            pod, terminated_state or {}, termination, node_rank=node_rank, is_tombstone=is_tombstone
+        ),
         termination=termination,
         started_at=parse_time(((container.get("state") or {}).get("running") or {}).get("startedAt")),
         container_creating_since=_find_container_creating_start(scheduled_condition, ready_condition),
-        restarted=_is_restarted(status, container, terminated_state),
-        relabelled=not gone and not has_job_label(pod),
+        was_restarted=_is_restarted(status, container, terminated_state),
+        is_relabelled=not is_tombstone and not has_job_label(pod),
         sidecar_running_since=_find_sidecar_start(status, terminated_state),
         ready_to_start={"True": True, "False": False}.get(ready_condition.get("status", "")),
     )
@@ -220,9 +224,9 @@ def _is_restarted(status: RawBody, container: RawBody, terminated_state: RawBody
     return terminated_state is not None and not is_finished and "terminated" not in (container.get("state") or {})
 
 
-def _derive_pod_phase(status: RawBody, container: RawBody, *, gone: bool) -> PodPhase:
+def _derive_pod_phase(status: RawBody, container: RawBody, *, is_tombstone: bool) -> PodPhase:
     """Derive the phase from the container state, which changes about a second before the phase in the pod status."""
-    if gone:
+    if is_tombstone:
         return PodPhase.GONE
     state = container.get("state") or {}
     if "terminated" in state:

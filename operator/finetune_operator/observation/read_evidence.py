@@ -10,7 +10,7 @@ MAX_MESSAGE_CHARACTERS = 600  # maximum length of the message of a node in the s
 
 
 def read_evidence(
-    pod: RawBody, terminated_state: RawBody, termination: Termination | None, *, node_rank: int, gone: bool
+    pod: RawBody, terminated_state: RawBody, termination: Termination | None, *, node_rank: int, is_tombstone: bool
 ) -> Evidence:
     """Read the evidence of a node from pod status, terminated container state and termination message."""
     status = pod.get("status") or {}
@@ -20,7 +20,7 @@ def read_evidence(
         node_rank=node_rank,
         pod_name=pod["metadata"]["name"],
         k8s_node=(pod.get("spec") or {}).get("nodeName", ""),
-        ended=gone or bool(terminated_state) or status.get("phase") in ("Succeeded", "Failed"),
+        ended=is_tombstone or bool(terminated_state) or status.get("phase") in ("Succeeded", "Failed"),
         # the reason of the pod (Evicted, DeadlineExceeded) is more specific than the reason Error of the container
         reason=status.get("reason") or terminated_state.get("reason", ""),
         disruption=disruption.get("reason", ""),

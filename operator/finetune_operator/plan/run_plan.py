@@ -102,8 +102,8 @@ def resolve_planned_batch(spec: FineTuneJobSpec) -> Batch | None:
         return None
     training = spec.training
     return resolve_batch(
-        per_device=training.per_device_train_batch_size,
-        accumulation=training.gradient_accumulation_steps,
+        micro_batch_size=training.per_device_train_batch_size,
+        accumulation_steps=training.gradient_accumulation_steps,
         effective_batch=training.global_batch_size,
         world_size=spec.world_size,
     )
@@ -119,6 +119,6 @@ def resolve_chosen_batch(spec: FineTuneJobSpec, micro_batch_size: int | None) ->
 def describe_batch(spec: FineTuneJobSpec) -> str:
     """Describe the effective batch as a product, with `auto` for the factors that the trainer chooses."""
     batch = resolve_planned_batch(spec)
-    if batch is None or not spec.training.has_auto_batch:
+    if batch is None or not spec.training.has_auto_batch_size:
         return str(batch)
     return f"{AUTO} x {AUTO} x {batch.world_size} = {batch.effective}"

@@ -53,12 +53,12 @@ def kill_operator_pods(job: JobUnderTest) -> None:
     for name in names:
         with suppress(HarnessError):  # kill_container fails if the container is not running
             job.chaos.kill_container(OPERATOR_NAMESPACE, name)
-    job.stack.kubectl("delete", "pod", "-n", OPERATOR_NAMESPACE, "--force", "--grace-period=0", *names)
+    job.installation.kubectl("delete", "pod", "-n", OPERATOR_NAMESPACE, "--force", "--grace-period=0", *names)
 
 
 @contextmanager
 def kill_operators_while_stopping(job: JobUnderTest) -> Iterator[None]:
-    job.stack.kubectl("delete", "pod", job.get_pod_name(1), "--wait=false")
+    job.installation.kubectl("delete", "pod", job.get_pod_name(1), "--wait=false")
     job.wait_until(
         lambda recorder: bool(recorder.attempts) and recorder.attempts[-1]["state"] == "Stopping",
         goal="stopping",

@@ -53,11 +53,11 @@ def remove_dataset(job: JobUnderTest) -> Iterator[None]:
 
 
 def get_dataset_path(job: JobUnderTest) -> Path:
-    return job.stack.get_claim_folder("datasets") / f"{job.name}.jsonl"
+    return job.installation.get_claim_folder("datasets") / f"{job.name}.jsonl"
 
 
 def copy_dataset(job: JobUnderTest) -> RawBody:
-    shutil.copy(job.stack.get_claim_folder("datasets") / "train.jsonl", get_dataset_path(job))
+    shutil.copy(job.installation.get_claim_folder("datasets") / "train.jsonl", get_dataset_path(job))
     return build_trainer_fields(dataset={"train": [{"name": f"/data/{get_dataset_path(job).name}"}], "maxLength": 128})
 
 

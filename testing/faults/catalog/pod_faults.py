@@ -30,22 +30,22 @@ def kill_container(job: JobUnderTest) -> Iterator[None]:
 
 @contextmanager
 def delete_pod(job: JobUnderTest) -> Iterator[None]:
-    job.stack.kubectl("delete", "pod", job.get_pod_name(1), "--wait=false")
+    job.installation.kubectl("delete", "pod", job.get_pod_name(1), "--wait=false")
     yield
 
 
 @contextmanager
 def delete_pod_with_short_grace(job: JobUnderTest) -> Iterator[None]:
-    job.stack.kubectl("delete", "pod", job.get_pod_name(1), "--wait=false", "--grace-period=15")
+    job.installation.kubectl("delete", "pod", job.get_pod_name(1), "--wait=false", "--grace-period=15")
     yield
 
 
 @contextmanager
 def evict_pod(job: JobUnderTest) -> Iterator[None]:
-    namespace, pod = job.stack.namespace, job.get_pod_name(1)
+    namespace, pod = job.installation.namespace, job.get_pod_name(1)
     body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": pod, "namespace": namespace}}
     path = f"/api/v1/namespaces/{namespace}/pods/{pod}/eviction"
-    job.stack.kubectl("create", "--raw", path, "-f", "-", stdin=json.dumps(body))
+    job.installation.kubectl("create", "--raw", path, "-f", "-", stdin=json.dumps(body))
     yield
 
 
@@ -53,10 +53,10 @@ def evict_pod(job: JobUnderTest) -> Iterator[None]:
 def drain_node(job: JobUnderTest) -> Iterator[None]:
     k8s_node = job.get_k8s_node(1)
     try:
-        job.stack.kubectl("drain", k8s_node, "--ignore-daemonsets", "--delete-emptydir-data", "--timeout=90s")
+        job.installation.kubectl("drain", k8s_node, "--ignore-daemonsets", "--delete-emptydir-data", "--timeout=90s")
         yield
     finally:
-        job.stack.kubectl("uncordon", k8s_node)
+        job.installation.kubectl("uncordon", k8s_node)
 
 
 @contextmanager
@@ -83,37 +83,41 @@ def preempt_pod(job: JobUnderTest) -> Iterator[None]:
     try:
         yield
     finally:
-        job.stack.kubectl("delete", "pod", "-n", "default", PREEMPTOR, "--force", "--grace-period=0")
-        job.stack.kubectl("delete", "priorityclass", PREEMPTOR)
+        job.installation.kubectl("delete", "pod", "-n", "default", PREEMPTOR, "--force", "--grace-period=0")
+        job.installation.kubectl("delete", "priorityclass", PREEMPTOR)
 
 
 @contextmanager
 def relabel_pod(job: JobUnderTest) -> Iterator[None]:
-    job.stack.kubectl("label", "pod", job.get_pod_name(1), f"{names.JOB_UID}-")
+    job.installation.kubectl("label", "pod", job.get_pod_name(1), f"{names.JOB_UID}-")
     yield
 
 
 @contextmanager
 def edit_image(job: JobUnderTest) -> Iterator[None]:
     """Replace the image of a pod by another image that can run the same program."""
-    job.stack.kubectl("set", "image", f"pod/{job.get_pod_name(1)}", f"{names.CONTAINER}={get_image_name('trainer')}")
+    job.installation.kubectl(
+        "set", "image", f"pod/{job.get_pod_name(1)}", f"{names.CONTAINER}={get_image_name('trainer')}"
+    )
     yield
 
 
 @contextmanager
 def take_next_config_map_name(job: JobUnderTest) -> Iterator[None]:
     name = job.get_config_map_name(attempt=1)
-    job.stack.apply({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, "data": {"theirs": "1"}})
+    job.installation.apply(
+        {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, "data": {"theirs": "1"}}
+    )
     job.kill_container(1)
     try:
         yield
     finally:
-        job.stack.kubectl("delete", "configmap", name)  # fails if the operator has already deleted the ConfigMap
+        job.installation.kubectl("delete", "configmap", name)  # fails if the operator has already deleted the ConfigMap
 
 
 @contextmanager
 def delete_service(job: JobUnderTest) -> Iterator[None]:
-    job.stack.kubectl("delete", "service", job.name)
+    job.installation.kubectl("delete", "service", job.name)
     job.kill_container(1)
     yield
 
@@ -121,10 +125,14 @@ def delete_service(job: JobUnderTest) -> Iterator[None]:
 @contextmanager
 def edit_service(job: JobUnderTest) -> Iterator[None]:
     def get_selector() -> str:
-        return job.stack.kubectl("get", "service", job.name, "-o", "jsonpath={.spec.selector}", "--ignore-not-found")
+        return job.installation.kubectl(
+            "get", "service", job.name, "-o", "jsonpath={.spec.selector}", "--ignore-not-found"
+        )
 
     original_selector = get_selector()
-    job.stack.kubectl("patch", "service", job.name, "--type=merge", "-p", '{"spec":{"selector":{"app":"theirs"}}}')
+    job.installation.kubectl(
+        "patch", "service", job.name, "--type=merge", "-p", '{"spec":{"selector":{"app":"theirs"}}}'
+    )
     deadline = time.monotonic() + 20
     while (current := get_selector()) != original_selector:
         if time.monotonic() > deadline:
@@ -136,9 +144,9 @@ def edit_service(job: JobUnderTest) -> Iterator[None]:
 
 @contextmanager
 def recreate_job(job: JobUnderTest) -> Iterator[None]:
-    manifest = json.loads(job.stack.kubectl("get", "ftj", job.name, "-o", "json"))
-    job.stack.kubectl("delete", "ftj", job.name)
-    job.stack.apply({**{k: manifest[k] for k in ("apiVersion", "kind", "spec")}, "metadata": {"name": job.name}})
+    manifest = json.loads(job.installation.kubectl("get", "ftj", job.name, "-o", "json"))
+    job.installation.kubectl("delete", "ftj", job.name)
+    job.installation.apply({**{k: manifest[k] for k in ("apiVersion", "kind", "spec")}, "metadata": {"name": job.name}})
     yield
 
 
@@ -167,7 +175,7 @@ def delete_node(job: JobUnderTest) -> Iterator[None]:
     k8s_node = job.get_k8s_node(1)
     job.chaos.stop_kubelet(k8s_node)
     try:
-        job.stack.kubectl("delete", "node", k8s_node)
+        job.installation.kubectl("delete", "node", k8s_node)
         yield
     finally:
         job.chaos.start_kubelet(k8s_node)  # the kubelet registers the Node again
@@ -180,10 +188,10 @@ def taint_node_out_of_service(job: JobUnderTest) -> Iterator[None]:
     job.chaos.stop_kubelet(k8s_node)
     try:
         wait_until_unready(job, k8s_node)
-        job.stack.kubectl("taint", "node", k8s_node, OUT_OF_SERVICE)
+        job.installation.kubectl("taint", "node", k8s_node, OUT_OF_SERVICE)
         yield
     finally:
-        job.stack.kubectl("taint", "node", k8s_node, f"{OUT_OF_SERVICE.partition('=')[0]}-")
+        job.installation.kubectl("taint", "node", k8s_node, f"{OUT_OF_SERVICE.partition('=')[0]}-")
         job.chaos.start_kubelet(k8s_node)
 
 

@@ -25,13 +25,13 @@ IN_EVERY_ATTEMPT = (
 
 @contextmanager
 def kill_rank(job: JobUnderTest) -> Iterator[None]:
-    job.chaos.kill_rank(job.stack.namespace, job.get_pod_name(1), rank=3)
+    job.chaos.kill_rank(job.installation.namespace, job.get_pod_name(1), rank=3)
     yield
 
 
 @contextmanager
 def stop_rank(job: JobUnderTest) -> Iterator[None]:
-    job.chaos.kill_rank(job.stack.namespace, job.get_pod_name(1), rank=3, signal_number=signal.SIGSTOP)
+    job.chaos.kill_rank(job.installation.namespace, job.get_pod_name(1), rank=3, signal_number=signal.SIGSTOP)
     yield
 
 

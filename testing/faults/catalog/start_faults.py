@@ -24,36 +24,40 @@ ONE_POD_PER_NODE = {
 @contextmanager
 def make_unschedulable(job: JobUnderTest) -> Iterator[None]:
     """Remove the label in the job's nodeSelector from all Kubernetes nodes."""
-    job.stack.kubectl("label", "node", *job.list_k8s_node_names(), f"{SCHEDULABLE_LABEL}-")
+    job.installation.kubectl("label", "node", *job.list_k8s_node_names(), f"{SCHEDULABLE_LABEL}-")
     try:
         yield
     finally:
-        job.stack.kubectl("label", "node", *job.list_k8s_node_names(), f"{SCHEDULABLE_LABEL}=yes", "--overwrite")
+        job.installation.kubectl("label", "node", *job.list_k8s_node_names(), f"{SCHEDULABLE_LABEL}=yes", "--overwrite")
 
 
 @contextmanager
 def allow_one_node(job: JobUnderTest) -> Iterator[None]:
     first, *_ = job.list_k8s_node_names()
     with make_unschedulable(job):
-        job.stack.kubectl("label", "node", first, f"{SCHEDULABLE_LABEL}=yes")
+        job.installation.kubectl("label", "node", first, f"{SCHEDULABLE_LABEL}=yes")
         yield
 
 
 @contextmanager
 def limit_quota(job: JobUnderTest, *, pods: int = 0) -> Iterator[None]:
     spec = {"hard": {"pods": str(pods)}}
-    job.stack.apply({"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": QUOTA}, "spec": spec})
+    job.installation.apply({"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": QUOTA}, "spec": spec})
     try:
         wait_for_quota(job)
         yield
     finally:
-        job.stack.kubectl("delete", "resourcequota", QUOTA)
+        job.installation.kubectl("delete", "resourcequota", QUOTA)
 
 
 def wait_for_quota(job: JobUnderTest) -> None:
     """Wait for the quota controller, because a quota without status rejects all pods with another message."""
     deadline = time.monotonic() + 20
-    while not json.loads(job.stack.kubectl("get", "resourcequota", QUOTA, "-o", "json")).get("status", {}).get("hard"):
+    while (
+        not json.loads(job.installation.kubectl("get", "resourcequota", QUOTA, "-o", "json"))
+        .get("status", {})
+        .get("hard")
+    ):
         if time.monotonic() > deadline:
             raise TimeoutError("the ResourceQuota was not processed within 20 s")
         time.sleep(0.1)
@@ -62,12 +66,12 @@ def wait_for_quota(job: JobUnderTest) -> None:
 @contextmanager
 def remove_secret(job: JobUnderTest) -> Iterator[None]:
     """Delete the Secret while the fault lasts; create it on exit."""
-    job.stack.kubectl("delete", "secret", SECRET, "--ignore-not-found")
+    job.installation.kubectl("delete", "secret", SECRET, "--ignore-not-found")
     try:
         yield
     finally:
         secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": SECRET}, "stringData": {"token": "t"}}
-        job.stack.apply(secret)
+        job.installation.apply(secret)
 
 
 @contextmanager
@@ -75,7 +79,7 @@ def remove_config_map(job: JobUnderTest) -> Iterator[None]:
     """Delete the job's ConfigMap while its pods are unschedulable."""
     with make_unschedulable(job):
         yield
-        job.stack.kubectl("delete", "configmap", job.get_config_map_name(attempt=0))
+        job.installation.kubectl("delete", "configmap", job.get_config_map_name(attempt=0))
 
 
 @contextmanager
@@ -92,14 +96,14 @@ def break_webhook(job: JobUnderTest) -> Iterator[None]:
         "failurePolicy": "Fail",
     }
     kind, metadata = "ValidatingWebhookConfiguration", {"name": job.name}
-    job.stack.apply(
+    job.installation.apply(
         {"apiVersion": "admissionregistration.k8s.io/v1", "kind": kind, "metadata": metadata, "webhooks": [hook]}
     )
     try:
         time.sleep(2)  # the API server loads webhooks asynchronously
         yield
     finally:
-        job.stack.kubectl("delete", kind, job.name)
+        job.installation.kubectl("delete", kind, job.name)
 
 
 @contextmanager
@@ -116,11 +120,11 @@ def stop_dns(job: JobUnderTest) -> Iterator[None]:
 @contextmanager
 def create_foreign_service(job: JobUnderTest) -> Iterator[None]:
     spec = {"ports": [{"port": 80}], "selector": {"app": "theirs"}}
-    job.stack.apply({"apiVersion": "v1", "kind": "Service", "metadata": {"name": job.name}, "spec": spec})
+    job.installation.apply({"apiVersion": "v1", "kind": "Service", "metadata": {"name": job.name}, "spec": spec})
     try:
         yield
     finally:
-        job.stack.kubectl("delete", "service", job.name)  # fails if the operator has already deleted the Service
+        job.installation.kubectl("delete", "service", job.name)  # fails if the operator has already deleted the Service
 
 
 @contextmanager
@@ -161,7 +165,7 @@ def mount_secret() -> RawBody:
 
 def find_image_without_python(job: JobUnderTest) -> str:
     """Return the name of the pause image, which every Kubernetes node has."""
-    (node, *_) = json.loads(job.stack.kubectl("get", "nodes", "-o", "json"))["items"]
+    (node, *_) = json.loads(job.installation.kubectl("get", "nodes", "-o", "json"))["items"]
     image_names = (str(name) for image in node["status"]["images"] for name in image["names"] or ())
     return next(name for name in image_names if "pause:" in name and "@" not in name)
 

@@ -18,7 +18,7 @@ from benchmarks.soak.scripts import (
     plan_jobs,
 )
 from finetune_api.v1alpha1.job import FineTuneJob
-from testing.builders.jobs import NOW, RawBody, build_observation, decide_once, ended_pod, job, running_pod
+from testing.builders.jobs import NOW, RawBody, build_observation, decide_once, finished_pod, job, running_pod
 
 DELETIONS = (ScriptAction.DELETE_POD, ScriptAction.FORCE_DELETE_POD)
 MAX_ATTEMPTS = 6
@@ -36,7 +36,7 @@ def simulate_attempt(current_job: FineTuneJob, action: ScriptAction, attempt_num
         exit_fields: RawBody = {"exit_code": code, "reason": reason, "message": message, "finishedAt": now.isoformat()}
         ranks = (0, 1) if action is ScriptAction.SUCCEED else (0,)
         present_pods, gone_pods = (
-            tuple(ended_pod(current_job, rank, attempt=attempt, **exit_fields) for rank in ranks),
+            tuple(finished_pod(current_job, rank, attempt=attempt, **exit_fields) for rank in ranks),
             pods[len(ranks) :],
         )
     for _ in range(3):

@@ -13,70 +13,98 @@ RANKS = st.integers(min_value=1, max_value=512)
 OPTIONAL_SIZES = st.none() | SIZES
 
 
-@given(per_device=OPTIONAL_SIZES, accumulation=OPTIONAL_SIZES, effective_batch=OPTIONAL_SIZES, world_size=RANKS)
+@given(
+    micro_batch_size=OPTIONAL_SIZES, accumulation_steps=OPTIONAL_SIZES, effective_batch=OPTIONAL_SIZES, world_size=RANKS
+)
 def test_given_sizes_are_kept_and_effective_batch_is_exact(
-    per_device: int | None, accumulation: int | None, effective_batch: int | None, world_size: int
+    micro_batch_size: int | None, accumulation_steps: int | None, effective_batch: int | None, world_size: int
 ) -> None:
     try:
         batch = resolve_batch(
-            per_device=per_device, accumulation=accumulation, effective_batch=effective_batch, world_size=world_size
+            micro_batch_size=micro_batch_size,
+            accumulation_steps=accumulation_steps,
+            effective_batch=effective_batch,
+            world_size=world_size,
         )
     except BatchError:
         assert effective_batch is not None
         return
     assert batch.world_size == world_size
-    assert per_device in (None, batch.per_device)
-    assert accumulation in (None, batch.accumulation)
+    assert micro_batch_size in (None, batch.micro_batch_size)
+    assert accumulation_steps in (None, batch.accumulation_steps)
     assert effective_batch in (None, batch.effective)
-    assert batch.effective == batch.per_device * batch.accumulation * batch.world_size
+    assert batch.effective == batch.micro_batch_size * batch.accumulation_steps * batch.world_size
 
 
-@given(per_device=SIZES, accumulation=SIZES, world_size=RANKS)
-def test_third_size_is_derived_from_the_other_two(per_device: int, accumulation: int, world_size: int) -> None:
-    effective_batch = per_device * accumulation * world_size
+@given(micro_batch_size=SIZES, accumulation_steps=SIZES, world_size=RANKS)
+def test_third_size_is_derived_from_the_other_two(
+    micro_batch_size: int, accumulation_steps: int, world_size: int
+) -> None:
+    effective_batch = micro_batch_size * accumulation_steps * world_size
 
     from_factors = resolve_batch(
-        per_device=per_device, accumulation=accumulation, effective_batch=None, world_size=world_size
+        micro_batch_size=micro_batch_size,
+        accumulation_steps=accumulation_steps,
+        effective_batch=None,
+        world_size=world_size,
     )
     from_micro_batch = resolve_batch(
-        per_device=per_device, accumulation=None, effective_batch=effective_batch, world_size=world_size
+        micro_batch_size=micro_batch_size,
+        accumulation_steps=None,
+        effective_batch=effective_batch,
+        world_size=world_size,
     )
     from_accumulation = resolve_batch(
-        per_device=None, accumulation=accumulation, effective_batch=effective_batch, world_size=world_size
+        micro_batch_size=None,
+        accumulation_steps=accumulation_steps,
+        effective_batch=effective_batch,
+        world_size=world_size,
     )
 
     assert from_factors == from_micro_batch == from_accumulation
 
 
-@given(per_device=OPTIONAL_SIZES, effective_batch=SIZES, world_size=RANKS)
-def test_error_contains_valid_values(per_device: int | None, effective_batch: int, world_size: int) -> None:
+@given(micro_batch_size=OPTIONAL_SIZES, effective_batch=SIZES, world_size=RANKS)
+def test_error_contains_valid_values(micro_batch_size: int | None, effective_batch: int, world_size: int) -> None:
     try:
-        resolve_batch(per_device=per_device, accumulation=None, effective_batch=effective_batch, world_size=world_size)
+        resolve_batch(
+            micro_batch_size=micro_batch_size,
+            accumulation_steps=None,
+            effective_batch=effective_batch,
+            world_size=world_size,
+        )
     except BatchError as error:
         proposed_sizes = re.findall(r"\d+", str(error).split("the nearest multiples: ")[1])
         assert proposed_sizes
         for number in proposed_sizes:
             accepted_batch = resolve_batch(
-                per_device=per_device, accumulation=None, effective_batch=int(number), world_size=world_size
+                micro_batch_size=micro_batch_size,
+                accumulation_steps=None,
+                effective_batch=int(number),
+                world_size=world_size,
             )
             assert accepted_batch.effective == int(number)
     else:
-        assert effective_batch % ((per_device or 1) * world_size) == 0
+        assert effective_batch % ((micro_batch_size or 1) * world_size) == 0
 
 
 def test_inconsistent_sizes_are_reported_with_their_product() -> None:
     with pytest.raises(BatchError, match=r"globalBatchSize is 64, but .* = 2 x 4 x 4 = 32; remove one of them"):
-        resolve_batch(per_device=2, accumulation=4, effective_batch=64, world_size=4)
+        resolve_batch(micro_batch_size=2, accumulation_steps=4, effective_batch=64, world_size=4)
 
 
 @pytest.mark.parametrize(
-    ("nodes", "processes", "accumulation"),
+    ("nodes", "processes", "accumulation_steps"),
     [pytest.param(2, 1, 8, id="2x1x8"), pytest.param(2, 4, 2, id="2x4x2"), pytest.param(1, 16, 1, id="1x16x1")],
 )
-def test_effective_batch_is_independent_of_nodes_and_processes(nodes: int, processes: int, accumulation: int) -> None:
-    batch = resolve_batch(per_device=None, accumulation=None, effective_batch=16, world_size=nodes * processes)
+def test_effective_batch_is_independent_of_nodes_and_processes(
+    nodes: int, processes: int, accumulation_steps: int
+) -> None:
+    batch = resolve_batch(
+        micro_batch_size=None, accumulation_steps=None, effective_batch=16, world_size=nodes * processes
+    )
 
-    assert (batch.per_device, batch.accumulation, batch.effective) == (1, accumulation, 16)
+    assert (batch.micro_batch_size, batch.accumulation_steps, batch.effective) == (1, accumulation_steps, 16)
 
 
 @given(effective_batch=st.integers(1, 100_000), world_size=RANKS)
@@ -87,7 +115,7 @@ def test_splits_are_complete_and_sorted_by_decreasing_micro_batch(effective_batc
 
     assert {batch.effective for batch in splits} == {smallest_batch.effective}
     assert {batch.world_size for batch in splits} == {world_size}
-    assert [batch.per_device for batch in splits] == [
+    assert [batch.micro_batch_size for batch in splits] == [
         n for n in range(effective_batch, 0, -1) if effective_batch % n == 0
     ]
 
@@ -98,19 +126,22 @@ def test_largest_fitting_split_is_found_with_few_trials(samples: int, max_micro_
 
     def fits_in_memory(batch: Batch) -> bool:
         tried_batches.append(batch)
-        return batch.per_device <= max_micro_batch_size
+        return batch.micro_batch_size <= max_micro_batch_size
 
     largest_batch = find_largest_fitting_batch(list_batch_splits(Batch(1, samples, 4)), fits_in_memory)
 
     fitting_sizes = [size for size in range(1, min(samples, max_micro_batch_size) + 1) if samples % size == 0]
-    assert (largest_batch.per_device if largest_batch else None) == max(fitting_sizes, default=None)
+    assert (largest_batch.micro_batch_size if largest_batch else None) == max(fitting_sizes, default=None)
     assert len(tried_batches) <= 8  # numbers below 100000 have at most 128 divisors, and log2(128) = 7
 
 
 @given(effective_batch=st.integers(1, 4096), world_size=RANKS)
 def test_auto_batch_size_resolves_to_one(effective_batch: int, world_size: int) -> None:
     batch = resolve_batch(
-        per_device=AUTO, accumulation=None, effective_batch=effective_batch * world_size, world_size=world_size
+        micro_batch_size=AUTO,
+        accumulation_steps=None,
+        effective_batch=effective_batch * world_size,
+        world_size=world_size,
     )
 
     assert batch == Batch(1, effective_batch, world_size)
@@ -118,4 +149,4 @@ def test_auto_batch_size_resolves_to_one(effective_batch: int, world_size: int) 
 
 def test_auto_batch_size_requires_an_effective_batch_divisible_by_the_world_size() -> None:
     with pytest.raises(BatchError, match=r"globalBatchSize 7 .* the nearest multiples: 4 or 8"):
-        resolve_batch(per_device=AUTO, accumulation=None, effective_batch=7, world_size=4)
+        resolve_batch(micro_batch_size=AUTO, accumulation_steps=None, effective_batch=7, world_size=4)

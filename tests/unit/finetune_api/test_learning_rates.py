@@ -18,10 +18,10 @@ def resolve_rates(**fields: Any) -> LearningRates:
 
 
 def test_default_rate_depends_on_method_and_lora() -> None:
-    assert resolve_rates(lora=None).default == 1e-5
-    assert resolve_rates().default == 1e-4
-    assert resolve_rates(sft=None, dpo={}).default == pytest.approx(1e-5)
-    assert resolve_rates(training={"learningRate": 0.5}).default == 0.5
+    assert resolve_rates(lora=None).default_rate == 1e-5
+    assert resolve_rates().default_rate == 1e-4
+    assert resolve_rates(sft=None, dpo={}).default_rate == pytest.approx(1e-5)
+    assert resolve_rates(training={"learningRate": 0.5}).default_rate == 0.5
 
 
 def test_model_parts_without_a_separate_rate_use_the_default_rate() -> None:

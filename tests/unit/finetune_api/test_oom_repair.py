@@ -24,8 +24,8 @@ def build_single_rank_spec(**fields: Any) -> FineTuneJobSpec:
 def resolve_spec_batch(job_spec: FineTuneJobSpec) -> Batch:
     training = job_spec.training
     return resolve_batch(
-        per_device=training.per_device_train_batch_size,
-        accumulation=training.gradient_accumulation_steps,
+        micro_batch_size=training.per_device_train_batch_size,
+        accumulation_steps=training.gradient_accumulation_steps,
         effective_batch=training.global_batch_size,
         world_size=job_spec.world_size,
     )
@@ -109,20 +109,20 @@ def test_spec_without_a_repair_is_unchanged() -> None:
 
 
 @given(
-    per_device=st.integers(1, 200),
-    accumulation=st.none() | st.integers(1, 50),
+    micro_batch_size=st.integers(1, 200),
+    accumulation_steps=st.none() | st.integers(1, 50),
     nodes=st.integers(1, 8),
     has_global_batch=st.booleans(),
     has_lora=st.booleans(),
 )
 def test_repairs_keep_the_effective_batch_until_none_is_left(
-    per_device: int, accumulation: int | None, nodes: int, has_global_batch: bool, has_lora: bool
+    micro_batch_size: int, accumulation_steps: int | None, nodes: int, has_global_batch: bool, has_lora: bool
 ) -> None:
-    training: dict[str, Any] = {"perDeviceTrainBatchSize": per_device}
-    if accumulation is not None:
-        training["gradientAccumulationSteps"] = accumulation
+    training: dict[str, Any] = {"perDeviceTrainBatchSize": micro_batch_size}
+    if accumulation_steps is not None:
+        training["gradientAccumulationSteps"] = accumulation_steps
     if has_global_batch:
-        training["globalBatchSize"] = per_device * (accumulation or 1) * nodes
+        training["globalBatchSize"] = micro_batch_size * (accumulation_steps or 1) * nodes
     job_spec = build_single_rank_spec(numNodes=nodes, lora={} if has_lora else None, training=training)
     effective_batch = resolve_spec_batch(job_spec).effective
     repair: Repair | None = None
@@ -138,7 +138,7 @@ def test_repairs_keep_the_effective_batch_until_none_is_left(
         FineTuneJobSpec.model_validate_json(repaired.model_dump_json(by_alias=True, exclude_unset=True))
     else:
         pytest.fail("more than twenty repairs")
-    assert resolve_spec_batch(apply_repair(job_spec, repair)).per_device == 1
+    assert resolve_spec_batch(apply_repair(job_spec, repair)).micro_batch_size == 1
 
 
 def test_repair_replaces_auto_batch_size_with_a_smaller_micro_batch() -> None:
@@ -148,7 +148,7 @@ def test_repair_replaces_auto_batch_size_with_a_smaller_micro_batch() -> None:
 
     assert change == "perDeviceTrainBatchSize 6 -> 3, gradientAccumulationSteps 2 -> 4 (effective batch stays 24)"
     assert resolve_spec_batch(apply_repair(job_spec, repair)) == Batch(3, 4, 2)
-    assert not apply_repair(job_spec, repair).training.has_auto_batch
+    assert not apply_repair(job_spec, repair).training.has_auto_batch_size
 
 
 def test_repair_keeps_auto_batch_size_if_the_micro_batch_is_one() -> None:
@@ -157,7 +157,7 @@ def test_repair_keeps_auto_batch_size_if_the_micro_batch_is_one() -> None:
     repair, change = find_next_repair(build_shortage(job_spec, batch=Batch(1, 12, 2))) or (None, "")
 
     assert change == "gradientCheckpointing: true"
-    assert apply_repair(job_spec, repair).training.has_auto_batch
+    assert apply_repair(job_spec, repair).training.has_auto_batch_size
 
 
 HOST = Reason.HOST_OUT_OF_MEMORY

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
 from finetune_api.termination import Termination, parse_termination
-from finetune_api.untrusted_json import MAX_INTEGER, parse_untrusted
+from finetune_api.untrusted_json import MAX_INTEGER, parse_untrusted_json
 from finetune_api.v1alpha1.status import Progress
 
 PROGRESS = TypeAdapter(Progress)
@@ -25,7 +25,7 @@ def parse_termination_fields(**fields: Any) -> Termination | None:
 def test_out_of_range_numbers_are_dropped(number: str) -> None:
     fields = f'"step": 3, "totalSteps": {number}, "loss": {number}, "memory": {{"forecast": {number}}}'
 
-    progress = parse_untrusted(PROGRESS, f'{{"progress": {{{fields}}}}}', key="progress")
+    progress = parse_untrusted_json(PROGRESS, f'{{"progress": {{{fields}}}}}', key="progress")
 
     assert progress is not None
     assert (progress.step, progress.total_steps, progress.loss) == (3, None, None)
@@ -35,12 +35,12 @@ def test_out_of_range_numbers_are_dropped(number: str) -> None:
 
 @pytest.mark.parametrize("loss", ["nan", "1.5", True])
 def test_numbers_of_the_wrong_type_are_rejected(loss: object) -> None:
-    assert parse_untrusted(PROGRESS, json.dumps({"step": 1, "loss": loss})) is None
+    assert parse_untrusted_json(PROGRESS, json.dumps({"step": 1, "loss": loss})) is None
 
 
 @pytest.mark.parametrize("content", ["", "[]", "3", "null", "{", b"\xff", "[" * 100_000, '{"a":' * 100_000])
 def test_content_other_than_a_json_object_is_rejected(content: str | bytes) -> None:
-    assert parse_untrusted(PROGRESS, content) is None
+    assert parse_untrusted_json(PROGRESS, content) is None
 
 
 @pytest.mark.parametrize("time", [1e308, 1e15, -1.0, 4_102_444_800.0])
@@ -80,6 +80,6 @@ field_names = st.sampled_from(("step", "loss", "time", "progress", "rank", "mess
 def test_parsing_arbitrary_json_never_raises(value: dict[str, Any]) -> None:
     content = json.dumps(value)
 
-    progress = parse_untrusted(PROGRESS, content)
+    progress = parse_untrusted_json(PROGRESS, content)
     assert isinstance(parse_termination(content), Termination | None)
     assert isinstance(progress, Progress | None)

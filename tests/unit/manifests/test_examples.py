@@ -68,8 +68,8 @@ def test_json_schema_rejects_a_misspelt_field() -> None:
 def test_effective_batch_of_example_matches_its_comment(name: str, effective_batch: int) -> None:
     spec = FineTuneJob.parse(load_example(name)).spec
     training = spec.training
-    per_device = training.per_device_train_batch_size or 1
-    computed_batch = per_device * (training.gradient_accumulation_steps or 1) * spec.world_size
+    micro_batch_size = training.per_device_train_batch_size or 1
+    computed_batch = micro_batch_size * (training.gradient_accumulation_steps or 1) * spec.world_size
 
     assert (training.global_batch_size or computed_batch) == effective_batch
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from finetune_supervisor.success_marker import is_result_published, success_marker_path
+from finetune_supervisor.success_marker import get_success_marker_path, is_result_published
 from finetune_trainer.atomic_files import fsync_tree, remove_path, translate_disk_errors, write_json
 from finetune_trainer.errors import OutputError
 
@@ -57,7 +57,7 @@ class OutputFolder:
     @property
     def success_file(self) -> Path:
         """Path of the success marker."""
-        return success_marker_path(self.root)
+        return get_success_marker_path(self.root)
 
     @property
     def staging_prefix(self) -> str:

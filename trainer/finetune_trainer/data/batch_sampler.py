@@ -46,7 +46,7 @@ class BatchSampler(Sampler[list[Item]]):
 
     @property
     def _items_per_round(self) -> int:
-        return self._batch.per_device * self._batch.world_size
+        return self._batch.micro_batch_size * self._batch.world_size
 
     def _distribute_step(self, epoch: Epoch, positions: range) -> Iterator[list[Item]]:
         """Yield the micro-batches of this rank for one step.
@@ -59,8 +59,8 @@ class BatchSampler(Sampler[list[Item]]):
         items += [FILLER] * (-len(items) % self._items_per_round)
         for round_number, first in enumerate(range(0, len(items), self._items_per_round)):
             turn = self._rank if round_number % 2 == 0 else self._batch.world_size - 1 - self._rank
-            start = first + turn * self._batch.per_device
-            yield items[start : start + self._batch.per_device]
+            start = first + turn * self._batch.micro_batch_size
+            yield items[start : start + self._batch.micro_batch_size]
 
 
 class RankDataLoader(DataLoader[tuple[Features, ...]]):
@@ -73,17 +73,17 @@ class RankDataLoader(DataLoader[tuple[Features, ...]]):
 
 
 def build_dataloader(
-    dataset: Dataset[tuple[Features, ...]], sampler: BatchSampler, collate: Collate, *, workers: int
+    dataset: Dataset[tuple[Features, ...]], sampler: BatchSampler, collate: Collate, *, worker_count: int
 ) -> RankDataLoader:
     """Build the data loader for one rank.
 
-    workers: number of loader processes; if it is 0, the training process loads the samples.
+    worker_count: number of loader processes; if it is 0, the training process loads the samples.
     """
     return RankDataLoader(
         dataset,
         batch_sampler=sampler,
         collate_fn=collate,
-        num_workers=workers,
+        num_workers=worker_count,
         pin_memory=torch.cuda.is_available(),
         # Use a separate generator, because the data loader must not change the random state that dropout uses.
         generator=torch.Generator(),
@@ -95,5 +95,5 @@ def compute_padding_share(order: ItemOrder, batch: Batch) -> float:
     lengths, computed = order.get_epoch(0).lengths, 0
     for first in range(0, len(lengths), batch.effective):
         longest_first = np.sort(lengths[first : first + batch.effective])[::-1]
-        computed += int(longest_first[:: batch.per_device].sum()) * batch.per_device
+        computed += int(longest_first[:: batch.micro_batch_size].sum()) * batch.micro_batch_size
     return 1 - float(lengths.sum()) / computed

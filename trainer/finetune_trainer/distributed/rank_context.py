@@ -29,7 +29,7 @@ class Ranks:
         )
 
     @property
-    def is_first(self) -> bool:
+    def is_rank_zero(self) -> bool:
         """Whether this is rank 0 of the job."""
         return self.rank == 0
 

@@ -49,7 +49,7 @@ def build_forecast_report(spec_file: Path, gpu: str | None) -> dict[str, Any]:
     def forecast_variant(variant: "TrainerSpec") -> "Forecast":
         return forecast(plan_training(variant, world_size=variant.world_size), model, on_gpu=on_gpu)
 
-    auto = spec.training.has_auto_batch
+    auto = spec.training.has_auto_batch_size
     if auto:
         spec = choose_batch_size(spec, forecast_variant, usable_bytes=USABLE_BYTES[gpu] if gpu else 0)
     result = forecast_variant(spec)
@@ -71,7 +71,7 @@ def _describe_forecast(forecast: "Forecast") -> dict[str, Any]:
         "parameters": forecast.shape.parameters,
         "trainedParameters": forecast.shape.trained_parameters,
         "batch": str(forecast.batch),
-        "perDevice": forecast.batch.per_device,
+        "perDevice": forecast.batch.micro_batch_size,
         "length": forecast.length,
         "onGpu": forecast.on_gpu,
         "rank": _describe_breakdown(forecast.rank),

@@ -40,7 +40,7 @@ class MemoryBreakdown:
         return sum_bytes(self.parts)
 
     @property
-    def largest(self) -> MemoryPart:
+    def largest_part(self) -> MemoryPart:
         """Return the part with the maximum size."""
         return max(self.parts, key=lambda part: part.size)
 

@@ -48,7 +48,7 @@ class SimulatedStep:
 
     batch: int  # number of sequences
     length: int  # tokens per sequence
-    checkpointing: bool
+    gradient_checkpointing: bool
     autocast: torch.dtype | None  # dtype of matrix products; None: dtype of the weights
     loss: Loss
     is_training: bool = True  # False: evaluation, without a backward pass
@@ -71,7 +71,7 @@ def simulate_step(
     model.train(step.is_training)
     use_fused_attention(model, packed=step.packed)
     use_fused_dropout(model)
-    if step.checkpointing:
+    if step.gradient_checkpointing:
         model.activation_checkpointing_enable({"use_reentrant": False})
     for parameter in model.parameters():
         if parameter.requires_grad and step.is_training:

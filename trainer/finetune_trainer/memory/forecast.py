@@ -57,8 +57,8 @@ def read_model(spec: TrainerSpec) -> ForecastModel:
     """
     config, no_device = read_config(spec.model), torch.device("meta")
     if config.model_type in FAMILIES:
-        pretrained = describe_model(spec.model, no_device)
-        return ForecastModel(pretrained.config, pretrained.dtype, pretrained.vision)
+        model_description = describe_model(spec.model, no_device)
+        return ForecastModel(model_description.config, model_description.dtype, model_description.vision)
     return ForecastModel(config, choose_dtype(spec.model, config, no_device))
 
 
@@ -115,17 +115,17 @@ def _build_steps(plan: TrainingPlan, length: int, autocast: torch.dtype | None) 
     # A DPO row has two sequences. The forward pass of the reference model needs less memory than a training step.
     sequences = 1 if spec.dpo is None else 2
     train = SimulatedStep(
-        batch=sequences * batch.per_device,
+        batch=sequences * batch.micro_batch_size,
         length=length,
-        checkpointing=spec.training.gradient_checkpointing,
+        gradient_checkpointing=spec.training.gradient_checkpointing,
         autocast=autocast,
         loss=compute_unmasked_token_loss,
         packed=spec.dataset.packing,
     )
-    eval_per_device = plan.eval_batch.per_device
-    if not spec.dataset.has_evaluation or eval_per_device <= batch.per_device:
+    eval_per_device = plan.eval_batch.micro_batch_size
+    if not spec.dataset.has_evaluation or eval_per_device <= batch.micro_batch_size:
         return [train]
-    return [train, replace(train, batch=sequences * eval_per_device, checkpointing=False, is_training=False)]
+    return [train, replace(train, batch=sequences * eval_per_device, gradient_checkpointing=False, is_training=False)]
 
 
 def _compute_reference_bytes(spec: TrainerSpec, model: ForecastModel, vision_sample: VisionSample | None) -> int:

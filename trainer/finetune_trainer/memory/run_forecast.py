@@ -16,15 +16,19 @@ from finetune_trainer.vision.video_processor import Features
 
 
 def forecast_rank_memory(
-    plan: TrainingPlan, pretrained: ModelDescription, data: TrainingData, *, on_gpu: bool
+    plan: TrainingPlan, model_description: ModelDescription, data: TrainingData, *, on_gpu: bool
 ) -> MemoryBreakdown | TrainerError:
     """Forecast the memory of one rank; return the error if that fails, so that the run continues without a forecast."""
     spec = plan.spec
     pack_length = spec.dataset.max_length if spec.dataset.packing else None
     max_sample_length = pack_length or int(data.train.lengths.max())
-    model = ForecastModel(pretrained.config, pretrained.dtype, pretrained.vision)
+    model = ForecastModel(model_description.config, model_description.dtype, model_description.vision)
     try:
-        sample = build_costliest_sample(data, pretrained.vision, max_sample_length) if pretrained.vision else None
+        sample = (
+            build_costliest_sample(data, model_description.vision, max_sample_length)
+            if model_description.vision
+            else None
+        )
         result = forecast(plan, model, on_gpu=on_gpu, max_sample_length=max_sample_length, sample=sample)
     except TrainerError as error:
         return error

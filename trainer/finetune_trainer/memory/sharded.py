@@ -26,8 +26,10 @@ _FRAGMENTATION_FACTOR = 2.5
 def build_sharding_strategy(spec: TrainerSpec, dtype: torch.dtype, *, hidden_size: int) -> ShardingStrategy | None:
     """Build the sharding strategy of the spec; return None for DDP. dtype: dtype of forward and backward passes."""
     if spec.fsdp is not None:
-        keeps_gathered = not spec.fsdp.reshard_after_forward
-        return Fsdp2Strategy(dtype.itemsize, keeps_gathered=keeps_gathered, cpu_offload=spec.fsdp.cpu_offload)
+        keeps_weights_gathered = not spec.fsdp.reshard_after_forward
+        return Fsdp2Strategy(
+            dtype.itemsize, keeps_weights_gathered=keeps_weights_gathered, cpu_offload=spec.fsdp.cpu_offload
+        )
     if spec.deepspeed is None:
         return None
     return _build_zero_strategy(
@@ -127,7 +129,7 @@ class Fsdp2Strategy:
     """FSDP2, which gathers one layer while prefetching the next; parameters outside the layers stay gathered."""
 
     itemsize: int  # bytes per element in forward and backward
-    keeps_gathered: bool  # True: reshard_after_forward is off
+    keeps_weights_gathered: bool  # True: reshard_after_forward is off
     cpu_offload: bool
 
     def compute_footprint(self, shape: ModelShape, world_size: int) -> ModelStateFootprint:
@@ -143,7 +145,7 @@ class Fsdp2Strategy:
             MemoryPart("gradients", shard_bytes),
             MemoryPart("optimizer states", ADAMW_STATES * shard_bytes),
         )
-        gathered = shape.parameters + layer if self.keeps_gathered else outer + 3 * layer
+        gathered = shape.parameters + layer if self.keeps_weights_gathered else outer + 3 * layer
         trained_ratio = shape.trained_parameters / shape.parameters
         return ModelStateFootprint(
             resident_parts=() if self.cpu_offload else states,

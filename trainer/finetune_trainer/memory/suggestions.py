@@ -124,8 +124,8 @@ def _iterate_variants(variant: SpecVariant, forecast: Forecast) -> Iterator[Sequ
 
 def _list_smaller_batches(variant: SpecVariant, forecast: Forecast) -> list[SpecVariant]:
     """Return variants with smaller micro-batches and the same effective batch."""
-    samples = forecast.batch.per_device * forecast.batch.accumulation
-    divisors = (size for size in range(forecast.batch.per_device - 1, 0, -1) if samples % size == 0)
+    samples = forecast.batch.micro_batch_size * forecast.batch.accumulation_steps
+    divisors = (size for size in range(forecast.batch.micro_batch_size - 1, 0, -1) if samples % size == 0)
     return [variant.with_micro_batch_size(size, samples // size) for size in divisors]
 
 

@@ -79,15 +79,15 @@ def choose_training_dtype(result_dtype: torch.dtype, *, lora: bool) -> torch.dty
     return result_dtype if lora else torch.float32
 
 
-def load_model(spec: TrainerSpec, pretrained: ModelDescription) -> torch.nn.Module:
+def load_model(spec: TrainerSpec, model_description: ModelDescription) -> torch.nn.Module:
     """Load the model to train, freeze its parameter groups and add adapters as specified."""
     quantize = spec.lora is not None and spec.lora.quantization is not None
     model = load_weights(
-        pretrained, choose_training_dtype(pretrained.dtype, lora=spec.lora is not None), quantize=quantize
+        model_description, choose_training_dtype(model_description.dtype, lora=spec.lora is not None), quantize=quantize
     )
     exclude_modules = None
-    if pretrained.vision:
-        exclude_modules = freeze_groups(model, pretrained.vision, resolve_frozen_groups(spec.model.freeze))
+    if model_description.vision:
+        exclude_modules = freeze_groups(model, model_description.vision, resolve_frozen_groups(spec.model.freeze))
     if spec.lora is None:
         return model
     upcast_adapters = spec.deepspeed is None
@@ -99,26 +99,26 @@ def load_model(spec: TrainerSpec, pretrained: ModelDescription) -> torch.nn.Modu
     return adapted
 
 
-def load_reference_model(pretrained: ModelDescription) -> torch.nn.Module:
+def load_reference_model(model_description: ModelDescription) -> torch.nn.Module:
     """Load a frozen copy of the original model as the reference model for DPO with full tuning."""
-    return load_weights(pretrained, pretrained.dtype).requires_grad_(requires_grad=False)
+    return load_weights(model_description, model_description.dtype).requires_grad_(requires_grad=False)
 
 
-def load_weights(pretrained: ModelDescription, dtype: torch.dtype, *, quantize: bool = False) -> torch.nn.Module:
+def load_weights(model_description: ModelDescription, dtype: torch.dtype, *, quantize: bool = False) -> torch.nn.Module:
     """Load the model without adapters, optionally quantized to 4 bits.
 
     Raises: ModelNotFound, ModelError, HubUnavailable or InvalidSpec.
     """
-    auto_class = AutoModelForImageTextToText if pretrained.vision else AutoModelForCausalLM
-    family = pretrained.vision.family if pretrained.vision else None
-    options = {"quantization_config": build_nf4_config(pretrained.dtype, family)} if quantize else {}
+    auto_class = AutoModelForImageTextToText if model_description.vision else AutoModelForCausalLM
+    family = model_description.vision.family if model_description.vision else None
+    options = {"quantization_config": build_nf4_config(model_description.dtype, family)} if quantize else {}
     model: torch.nn.Module = _load_or_raise(
-        pretrained.name,
+        model_description.name,
         lambda: auto_class.from_pretrained(
-            pretrained.name,
-            config=pretrained.config,
+            model_description.name,
+            config=model_description.config,
             dtype=dtype,
-            attn_implementation=pretrained.attention,
+            attn_implementation=model_description.attention,
             **options,
         ),
     )
@@ -126,7 +126,7 @@ def load_weights(pretrained: ModelDescription, dtype: torch.dtype, *, quantize: 
     return model
 
 
-def pad_token_id(tokenizer: PreTrainedTokenizerBase) -> int:
+def get_pad_token_id(tokenizer: PreTrainedTokenizerBase) -> int:
     """Return the id of the pad or EOS token, or 0. Any id is valid, because padding is masked."""
     for candidate in (tokenizer.pad_token_id, tokenizer.eos_token_id):
         if candidate is not None:

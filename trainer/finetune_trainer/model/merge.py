@@ -9,15 +9,17 @@ from finetune_trainer.model.load import ModelDescription, load_weights
 from finetune_trainer.vision.save_processor import save_processor
 
 
-def write_merged_model(pretrained: ModelDescription, adapter: Path, folder: Path) -> None:
+def write_merged_model(model_description: ModelDescription, adapter: Path, folder: Path) -> None:
     """Save the merged model, its tokenizer and its processor to `folder`.
 
     Called on one rank only. Reloads the base model into host memory, because the trained model may be sharded.
     """
     unset_hf_deepspeed_config()  # ZeRO-3 must not shard this model
 
-    merged = PeftModel.from_pretrained(load_weights(pretrained, pretrained.dtype), adapter).merge_and_unload()
+    merged = PeftModel.from_pretrained(
+        load_weights(model_description, model_description.dtype), adapter
+    ).merge_and_unload()
     merged.save_pretrained(folder)
-    pretrained.tokenizer.save_pretrained(folder)
-    if pretrained.vision:
-        save_processor(pretrained.vision, pretrained.name, folder)
+    model_description.tokenizer.save_pretrained(folder)
+    if model_description.vision:
+        save_processor(model_description.vision, model_description.name, folder)

@@ -59,7 +59,11 @@ class SavedBatchSize:
         """Save the choice. Raises OutputError if a newer attempt owns the output."""
         with translate_disk_errors(self.output.root):
             self.output.check_holder()
-            saved_values = {"perDevice": choice.batch.per_device, "why": choice.reason, "circumstances": self.cache_key}
+            saved_values = {
+                "perDevice": choice.batch.micro_batch_size,
+                "why": choice.reason,
+                "circumstances": self.cache_key,
+            }
             write_json(self.output.checkpoints / _FILE, saved_values)
 
 
@@ -73,7 +77,7 @@ def build_cache_key(spec: TrainerSpec, device: torch.device, *, world_size: int)
     }
 
 
-def can_measure_memory(spec: TrainerSpec, device: torch.device) -> bool:
+def can_run_batch_size_trial(spec: TrainerSpec, device: torch.device) -> bool:
     """Return whether micro-batch sizes can be tried before training.
 
     Only GPUs support trials: if host memory runs out, the kernel kills the process instead of raising an error. A
@@ -114,11 +118,11 @@ class _NoForecast(Exception):
 
 def _describe_next_larger(forecast_bytes: dict[Batch, int], chosen_batch: Batch) -> str:
     """Describe the smallest size that does not fit, if one was forecast."""
-    larger_batches = [batch for batch in forecast_bytes if batch.per_device > chosen_batch.per_device]
+    larger_batches = [batch for batch in forecast_bytes if batch.micro_batch_size > chosen_batch.micro_batch_size]
     if not larger_batches:
         return "; it is the largest possible size"
-    next_larger = min(larger_batches, key=lambda batch: batch.per_device)
-    return f", {next_larger.per_device} would need {forecast_bytes[next_larger] / GIB:.2f}"
+    next_larger = min(larger_batches, key=lambda batch: batch.micro_batch_size)
+    return f", {next_larger.micro_batch_size} would need {forecast_bytes[next_larger] / GIB:.2f}"
 
 
 def choose_by_trial(trainer: GlobalMeanTrainer) -> BatchChoice:
@@ -133,7 +137,7 @@ def choose_by_trial(trainer: GlobalMeanTrainer) -> BatchChoice:
     with trainer.discard_side_effects(), _prepare_model_temporarily(trainer) as model:
 
         def run_trial(batch: Batch) -> None:
-            run_forward_and_backward(trainer, model, select_costliest_items(inputs.data.order, batch.per_device))
+            run_forward_and_backward(trainer, model, select_costliest_items(inputs.data.order, batch.micro_batch_size))
 
         def fits(batch: Batch) -> bool:
             fits_locally = True
@@ -154,7 +158,9 @@ def choose_by_trial(trainer: GlobalMeanTrainer) -> BatchChoice:
         chosen_batch = find_largest_fitting_batch(larger_batches, fits) or smallest
         del reserved_tensors
     _release_trial_memory(device)
-    too_large_sizes = [batch.per_device for batch in larger_batches if batch.per_device > chosen_batch.per_device]
+    too_large_sizes = [
+        batch.micro_batch_size for batch in larger_batches if batch.micro_batch_size > chosen_batch.micro_batch_size
+    ]
     reason = (
         f"tried with the longest rows, {min(too_large_sizes)} do not fit"
         if too_large_sizes

@@ -96,9 +96,9 @@ class GlobalMeanTrainer(Trainer):  # type: ignore[misc]
 
     def get_train_dataloader(self) -> RankDataLoader:
         """Return this rank's data loader; the sample order of accelerate's data loader depends on the batch split."""
-        inputs, workers = self.inputs, self.args.dataloader_num_workers
+        inputs, worker_count = self.inputs, self.args.dataloader_num_workers
         sampler = BatchSampler(inputs.data.order, inputs.plan.batch, rank=inputs.ranks.rank)
-        return build_dataloader(inputs.data.samples, sampler, inputs.collate, workers=workers)
+        return build_dataloader(inputs.data.samples, sampler, inputs.collate, worker_count=worker_count)
 
     def get_batch_samples(
         self, epoch_iterator: Iterator[Features], num_batches: int, device: torch.device

@@ -28,7 +28,7 @@ def save_checkpoint(trainer: Trainer, inputs: TrainerInputs, *, retained_step: i
     retained_step: the checkpoint of this step is never pruned.
     """
     random_states = gather_on_rank_zero(random_state())
-    full_state = gather_state(trainer.model, build_state_access(trainer), keep_result=inputs.ranks.is_first)
+    full_state = gather_state(trainer.model, build_state_access(trainer), keep_result=inputs.ranks.is_rank_zero)
     step, world_size = trainer.state.global_step, inputs.ranks.world_size
 
     def write_checkpoint(folder: Path) -> None:

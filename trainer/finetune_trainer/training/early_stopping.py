@@ -47,7 +47,7 @@ class EvaluationPolicy:
     @classmethod
     def from_training(cls, training: Training) -> Self | None:
         """Build the policy from spec.training; return None if no evaluation affects the result."""
-        if not training.compares_evaluations:
+        if not training.tracks_best_evaluation:
             return None
         return cls(
             training.metric_for_best_model or EVAL_LOSS,

@@ -15,7 +15,7 @@ def build_evaluation_dataloader(inputs: TrainerInputs) -> RankDataLoader:
     assert inputs.data.eval is not None  # transformers evaluates only if there is an evaluation dataset
     order = RowOrder(inputs.data.eval.lengths, seed=None)
     sampler = BatchSampler(order, inputs.plan.eval_batch, rank=inputs.ranks.rank)
-    return build_dataloader(inputs.data.add_pixel_inputs(inputs.data.eval), sampler, inputs.collate, workers=0)
+    return build_dataloader(inputs.data.add_pixel_inputs(inputs.data.eval), sampler, inputs.collate, worker_count=0)
 
 
 @torch.no_grad()

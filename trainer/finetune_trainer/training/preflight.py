@@ -29,7 +29,7 @@ class PreflightCallback(TrainerCallback):  # type: ignore[misc]
         trainer, spec = self._trainer, self._trainer.inputs.plan.spec
         with trainer.discard_side_effects():
             if isinstance(trainer.inputs.data.order, PackOrder):
-                pack_count = min(trainer.inputs.plan.batch.per_device, 2)
+                pack_count = min(trainer.inputs.plan.batch.micro_batch_size, 2)
                 vision = trainer.inputs.data.vision
                 use_mrope = vision is not None and vision.family.uses_mrope
                 packs = build_probe_packs(pack_count, trainer.args.device, use_mrope=use_mrope)
@@ -48,13 +48,13 @@ def run_forward_and_backward(trainer: GlobalMeanTrainer, model: torch.nn.Module,
 def probe_memory(trainer: GlobalMeanTrainer) -> None:
     """Run the most expensive micro-batch, so that insufficient memory fails the run now instead of hours later."""
     inputs = trainer.inputs
-    items = select_costliest_items(inputs.data.order, inputs.plan.batch.per_device)
-    if inputs.ranks.is_first:  # before the pass, so that the log contains the rows even if memory runs out
+    items = select_costliest_items(inputs.data.order, inputs.plan.batch.micro_batch_size)
+    if inputs.ranks.is_rank_zero:  # before the pass, so that the log contains the rows even if memory runs out
         print(f"probe: the costliest micro-batch: {', '.join(format_rows(inputs.data.train, items))}", flush=True)
     model = trainer.model_wrapped.train()
     # A gradient exchange would make DDP rebuild its buckets, which changes the order of additions in later steps.
     without_sync = model.no_sync() if isinstance(model, DistributedDataParallel) else nullcontext()
     with without_sync:
         run_forward_and_backward(trainer, model, items)
-    if inputs.ranks.is_first:
+    if inputs.ranks.is_rank_zero:
         print(f"probe: it fits; peak memory {measure_peak_memory() / GIB:.2f} GiB before optimizer states", flush=True)

@@ -61,7 +61,7 @@ async def wait_until(condition: Callable[[], bool]) -> None:
 
 
 async def test_job_is_complete_when_all_nodes_succeed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FAKE_ACTS", "")
+    monkeypatch.setenv("FAKE_BEHAVIOURS", "")
 
     job = await LocalRun(tmp_path).run()
 
@@ -70,7 +70,7 @@ async def test_job_is_complete_when_all_nodes_succeed(tmp_path: Path, monkeypatc
 
 
 async def test_crashed_node_causes_one_restart_of_all_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FAKE_ACTS", "0.1:crash,0.0:wait,*:succeed")
+    monkeypatch.setenv("FAKE_BEHAVIOURS", "0.1:crash,0.0:wait,*:succeed")
     local_run = LocalRun(tmp_path)
 
     job = await local_run.run()
@@ -88,7 +88,7 @@ async def test_crashed_node_causes_one_restart_of_all_nodes(tmp_path: Path, monk
 
 
 async def test_user_error_is_not_retried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FAKE_ACTS", "0:rows,1:wait")
+    monkeypatch.setenv("FAKE_BEHAVIOURS", "0:rows,1:wait")
 
     job = await LocalRun(tmp_path).run()
 
@@ -98,7 +98,7 @@ async def test_user_error_is_not_retried(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 async def test_repeated_crash_fails_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FAKE_ACTS", "*:crash")
+    monkeypatch.setenv("FAKE_BEHAVIOURS", "*:crash")
 
     job = await LocalRun(tmp_path, restartPolicy={"maxRestarts": 5, "backoffSeconds": 0}).run()
 
@@ -109,7 +109,7 @@ async def test_repeated_crash_fails_the_job(tmp_path: Path, monkeypatch: pytest.
 async def test_ctrl_c_suspends_the_job_and_the_next_run_starts_the_next_attempt(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("FAKE_ACTS", "*:wait")
+    monkeypatch.setenv("FAKE_BEHAVIOURS", "*:wait")
     local_run = LocalRun(tmp_path)
     task = asyncio.create_task(local_run.run())
     await local_run.wait_for_message("running")
@@ -119,7 +119,7 @@ async def test_ctrl_c_suspends_the_job_and_the_next_run_starts_the_next_attempt(
     assert job.status.phase is Phase.SUSPENDED
     assert [evidence.outcome for evidence in job.status.attempts[0].evidence] == ["stopped", "stopped"]
 
-    monkeypatch.setenv("FAKE_ACTS", "")
+    monkeypatch.setenv("FAKE_BEHAVIOURS", "")
     job = await LocalRun(tmp_path).run()
 
     assert job.status.phase is Phase.COMPLETE
@@ -129,7 +129,7 @@ async def test_ctrl_c_suspends_the_job_and_the_next_run_starts_the_next_attempt(
 async def test_repeated_ctrl_c_kills_a_node_that_ignores_sigterm(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("FAKE_ACTS", "0:ignore-sigterm,1:wait")
+    monkeypatch.setenv("FAKE_BEHAVIOURS", "0:ignore-sigterm,1:wait")
     local_run = LocalRun(tmp_path)
     task = asyncio.create_task(local_run.run())
     await local_run.wait_for_message("running")
@@ -143,7 +143,7 @@ async def test_repeated_ctrl_c_kills_a_node_that_ignores_sigterm(
 
 
 async def test_ctrl_c_before_the_nodes_start_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FAKE_ACTS", "*:wait")
+    monkeypatch.setenv("FAKE_BEHAVIOURS", "*:wait")
     local_run = LocalRun(tmp_path)
     local_run.runner.stop(local_run.cluster)
 
@@ -156,7 +156,7 @@ async def test_ctrl_c_before_the_nodes_start_ends_the_run(tmp_path: Path, monkey
 async def test_deleted_pod_is_killed_after_its_grace_period(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Uses an abort grace period of one second instead of ten."""
     monkeypatch.setattr("finetune_operator.core.stop_attempt.ABORT_GRACE_SECONDS", 1)
-    monkeypatch.setenv("FAKE_ACTS", "0:ignore-sigterm,1:rows")
+    monkeypatch.setenv("FAKE_BEHAVIOURS", "0:ignore-sigterm,1:rows")
 
     job = await LocalRun(tmp_path).run()
 
@@ -165,25 +165,25 @@ async def test_deleted_pod_is_killed_after_its_grace_period(tmp_path: Path, monk
 
 
 async def test_observe_pod_accepts_local_pods(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FAKE_ACTS", "*:wait")
+    monkeypatch.setenv("FAKE_BEHAVIOURS", "*:wait")
     local_run = LocalRun(tmp_path)
     task = asyncio.create_task(local_run.run())
     await local_run.wait_for_message("running")
-    nodes_before = [observe_pod(pod, gone=False) for pod in await local_run.list_pods()]
+    nodes_before = [observe_pod(pod, is_tombstone=False) for pod in await local_run.list_pods()]
     local_run.cluster.force_stop(grace_seconds=30)
-    nodes_while_stopping = [observe_pod(pod, gone=False) for pod in await local_run.list_pods()]
+    nodes_while_stopping = [observe_pod(pod, is_tombstone=False) for pod in await local_run.list_pods()]
     local_run.runner.stop(local_run.cluster)
     await task
 
-    assert [(node.node_rank, node.phase, node.deleting) for node in nodes_before if node] == [
+    assert [(node.node_rank, node.phase, node.is_terminating) for node in nodes_before if node] == [
         (0, PodPhase.RUNNING, False),
         (1, PodPhase.RUNNING, False),
     ]
-    assert [node.deleting for node in nodes_while_stopping if node] == [True, True]
+    assert [node.is_terminating for node in nodes_while_stopping if node] == [True, True]
 
 
 async def test_cancelled_run_leaves_no_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FAKE_ACTS", "*:wait")
+    monkeypatch.setenv("FAKE_BEHAVIOURS", "*:wait")
     local_run = LocalRun(tmp_path)
     task = asyncio.create_task(local_run.run())
     await local_run.wait_for_message("running")
@@ -198,7 +198,7 @@ async def test_cancelled_run_leaves_no_process(tmp_path: Path, monkeypatch: pyte
 
 
 async def test_spec_is_written_to_a_file_for_the_trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FAKE_ACTS", "")
+    monkeypatch.setenv("FAKE_BEHAVIOURS", "")
     local_run = LocalRun(tmp_path)
 
     job = await local_run.run()

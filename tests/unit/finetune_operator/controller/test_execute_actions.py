@@ -12,7 +12,7 @@ from finetune_operator.observation.pods import RejectedCreate
 from testing.builders.jobs import (
     NOW,
     UID,
-    ended_pod,
+    finished_pod,
     job,
     running_pod,
 )
@@ -20,7 +20,7 @@ from testing.builders.passes import (
     CREATES,
     build_cached_state,
     build_raw_job,
-    compute_status_after,
+    compute_status_after_observations,
     list_create_requests,
     run_pass,
     running_pods,
@@ -31,7 +31,7 @@ from testing.fakes.recording_cluster import RecordingCluster
 async def test_all_actions_are_executed_before_an_error_is_raised() -> None:
     cluster = RecordingCluster(errors={line: ClusterError("timeout") for line in CREATES[2:]})
     with pytest.raises(ClusterError, match="timeout"):
-        await run_pass(cluster, build_raw_job(compute_status_after()))
+        await run_pass(cluster, build_raw_job(compute_status_after_observations()))
 
     assert list_create_requests(cluster) == CREATES
 
@@ -40,7 +40,7 @@ async def test_all_actions_are_executed_before_an_error_is_raised() -> None:
 async def test_no_pod_is_created_if_its_config_map_is_missing(error: Exception) -> None:
     cluster = RecordingCluster(errors={CREATES[1]: error})
     with contextlib.suppress(ClusterError):
-        await run_pass(cluster, build_raw_job(compute_status_after()))
+        await run_pass(cluster, build_raw_job(compute_status_after_observations()))
 
     assert list_create_requests(cluster) == CREATES[:2]
 
@@ -54,7 +54,7 @@ async def test_new_rejected_creates_are_returned_and_requeue_the_job_immediately
             CREATES[3]: error,
         }
     )
-    result = await run_pass(cluster, build_raw_job(compute_status_after()))
+    result = await run_pass(cluster, build_raw_job(compute_status_after_observations()))
 
     taken, predecessor, quota = result.rejected_creates
     assert (taken.kind, taken.name, taken.name_taken, taken.predecessor_terminating) == ("Service", "bert", True, False)
@@ -65,16 +65,16 @@ async def test_new_rejected_creates_are_returned_and_requeue_the_job_immediately
 
 
 async def test_pods_are_deleted_by_uid_with_their_grace_period() -> None:
-    status = compute_status_after(running_pods(), (running_pod(job(), 0), ended_pod(job(), 1)))
+    status = compute_status_after_observations(running_pods(), (running_pod(job(), 0), finished_pod(job(), 1)))
     assert status.attempts[-1].state is AttemptState.STOPPING
     cluster = RecordingCluster()
-    await run_pass(cluster, build_raw_job(status), build_cached_state(running_pod(job(), 0), ended_pod(job(), 1)))
+    await run_pass(cluster, build_raw_job(status), build_cached_state(running_pod(job(), 0), finished_pod(job(), 1)))
 
     assert cluster.requests == ["delete Pod bert-0-0 pod-0-0 within 10 s"]
 
 
 async def test_a_job_is_deleted_by_uid_after_its_ttl() -> None:
-    status = compute_status_after().model_copy(update={"completion_time": NOW})
+    status = compute_status_after_observations().model_copy(update={"completion_time": NOW})
     cluster = RecordingCluster()
     await run_pass(cluster, build_raw_job(status, ttlSecondsAfterFinished=60))
 
@@ -82,8 +82,8 @@ async def test_a_job_is_deleted_by_uid_after_its_ttl() -> None:
 
 
 async def test_next_attempt_deletes_the_config_map_of_the_previous_attempt() -> None:
-    [record] = compute_status_after().attempts
-    status = compute_status_after().model_copy(
+    [record] = compute_status_after_observations().attempts
+    status = compute_status_after_observations().model_copy(
         update={"attempt": 1, "attempts": (record.model_copy(update={"attempt": 1}),)}
     )
     cluster = RecordingCluster()

@@ -12,7 +12,7 @@ from testing.builders.jobs import (
     NOW,
     SETTINGS,
     RawBody,
-    ended_pod,
+    finished_pod,
     job,
     pod,
     running_pod,
@@ -25,7 +25,7 @@ from testing.builders.passes import (
     LIST_BY_NAME,
     build_cached_state,
     build_raw_job,
-    compute_status_after,
+    compute_status_after_observations,
     list_create_requests,
     read_written_status,
     run_pass,
@@ -39,7 +39,9 @@ async def test_only_pods_missing_from_the_list_are_read_by_name() -> None:
     unlabelled_pod["metadata"]["labels"] = {}
     cluster = RecordingCluster(pods=(running_pod(job(), 0),), unlisted_pods={"bert-0-1": unlabelled_pod})
     result = await run_pass(
-        cluster, build_raw_job(compute_status_after(running_pods())), build_cached_state(running_pod(job(), 0))
+        cluster,
+        build_raw_job(compute_status_after_observations(running_pods())),
+        build_cached_state(running_pod(job(), 0)),
     )
 
     assert cluster.requests == [LIST, "get Pod default/bert-0-1", "write status"]
@@ -47,7 +49,7 @@ async def test_only_pods_missing_from_the_list_are_read_by_name() -> None:
 
     cluster.pods = ()
     result = await run_pass(
-        cluster, result.job, build_cached_state(deleted_pods=(terminating_pod(ended_pod(job(), 0)),))
+        cluster, result.job, build_cached_state(deleted_pods=(terminating_pod(finished_pod(job(), 0)),))
     )
     requests = ["write status", "delete Pod bert-0-1 pod-0-1 within 120 s"]
     assert cluster.requests[3:] == [LIST, "get Pod default/bert-0-1", *requests]
@@ -59,7 +61,7 @@ async def test_pod_with_labels_of_the_job_but_another_owner_is_ignored() -> None
     cluster = RecordingCluster(pods=(running_pod(job(), 0), foreign_pod))
     result = await run_pass(
         cluster,
-        build_raw_job(compute_status_after(running_pods())),
+        build_raw_job(compute_status_after_observations(running_pods())),
         build_cached_state(running_pod(job(), 0), foreign_pod),
     )
 
@@ -68,7 +70,7 @@ async def test_pod_with_labels_of_the_job_but_another_owner_is_ignored() -> None
 
 async def test_children_are_created_only_after_an_uncached_list() -> None:
     cluster = RecordingCluster()
-    await run_pass(cluster, build_raw_job(compute_status_after()))
+    await run_pass(cluster, build_raw_job(compute_status_after_observations()))
 
     assert sorted(cluster.requests[:3]) == sorted([*CLAIMS, LIST_BY_NAME])
     assert cluster.requests[3:] == CREATES
@@ -76,7 +78,7 @@ async def test_children_are_created_only_after_an_uncached_list() -> None:
 
 async def test_listed_pod_missing_from_the_cache_is_not_created_again() -> None:
     cluster = RecordingCluster(pods=(pod(job(), 0),))
-    await run_pass(cluster, build_raw_job(compute_status_after()))
+    await run_pass(cluster, build_raw_job(compute_status_after_observations()))
 
     assert list_create_requests(cluster) == [line for line in CREATES if line != "create Pod bert-0-0"]
 
@@ -84,7 +86,9 @@ async def test_listed_pod_missing_from_the_cache_is_not_created_again() -> None:
 async def test_listed_pod_missing_from_the_cache_counts_as_running() -> None:
     cluster = RecordingCluster(pods=running_pods())
     result = await run_pass(
-        cluster, build_raw_job(compute_status_after(running_pods())), build_cached_state(running_pod(job(), 0))
+        cluster,
+        build_raw_job(compute_status_after_observations(running_pods())),
+        build_cached_state(running_pod(job(), 0)),
     )
 
     assert cluster.requests == [LIST]  # claims are read only before the attempt starts
@@ -93,7 +97,9 @@ async def test_listed_pod_missing_from_the_cache_counts_as_running() -> None:
 
 async def test_cached_pod_missing_from_the_list_counts_as_deleted_and_is_not_created_again() -> None:
     cluster = RecordingCluster(pods=())
-    result = await run_pass(cluster, build_raw_job(compute_status_after()), build_cached_state(pod(job(), 0)))
+    result = await run_pass(
+        cluster, build_raw_job(compute_status_after_observations()), build_cached_state(pod(job(), 0))
+    )
 
     assert list_create_requests(cluster) == []
     assert read_written_status(result).attempts[-1].evidence[0].deleted
@@ -101,7 +107,7 @@ async def test_cached_pod_missing_from_the_list_counts_as_deleted_and_is_not_cre
 
 async def test_claims_are_checked_before_pods_are_created() -> None:
     cluster = RecordingCluster(access_modes={"models": ["ReadWriteOnce"]})
-    result = await run_pass(cluster, build_raw_job(compute_status_after()))
+    result = await run_pass(cluster, build_raw_job(compute_status_after_observations()))
 
     assert read_written_status(result).attempts[-1].reason == "InvalidSpec"
     assert list_create_requests(cluster) == []
@@ -112,7 +118,7 @@ async def test_progress_of_an_earlier_attempt_is_ignored() -> None:
     stale = Progress(step=5, update_time=NOW - timedelta(seconds=1))
     await run_pass(
         cluster,
-        build_raw_job(compute_status_after(running_pods())),
+        build_raw_job(compute_status_after_observations(running_pods())),
         build_cached_state(*running_pods(), progress=stale),
     )
 
@@ -123,7 +129,9 @@ async def test_foreign_service_is_not_used_as_the_service_of_the_job() -> None:
     foreign = {"metadata": {"name": "bert", "ownerReferences": [{"uid": "another", "controller": True}]}}
     cluster = RecordingCluster(pods=running_pods())
     await run_pass(
-        cluster, build_raw_job(compute_status_after()), CachedState(pods=running_pods(), services=(foreign,))
+        cluster,
+        build_raw_job(compute_status_after_observations()),
+        CachedState(pods=running_pods(), services=(foreign,)),
     )
 
     assert "create Service bert" in cluster.requests
@@ -142,7 +150,7 @@ async def test_edited_service_is_deleted_but_an_intact_service_is_kept(edit: Raw
     metadata = {**service["metadata"], "uid": "uid-9"}
     intact = {"metadata": metadata, "spec": {**service["spec"], "type": "ClusterIP", "sessionAffinity": "None"}}
     edited = {"metadata": metadata, "spec": {**service["spec"], **edit}}
-    job_body = build_raw_job(compute_status_after(running_pods()))
+    job_body = build_raw_job(compute_status_after_observations(running_pods()))
     for existing, requests in ((intact, []), (edited, ["delete Service bert uid-9"])):
         cluster = RecordingCluster(pods=running_pods())
         await run_pass(cluster, job_body, CachedState(pods=running_pods(), services=(existing,)))
@@ -154,7 +162,7 @@ async def test_no_pod_is_created_while_a_pod_of_a_deleted_job_of_the_same_name_r
     predecessor = running_pod(job(), 1, attempt=2)
     predecessor["metadata"]["ownerReferences"][0]["uid"] = "uid-of-the-deleted-job"
     cluster = RecordingCluster(pods=(predecessor,))
-    first = await run_pass(cluster, build_raw_job(compute_status_after()))
+    first = await run_pass(cluster, build_raw_job(compute_status_after_observations()))
 
     assert list_create_requests(cluster) == []
     assert first.job["status"]["waiting"]["reason"] == "PredecessorTerminating"
@@ -168,6 +176,6 @@ async def test_a_pod_of_another_owner_does_not_delay_the_first_attempt() -> None
     stranger = running_pod(job(), 1)
     stranger["metadata"]["ownerReferences"] = [{"kind": "ReplicaSet", "name": "bert", "uid": "x", "controller": True}]
     cluster = RecordingCluster(pods=(stranger,))
-    await run_pass(cluster, build_raw_job(compute_status_after()))
+    await run_pass(cluster, build_raw_job(compute_status_after_observations()))
 
     assert list_create_requests(cluster) == CREATES

@@ -20,7 +20,7 @@ from testing.builders.passes import (
     LATER,
     build_cached_state,
     build_raw_job,
-    compute_status_after,
+    compute_status_after_observations,
     read_written_status,
     run_pass,
     running_pods,
@@ -30,7 +30,9 @@ from testing.fakes.recording_cluster import RecordingCluster
 
 async def test_the_status_is_written_before_any_action() -> None:
     cluster = RecordingCluster()
-    result = await run_pass(cluster, build_raw_job(compute_status_after()), build_cached_state(*running_pods()))
+    result = await run_pass(
+        cluster, build_raw_job(compute_status_after_observations()), build_cached_state(*running_pods())
+    )
 
     assert cluster.requests == ["write status", "event Running"]
     assert read_written_status(result).attempts[-1].state is AttemptState.RUNNING
@@ -40,14 +42,14 @@ async def test_the_status_is_written_before_any_action() -> None:
 async def test_conflict_ends_the_pass_before_any_action_is_executed() -> None:
     cluster = RecordingCluster(errors={"write status": Conflict("changed")})
     with pytest.raises(Conflict):
-        await run_pass(cluster, build_raw_job(compute_status_after()), build_cached_state(*running_pods()))
+        await run_pass(cluster, build_raw_job(compute_status_after_observations()), build_cached_state(*running_pods()))
 
     assert cluster.requests == ["write status"]
 
 
 async def test_an_unchanged_status_is_not_written() -> None:
     cluster = RecordingCluster()
-    status = compute_status_after(running_pods())
+    status = compute_status_after_observations(running_pods())
     result = await run_pass(cluster, build_raw_job(status), build_cached_state(*running_pods()))
 
     assert cluster.requests == []
@@ -59,7 +61,7 @@ async def test_repeatedly_rejected_create_is_retried_after_a_delay() -> None:
     error = CreateRejected("exceeded quota", status=403, kind="Pod", name="bert-0-1")
     cluster = RecordingCluster(errors={CREATES[3]: error})
     first = await run_pass(
-        cluster, build_raw_job(compute_status_after()), CachedState(rejected_creates=rejected_before)
+        cluster, build_raw_job(compute_status_after_observations()), CachedState(rejected_creates=rejected_before)
     )
     second = await run_pass(cluster, first.job, CachedState(rejected_creates=rejected_before))
 
@@ -71,7 +73,7 @@ async def test_repeatedly_rejected_create_is_retried_after_a_delay() -> None:
     ("deadline", "requeue_after"), [(120, timedelta(seconds=60)), (360, MAX_REQUEUE_AFTER), (86_400, MAX_REQUEUE_AFTER)]
 )
 async def test_requeue_delay_is_limited_to_five_minutes(deadline: int, requeue_after: timedelta) -> None:
-    status = compute_status_after(running_pods(), running_pods(), activeDeadlineSeconds=deadline)
+    status = compute_status_after_observations(running_pods(), running_pods(), activeDeadlineSeconds=deadline)
     job_body = build_raw_job(status, activeDeadlineSeconds=deadline)
     result = await run_pass(RecordingCluster(), job_body, build_cached_state(*running_pods()))
 
@@ -87,7 +89,7 @@ async def test_requeue_delay_is_limited_to_five_minutes(deadline: int, requeue_a
     ],
 )
 async def test_a_cosmetic_status_write_is_postponed(time_since_write: timedelta | None, is_written: bool) -> None:
-    cluster, job_body = RecordingCluster(), build_raw_job(compute_status_after(running_pods()))
+    cluster, job_body = RecordingCluster(), build_raw_job(compute_status_after_observations(running_pods()))
     polled = Progress(step=5, update_time=LATER)
     result = await run_pass(
         cluster,
@@ -104,7 +106,7 @@ async def test_a_status_write_that_changes_the_state_is_never_postponed() -> Non
     cluster = RecordingCluster()
     await run_pass(
         cluster,
-        build_raw_job(compute_status_after()),
+        build_raw_job(compute_status_after_observations()),
         build_cached_state(*running_pods(), time_since_status_write=timedelta()),
     )
 
@@ -128,7 +130,7 @@ async def test_an_invalid_spec_fails_the_job_once_with_a_message() -> None:
 async def test_invalid_spec_does_not_fail_a_job_that_has_started() -> None:
     """Another version of the CRD and the operator may have accepted the value."""
     cluster = RecordingCluster()
-    invalid_job = build_raw_job(compute_status_after(running_pods()), numNodes=0)
+    invalid_job = build_raw_job(compute_status_after_observations(running_pods()), numNodes=0)
     first = await run_pass(cluster, invalid_job, build_cached_state(*running_pods()))
     second = await run_pass(cluster, first.job, build_cached_state(*running_pods()))
 
@@ -142,7 +144,7 @@ async def test_invalid_spec_does_not_fail_a_job_that_has_started() -> None:
 
 async def test_suspend_is_applied_to_a_job_with_an_invalid_spec() -> None:
     cluster = RecordingCluster()
-    invalid_job = build_raw_job(compute_status_after(running_pods()), numNodes=0, suspend=True)
+    invalid_job = build_raw_job(compute_status_after_observations(running_pods()), numNodes=0, suspend=True)
     await run_pass(cluster, invalid_job, build_cached_state(*running_pods()))
 
     deletions = ["delete Pod bert-0-0 pod-0-0 within 120 s", "delete Pod bert-0-1 pod-0-1 within 120 s"]
@@ -151,7 +153,7 @@ async def test_suspend_is_applied_to_a_job_with_an_invalid_spec() -> None:
 
 async def test_unknown_fields_of_a_newer_crd_are_ignored() -> None:
     cluster = RecordingCluster()
-    status = compute_status_after(running_pods())
+    status = compute_status_after_observations(running_pods())
     newer_job = build_raw_job(status, newField={"a": 1}, restartPolicy={"maxRestarts": 3, "newKnob": True})
     older_job = build_raw_job(status, restartPolicy={"maxRestarts": 3})
     result = await run_pass(cluster, newer_job, build_cached_state(*running_pods()))
@@ -178,5 +180,5 @@ def test_empty_status_fields_are_omitted_except_restarts() -> None:
 
 
 def test_rendered_status_is_parsed_without_loss() -> None:
-    status = compute_status_after(running_pods())
+    status = compute_status_after_observations(running_pods())
     assert FineTuneJob.parse(build_raw_job(status)).status == status

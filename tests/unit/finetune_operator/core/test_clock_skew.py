@@ -7,9 +7,9 @@ from finetune_operator.core.actions import Create
 from finetune_operator.core.attempt_record import record_downtime
 from finetune_operator.core.pending_reasons import IMAGE_PULL_TIMEOUT
 from finetune_operator.observation.pods import Observation, RejectedCreate
-from testing.builders.jobs import NOW, build_observation, decide_once, ended_pod, job, pod, running_pod
+from testing.builders.jobs import NOW, build_observation, decide_once, finished_pod, job, pod, running_pod
 
-NOTHING = Observation(fresh=True)
+NOTHING = Observation(is_fresh=True)
 AHEAD = NOW + timedelta(hours=5)
 BEHIND = NOW - timedelta(hours=5)
 MINUTE = timedelta(minutes=1)
@@ -19,7 +19,7 @@ def test_restart_delay_recorded_by_a_fast_clock_is_ignored() -> None:
     ftjob, _ = decide_once(job(restartPolicy={"backoffSeconds": 30}), NOTHING)
     for attempt in range(2):  # two failures, because only the second restart is delayed
         failed = build_observation(
-            ftjob, ended_pod(ftjob, 0, attempt=attempt, exit_code=137), running_pod(ftjob, 1, attempt=attempt)
+            ftjob, finished_pod(ftjob, 0, attempt=attempt, exit_code=137), running_pod(ftjob, 1, attempt=attempt)
         )
         for observation in (failed, NOTHING):
             ftjob, _ = decide_once(ftjob, observation, now=AHEAD)
@@ -32,7 +32,7 @@ def test_restart_delay_recorded_by_a_fast_clock_is_ignored() -> None:
 
 
 def test_future_start_of_a_pending_reason_is_reset_to_now() -> None:
-    rejected = Observation(fresh=True, rejected_creates=(RejectedCreate("Pod", "bert-0-0", 403, "exceeded quota"),))
+    rejected = Observation(is_fresh=True, rejected_creates=(RejectedCreate("Pod", "bert-0-0", 403, "exceeded quota"),))
     ftjob, _ = decide_once(decide_once(job(), NOTHING)[0], rejected, now=AHEAD)
     assert ftjob.status.waiting is not None
     assert ftjob.status.waiting.since == AHEAD

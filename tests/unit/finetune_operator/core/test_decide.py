@@ -11,10 +11,19 @@ from finetune_api.v1alpha1.status import AttemptState, JobStatus
 from finetune_operator.core.actions import Create, DeleteJob, DeletePod, EmitEvent
 from finetune_operator.core.pending_reasons import CREATE_CONTAINER_TIMEOUT, IMAGE_PULL_TIMEOUT
 from finetune_operator.observation.pods import Claim, Observation, RejectedCreate
-from testing.builders.jobs import NOW, build_observation, decide_once, ended_pod, job, pod, running_pod, terminating_pod
+from testing.builders.jobs import (
+    NOW,
+    build_observation,
+    decide_once,
+    finished_pod,
+    job,
+    pod,
+    running_pod,
+    terminating_pod,
+)
 from testing.builders.stopping import build_running_job
 
-NOTHING = Observation(fresh=True)
+NOTHING = Observation(is_fresh=True)
 
 
 def termination_message(outcome: str, **fields: Any) -> str:
@@ -37,7 +46,7 @@ def test_the_attempt_is_recorded_before_children_are_created() -> None:
 
 def test_children_are_created_only_after_an_uncached_list() -> None:
     ftjob = started_job()
-    _, unconfirmed = decide_once(ftjob, Observation(fresh=False))
+    _, unconfirmed = decide_once(ftjob, Observation(is_fresh=False))
     assert unconfirmed.needs_confirmation
     _, confirmed = decide_once(ftjob, NOTHING)
     created = [action.name for action in confirmed.actions if isinstance(action, Create)]
@@ -64,7 +73,7 @@ def test_job_is_running_when_all_nodes_run() -> None:
 
 def test_remaining_pods_are_deleted_before_the_verdict_on_a_failed_node() -> None:
     ftjob = build_running_job()
-    failed = ended_pod(ftjob, 1, message=termination_message("failed", errorType="RankKilled", signal=9, rank=3))
+    failed = finished_pod(ftjob, 1, message=termination_message("failed", errorType="RankKilled", signal=9, rank=3))
     stopping, decision = decide_once(ftjob, build_observation(ftjob, running_pod(ftjob, 0), failed))
     assert (stopping.status.attempts[-1].state, decision.actions) == (AttemptState.STOPPING, ())
 
@@ -87,7 +96,7 @@ def test_no_pod_is_created_while_older_pods_may_run() -> None:
     ftjob = ftjob.model_copy(update={"status": ftjob.status.model_copy(update={"attempt": 1, "attempts": (record,)})})
     _, waiting = decide_once(ftjob, build_observation(ftjob, terminating_pod(running_pod(ftjob, 0))))
     assert not any(isinstance(action, Create) for action in waiting.actions)
-    _, continued = decide_once(ftjob, build_observation(ftjob, ended_pod(ftjob, 0)))
+    _, continued = decide_once(ftjob, build_observation(ftjob, finished_pod(ftjob, 0)))
     assert any(isinstance(action, Create) for action in continued.actions)
 
 
@@ -95,7 +104,7 @@ def test_a_job_is_complete_when_every_node_reports_success() -> None:
     ftjob = build_running_job()
     success, no_message = termination_message("succeeded"), ""
     completed, _ = decide_once(
-        ftjob, build_observation(ftjob, *(ended_pod(ftjob, rank, exit_code=0, message=success) for rank in (0, 1)))
+        ftjob, build_observation(ftjob, *(finished_pod(ftjob, rank, exit_code=0, message=success) for rank in (0, 1)))
     )
     assert (find_condition(completed.status, "Complete"), find_condition(completed.status, "Finished")) == (
         "True",
@@ -105,8 +114,8 @@ def test_a_job_is_complete_when_every_node_reports_success() -> None:
         ftjob,
         build_observation(
             ftjob,
-            ended_pod(ftjob, 0, exit_code=0, message=success),
-            ended_pod(ftjob, 1, exit_code=0, message=no_message),
+            finished_pod(ftjob, 0, exit_code=0, message=success),
+            finished_pod(ftjob, 1, exit_code=0, message=no_message),
         ),
     )
     assert incomplete.status.attempts[-1].state is AttemptState.STOPPING
@@ -114,7 +123,7 @@ def test_a_job_is_complete_when_every_node_reports_success() -> None:
 
 def test_missing_pod_counts_as_deleted_only_after_an_uncached_list() -> None:
     ftjob = build_running_job()
-    assert decide_once(ftjob, build_observation(ftjob, running_pod(ftjob, 0), fresh=False))[1].needs_confirmation
+    assert decide_once(ftjob, build_observation(ftjob, running_pod(ftjob, 0), is_fresh=False))[1].needs_confirmation
     after_loss, decision = decide_once(ftjob, build_observation(ftjob, running_pod(ftjob, 0)))
     assert not decision.needs_confirmation
     assert after_loss.status.attempts[-1].evidence[1].deleted
@@ -170,7 +179,7 @@ def test_job_is_requeued_at_the_active_deadline_and_then_fails() -> None:
 
 def test_finished_job_is_deleted_only_after_its_ttl() -> None:
     ftjob = build_running_job(ttlSecondsAfterFinished=30)
-    success = [ended_pod(ftjob, rank, exit_code=0, message=termination_message("succeeded")) for rank in (0, 1)]
+    success = [finished_pod(ftjob, rank, exit_code=0, message=termination_message("succeeded")) for rank in (0, 1)]
     completed, _ = decide_once(ftjob, build_observation(ftjob, *success))
     assert decide_once(completed, build_observation(ftjob, *success), now=NOW + timedelta(seconds=29))[1].actions == ()
     assert decide_once(completed, build_observation(ftjob, *success), now=NOW + timedelta(seconds=30))[1].actions == (
@@ -188,7 +197,7 @@ def test_job_stopped_early_is_complete_and_reports_the_kept_weights() -> None:
 
     completed, decision = decide_once(
         ftjob,
-        build_observation(ftjob, *(ended_pod(ftjob, rank, exit_code=0, message=messages[rank]) for rank in (0, 1))),
+        build_observation(ftjob, *(finished_pod(ftjob, rank, exit_code=0, message=messages[rank]) for rank in (0, 1))),
     )
 
     complete = next(c for c in completed.status.conditions if c.type == "Complete")
@@ -203,7 +212,8 @@ def test_pods_of_a_finished_job_are_deleted_without_changing_its_status() -> Non
     completed, _ = decide_once(
         ftjob,
         build_observation(
-            ftjob, *(ended_pod(ftjob, rank, exit_code=0, message=termination_message("succeeded")) for rank in (0, 1))
+            ftjob,
+            *(finished_pod(ftjob, rank, exit_code=0, message=termination_message("succeeded")) for rank in (0, 1)),
         ),
     )
     later_job, decision = decide_once(
@@ -221,21 +231,21 @@ def test_a_job_with_a_deletion_timestamp_gets_no_actions() -> None:
 def test_job_with_several_nodes_fails_if_its_claim_is_read_write_once() -> None:
     ftjob = started_job()
     claims = (Claim("models", ("ReadWriteOnce",)),)
-    failed, _ = decide_once(ftjob, Observation(fresh=True, claims=claims))
+    failed, _ = decide_once(ftjob, Observation(is_fresh=True, claims=claims))
     assert "models is ReadWriteOnce, but 2 nodes mount it" in failed.status.attempts[-1].message
     single_node = started_job(numNodes=1)
-    assert decide_once(single_node, Observation(fresh=True, claims=claims))[0].status.completion_time is None
+    assert decide_once(single_node, Observation(is_fresh=True, claims=claims))[0].status.completion_time is None
 
 
 def test_job_fails_if_a_create_is_invalid_but_waits_if_the_quota_is_exceeded() -> None:
     ftjob = started_job()
     invalid = RejectedCreate("Pod", "bert-0-0", 422, "spec.containers[0].resources: Invalid value")
     assert (
-        decide_once(ftjob, Observation(fresh=True, rejected_creates=(invalid,)))[0].status.attempts[-1].reason
+        decide_once(ftjob, Observation(is_fresh=True, rejected_creates=(invalid,)))[0].status.attempts[-1].reason
         == "InvalidSpec"
     )
     quota = RejectedCreate("Pod", "bert-0-0", 403, "exceeded quota: gpus")
-    waiting, decision = decide_once(ftjob, Observation(fresh=True, rejected_creates=(quota,)))
+    waiting, decision = decide_once(ftjob, Observation(is_fresh=True, rejected_creates=(quota,)))
     assert waiting.status.waiting is not None
     assert (waiting.status.waiting.reason, decision.requeue_after) == ("CreateRefused", timedelta(seconds=1))
 
@@ -294,7 +304,7 @@ def test_nan_loss_is_not_written_to_the_status() -> None:
     ftjob = build_running_job()
     message = '{"final": true, "outcome": "failed", "errorType": "NonFiniteLoss", "progress": {"step": 3, "loss": NaN}}'
     failed, _ = decide_once(
-        ftjob, build_observation(ftjob, ended_pod(ftjob, 0, message=message), running_pod(ftjob, 1))
+        ftjob, build_observation(ftjob, finished_pod(ftjob, 0, message=message), running_pod(ftjob, 1))
     )
     assert failed.status.progress is not None
     assert (failed.status.progress.step, failed.status.progress.loss) == (3, None)
@@ -304,7 +314,7 @@ def test_observed_generation_is_updated_if_the_spec_of_a_finished_job_is_edited(
     """kubectl wait and kstatus compare the generation of status and conditions with that of the object."""
     ftjob = build_running_job()
     message = json.dumps({"final": True, "outcome": "succeeded"})
-    pods = [ended_pod(ftjob, rank, exit_code=0, message=message) for rank in (0, 1)]
+    pods = [finished_pod(ftjob, rank, exit_code=0, message=message) for rank in (0, 1)]
     finished, _ = decide_once(ftjob, build_observation(ftjob, *pods))
     edited = finished.model_copy(update={"metadata": finished.metadata.model_copy(update={"generation": 7})})
     acknowledged, _ = decide_once(edited, build_observation(edited))

@@ -10,7 +10,7 @@ from finetune_operator.core.actions import DeleteJob, DeletePod
 from finetune_operator.core.decision import Decision
 from finetune_operator.core.degraded import MAX_PROBLEM_CHARACTERS, decide_degraded
 from finetune_operator.plan.run_plan import GRACE_SECONDS
-from testing.builders.jobs import NOW, ended_pod, job, running_pod, terminating_pod
+from testing.builders.jobs import NOW, finished_pod, job, running_pod, terminating_pod
 
 JOB = job()
 RUNNING = JobStatus(
@@ -42,7 +42,7 @@ def test_second_decision_does_not_change_the_status() -> None:
 
 
 def test_suspend_deletes_running_pods_with_their_grace_period() -> None:
-    pods = (running_pod(JOB, 0), terminating_pod(running_pod(JOB, 1)), ended_pod(JOB, 1, attempt=1))
+    pods = (running_pod(JOB, 0), terminating_pod(running_pod(JOB, 1)), finished_pod(JOB, 1, attempt=1))
     body = {"metadata": {"uid": "uid-1"}, "spec": {"suspend": True}}
 
     decision = decide_degraded(body, RUNNING, pods, NOW, problem="x")

@@ -8,9 +8,9 @@ import pytest
 from finetune_api.v1alpha1.job import FineTuneJob
 from finetune_operator.core.actions import Action, Create, DeleteService, EmitEvent
 from finetune_operator.observation.pods import Observation
-from testing.builders.jobs import NOW, RawBody, build_observation, decide_once, ended_pod, job, pod, running_pod
+from testing.builders.jobs import NOW, RawBody, build_observation, decide_once, finished_pod, job, pod, running_pod
 
-NOTHING = Observation(fresh=True)
+NOTHING = Observation(is_fresh=True)
 MINUTE = timedelta(minutes=1)
 SCHEDULED = [{"type": "PodScheduled", "status": "True", "lastTransitionTime": NOW.isoformat()}]
 
@@ -61,7 +61,7 @@ def test_service_of_a_finished_job_is_not_created_again() -> None:
     for observation in (
         build_observation(
             ftjob,
-            ended_pod(ftjob, 0, reason="StartError", exit_code=128, message="no command specified"),
+            finished_pod(ftjob, 0, reason="StartError", exit_code=128, message="no command specified"),
             running_pod(ftjob, 1),
         ),
         NOTHING,

@@ -10,9 +10,9 @@ from finetune_api.v1alpha1.job import FineTuneJob
 from finetune_api.v1alpha1.status import AttemptState
 from finetune_operator.core.actions import Create, DeletePod
 from finetune_operator.observation.pods import Observation, RejectedCreate
-from testing.builders.jobs import NOW, RawBody, build_observation, decide_once, ended_pod, job, pod, running_pod
+from testing.builders.jobs import NOW, RawBody, build_observation, decide_once, finished_pod, job, pod, running_pod
 
-NOTHING = Observation(fresh=True)
+NOTHING = Observation(is_fresh=True)
 
 
 def started_job(**fields: Any) -> FineTuneJob:
@@ -96,7 +96,7 @@ def test_rendezvous_timeout_caused_by_a_rejected_create_is_not_a_failure(rejecte
 @pytest.mark.parametrize(("waited_seconds", "retry_seconds"), [(0, 1), (1, 1), (4, 4), (15, 15), (3600, 15)])
 def test_rejected_creates_are_retried_with_backoff(waited_seconds: int, retry_seconds: int) -> None:
     ftjob = started_job()
-    observation = Observation(fresh=True, rejected_creates=(QUOTA,))
+    observation = Observation(is_fresh=True, rejected_creates=(QUOTA,))
     ftjob, _ = decide_once(ftjob, observation)
     assert decide_once(ftjob, observation, now=NOW + timedelta(seconds=waited_seconds))[1].requeue_after == timedelta(
         seconds=retry_seconds
@@ -136,7 +136,7 @@ def test_running_nodes_are_released_at_the_startup_deadline_and_restarted_later(
 
 def pod_with_rendezvous_timeout(ftjob: FineTuneJob, node_rank: int, **fields: Any) -> RawBody:
     error = {"errorType": "RendezvousTimeoutError", "message": "node ranks 1 of 2 did not join within 120s", **fields}
-    return ended_pod(ftjob, node_rank, message=json.dumps({"final": True, "outcome": "failed", **error}))
+    return finished_pod(ftjob, node_rank, message=json.dumps({"final": True, "outcome": "failed", **error}))
 
 
 def test_rendezvous_timeout_caused_by_an_unschedulable_node_is_not_a_failure() -> None:
@@ -245,7 +245,7 @@ def test_pending_deadline_restarts_after_a_running_attempt() -> None:
     for _ in range(2):
         ftjob, _ = decide_once(
             ftjob,
-            build_observation(ftjob, ended_pod(ftjob, 0, exit_code=137), ended_pod(ftjob, 1, exit_code=137)),
+            build_observation(ftjob, finished_pod(ftjob, 0, exit_code=137), finished_pod(ftjob, 1, exit_code=137)),
             now=NOW + timedelta(hours=1),
         )
 

@@ -15,7 +15,7 @@ from finetune_operator.core.derive_status import StatusContext, derive_status
 from finetune_operator.core.job_context import JobContext
 from finetune_operator.core.progress import summarise_steps
 from finetune_supervisor.messages import to_json_object
-from testing.builders.jobs import NOW, SETTINGS, RawBody, build_observation, ended_pod, job, running_pod
+from testing.builders.jobs import NOW, SETTINGS, RawBody, build_observation, finished_pod, job, running_pod
 from testing.builders.statuses import build_progress_report, derive_status_with_progress, get_time_after_start
 
 JOB = job()
@@ -24,7 +24,7 @@ RECORD = AttemptRecord(attempt=0, state=AttemptState.RUNNING, created=True)
 
 def terminated_pod_with_progress(progress: Progress, *, node_rank: int = 0) -> RawBody:
     message = {"final": True, "outcome": "failed", "progress": to_json_object(progress)}
-    return ended_pod(JOB, node_rank, message=json.dumps(message))
+    return finished_pod(JOB, node_rank, message=json.dumps(message))
 
 
 def test_polled_progress_is_copied_to_the_status() -> None:
@@ -186,7 +186,7 @@ def test_steps_are_unknown_without_a_report() -> None:
 
 
 def test_last_step_is_the_largest_reported_step() -> None:
-    ended = ended_pod(JOB, 0, message=termination_message(firstStep=4, progress={"step": 7}))
+    ended = finished_pod(JOB, 0, message=termination_message(firstStep=4, progress={"step": 7}))
     recorded = RECORD.model_copy(update={"first_step": 0, "last_step": 9})
     assert derive_steps(ended) == (4, 7)
     assert derive_steps(ended, polled_progress=8) == (4, 8)
@@ -195,7 +195,7 @@ def test_last_step_is_the_largest_reported_step() -> None:
 
 def test_first_step_is_the_smallest_reported_step() -> None:
     from_step_0, from_step_4 = (
-        ended_pod(JOB, rank, message=termination_message(firstStep=step)) for rank, step in ((0, 0), (1, 4))
+        finished_pod(JOB, rank, message=termination_message(firstStep=step)) for rank, step in ((0, 0), (1, 4))
     )
     assert derive_steps(from_step_4, from_step_0) == (0, None)
 

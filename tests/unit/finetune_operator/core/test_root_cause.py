@@ -17,7 +17,7 @@ from testing.builders.jobs import (
     RawBody,
     build_observation,
     decide_once,
-    ended_pod,
+    finished_pod,
     running_pod,
     terminating_pod,
 )
@@ -28,7 +28,7 @@ LATER = NOW + timedelta(seconds=2)
 
 def pod_restarted_in_place(ftjob: FineTuneJob, node_rank: int, **terminated_fields: Any) -> RawBody:
     """Return a pod whose container was restarted in place by the kubelet."""
-    [status] = ended_pod(ftjob, node_rank, **terminated_fields)["status"]["containerStatuses"]
+    [status] = finished_pod(ftjob, node_rank, **terminated_fields)["status"]["containerStatuses"]
     body = running_pod(ftjob, node_rank)
     body["status"]["containerStatuses"][0] |= {"restartCount": 1, "lastState": status["state"]}
     return body
@@ -37,11 +37,11 @@ def pod_restarted_in_place(ftjob: FineTuneJob, node_rank: int, **terminated_fiel
 def test_root_cause_observed_after_its_victim_is_found() -> None:
     ftjob = build_running_job()
     ftjob, _ = decide_once(
-        ftjob, build_observation(ftjob, ended_pod(ftjob, 0, **VICTIM), running_pod(ftjob, 1)), now=LATER
+        ftjob, build_observation(ftjob, finished_pod(ftjob, 0, **VICTIM), running_pod(ftjob, 1)), now=LATER
     )
     ftjob, _ = decide_once(
         ftjob,
-        build_observation(ftjob, ended_pod(ftjob, 0, **VICTIM), terminating_pod(ended_pod(ftjob, 1, **KILLED))),
+        build_observation(ftjob, finished_pod(ftjob, 0, **VICTIM), terminating_pod(finished_pod(ftjob, 1, **KILLED))),
         now=LATER,
     )
 
@@ -52,7 +52,7 @@ def test_pod_without_labels_is_also_deleted_before_the_verdict() -> None:
     ftjob = build_running_job()
     unlabelled_pod = running_pod(ftjob, 1)
     del unlabelled_pod["metadata"]["labels"][names.JOB_UID]
-    unconfirmed = decide_once(ftjob, build_observation(ftjob, running_pod(ftjob, 0), fresh=False), now=LATER)[1]
+    unconfirmed = decide_once(ftjob, build_observation(ftjob, running_pod(ftjob, 0), is_fresh=False), now=LATER)[1]
     ftjob, _ = decide_once(ftjob, build_observation(ftjob, running_pod(ftjob, 0), unlabelled_pod), now=LATER)
     stopping = decide_once(ftjob, build_observation(ftjob, running_pod(ftjob, 0), unlabelled_pod), now=LATER)[1]
     ftjob, waiting = decide_once(
@@ -77,7 +77,7 @@ STOPPED: RawBody = {"message": termination_message(outcome=Outcome.STOPPED), "fi
 def test_pod_with_a_container_restarted_in_place_is_the_root_cause_and_is_deleted(is_observed_late: bool) -> None:
     ftjob = build_running_job()
     restarted_pod = pod_restarted_in_place(ftjob, 1, exit_code=143, **STOPPED)
-    other = ended_pod(ftjob, 0, **VICTIM)
+    other = finished_pod(ftjob, 0, **VICTIM)
     observations = [(other, running_pod(ftjob, 1))] if is_observed_late else [(running_pod(ftjob, 0), restarted_pod)]
     for pods in (*observations, (other, restarted_pod)):
         ftjob, decision = decide_once(ftjob, build_observation(ftjob, *pods), now=LATER)
@@ -86,7 +86,7 @@ def test_pod_with_a_container_restarted_in_place_is_the_root_cause_and_is_delete
     )
     assert [action.name for action in decision.actions if isinstance(action, DeletePod)] == ["bert-0-1"]
 
-    broken = ended_pod(ftjob, 1, exit_code=128, reason="StartError", message='exec: "python3": not found')
+    broken = finished_pod(ftjob, 1, exit_code=128, reason="StartError", message='exec: "python3": not found')
     ftjob, _ = decide_once(ftjob, build_observation(ftjob, other, broken), now=LATER)
     first = ftjob.status.attempts[0]
     assert (first.reason, first.node_rank, first.fault) == ("PodDeleted", 1, Fault.INFRASTRUCTURE)
@@ -97,10 +97,10 @@ def test_a_node_killed_after_its_grace_period_is_not_the_root_cause() -> None:
     late_failure: RawBody = {"exit_code": 137, "finishedAt": "2026-01-01T12:00:12Z"}
     ftjob = build_running_job()
     ftjob, _ = decide_once(
-        ftjob, build_observation(ftjob, ended_pod(ftjob, 0, **VICTIM), running_pod(ftjob, 1)), now=LATER
+        ftjob, build_observation(ftjob, finished_pod(ftjob, 0, **VICTIM), running_pod(ftjob, 1)), now=LATER
     )
-    stopped_pod = terminating_pod(ended_pod(ftjob, 1, **late_failure), deadline=NOW + timedelta(seconds=12))
-    ftjob, _ = decide_once(ftjob, build_observation(ftjob, ended_pod(ftjob, 0, **VICTIM), stopped_pod), now=LATER)
+    stopped_pod = terminating_pod(finished_pod(ftjob, 1, **late_failure), deadline=NOW + timedelta(seconds=12))
+    ftjob, _ = decide_once(ftjob, build_observation(ftjob, finished_pod(ftjob, 0, **VICTIM), stopped_pod), now=LATER)
 
     assert ftjob.status.attempts[0].reason == "PeerLost"
 
@@ -113,7 +113,7 @@ def test_pod_deleted_by_a_user_is_the_root_cause_even_if_its_ranks_report_lost_p
     ftjob, _ = decide_once(
         ftjob,
         build_observation(
-            ftjob, terminating_pod(ended_pod(ftjob, 0, **VICTIM)), terminating_pod(ended_pod(ftjob, 1, **VICTIM))
+            ftjob, terminating_pod(finished_pod(ftjob, 0, **VICTIM)), terminating_pod(finished_pod(ftjob, 1, **VICTIM))
         ),
         now=LATER,
     )
@@ -124,11 +124,11 @@ def test_pod_deleted_by_a_user_is_the_root_cause_even_if_its_ranks_report_lost_p
 def test_a_lost_kubernetes_node_is_the_root_cause_without_a_termination_message() -> None:
     ftjob = build_running_job()
     ftjob, _ = decide_once(
-        ftjob, build_observation(ftjob, ended_pod(ftjob, 0, **VICTIM), running_pod(ftjob, 1)), now=LATER
+        ftjob, build_observation(ftjob, finished_pod(ftjob, 0, **VICTIM), running_pod(ftjob, 1)), now=LATER
     )
     lost_pod = build_disrupted_pod(terminating_pod(running_pod(ftjob, 1), deadline=LATER), "DeletionByTaintManager")
     ftjob, _ = decide_once(
-        ftjob, build_observation(ftjob, ended_pod(ftjob, 0, **VICTIM), lost_pod), now=LATER + timedelta(seconds=60)
+        ftjob, build_observation(ftjob, finished_pod(ftjob, 0, **VICTIM), lost_pod), now=LATER + timedelta(seconds=60)
     )
 
     assert (ftjob.status.attempts[0].reason, ftjob.status.attempts[0].fault) == ("NodeLost", Fault.INFRASTRUCTURE)
@@ -137,11 +137,11 @@ def test_a_lost_kubernetes_node_is_the_root_cause_without_a_termination_message(
 def test_eviction_after_a_deletion_by_the_operator_is_not_the_root_cause() -> None:
     ftjob = build_running_job()
     ftjob, _ = decide_once(
-        ftjob, build_observation(ftjob, ended_pod(ftjob, 0, **VICTIM), running_pod(ftjob, 1)), now=LATER
+        ftjob, build_observation(ftjob, finished_pod(ftjob, 0, **VICTIM), running_pod(ftjob, 1)), now=LATER
     )
     late_failure: RawBody = {"exit_code": 143, "message": termination_message(outcome=Outcome.STOPPED)}
-    evicted_pod = build_disrupted_pod(terminating_pod(ended_pod(ftjob, 1, **late_failure)), "EvictionByEvictionAPI")
-    ftjob, _ = decide_once(ftjob, build_observation(ftjob, ended_pod(ftjob, 0, **VICTIM), evicted_pod), now=LATER)
+    evicted_pod = build_disrupted_pod(terminating_pod(finished_pod(ftjob, 1, **late_failure)), "EvictionByEvictionAPI")
+    ftjob, _ = decide_once(ftjob, build_observation(ftjob, finished_pod(ftjob, 0, **VICTIM), evicted_pod), now=LATER)
 
     assert ftjob.status.attempts[0].reason == "PeerLost"
 
@@ -149,7 +149,7 @@ def test_eviction_after_a_deletion_by_the_operator_is_not_the_root_cause() -> No
 def test_evidence_is_kept_after_its_pod_is_removed() -> None:
     ftjob = build_running_job()
     ftjob, _ = decide_once(
-        ftjob, build_observation(ftjob, ended_pod(ftjob, 0, **KILLED), running_pod(ftjob, 1)), now=LATER
+        ftjob, build_observation(ftjob, finished_pod(ftjob, 0, **KILLED), running_pod(ftjob, 1)), now=LATER
     )
     ftjob, _ = decide_once(ftjob, build_observation(ftjob), now=LATER)
 
@@ -167,13 +167,13 @@ def test_missing_pod_counts_as_deleted() -> None:
 def test_pods_are_deleted_only_after_the_grace_period_of_the_root_cause() -> None:
     """After SIGTERM, a node reports that it was stopped, so deleting the root cause too early would hide its error."""
     ftjob = build_running_job()
-    pods = (ended_pod(ftjob, 0, **VICTIM), running_pod(ftjob, 1))
+    pods = (finished_pod(ftjob, 0, **VICTIM), running_pod(ftjob, 1))
     ftjob, _ = decide_once(ftjob, build_observation(ftjob, *pods))
     ftjob, during_grace = decide_once(ftjob, build_observation(ftjob, *pods), now=LATER)
     _, after_grace = decide_once(ftjob, build_observation(ftjob, *pods), now=LATER + ROOT_CAUSE_GRACE)
     ftjob, _ = decide_once(
         ftjob,
-        build_observation(ftjob, pods[0], ended_pod(ftjob, 1, message=termination_message(error_type="ValueError"))),
+        build_observation(ftjob, pods[0], finished_pod(ftjob, 1, message=termination_message(error_type="ValueError"))),
         now=LATER,
     )
 

@@ -9,7 +9,7 @@ from finetune_operator.core.actions import DeletePod
 from finetune_operator.observation.pods import Observation
 from testing.builders.jobs import NOW, RawBody, build_observation, decide_once, job, pod, running_pod
 
-NOTHING = Observation(fresh=True)
+NOTHING = Observation(is_fresh=True)
 HALF_A_MINUTE = timedelta(seconds=30)
 
 

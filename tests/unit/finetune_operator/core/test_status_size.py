@@ -7,7 +7,7 @@ from finetune_api.v1alpha1.status import AttemptState, JobStatus
 from finetune_operator.controller.reconcile import render_status
 from finetune_operator.failures.node_avoidance import MAX_KEPT_ATTEMPTS
 from finetune_operator.observation.pods import Observation
-from testing.builders.jobs import RawBody, build_observation, decide_once, ended_pod, job, running_pod
+from testing.builders.jobs import RawBody, build_observation, decide_once, finished_pod, job, running_pod
 
 MAX_OBJECT_BYTES = 1_500_000
 SPEC_AND_METADATA_BYTES = 200_000
@@ -25,7 +25,9 @@ def failed_pod(ftjob: FineTuneJob, node_rank: int, *, attempt: int) -> RawBody:
     }
     message |= {"victim": True} if node_rank != 700 else {"errorType": "ValueError", "message": "bad"}
     message |= {"time": 1767268800.0 + node_rank % 7, "progress": {"step": 12345}}
-    return ended_pod(ftjob, node_rank, attempt=attempt, finishedAt="2026-01-01T12:00:00Z", message=json.dumps(message))
+    return finished_pod(
+        ftjob, node_rank, attempt=attempt, finishedAt="2026-01-01T12:00:00Z", message=json.dumps(message)
+    )
 
 
 def measure_status_bytes(status: JobStatus) -> int:
@@ -33,7 +35,7 @@ def measure_status_bytes(status: JobStatus) -> int:
 
 
 def test_status_of_the_largest_job_with_all_kept_attempts_fits_into_etcd() -> None:
-    ftjob, _ = decide_once(job(numNodes=MAX_NODES, restartPolicy={"maxRestarts": 99}), Observation(fresh=True))
+    ftjob, _ = decide_once(job(numNodes=MAX_NODES, restartPolicy={"maxRestarts": 99}), Observation(is_fresh=True))
     ftjob, _ = decide_once(ftjob, build_observation(ftjob, *(running_pod(ftjob, rank) for rank in range(MAX_NODES))))
     all_failed = build_observation(ftjob, *(failed_pod(ftjob, rank, attempt=0) for rank in range(MAX_NODES)))
     ftjob, _ = decide_once(ftjob, all_failed)

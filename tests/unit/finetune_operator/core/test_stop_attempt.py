@@ -16,7 +16,7 @@ from testing.builders.jobs import (
     build_observation,
     command,
     decide_once,
-    ended_pod,
+    finished_pod,
     job,
     pod,
     running_pod,
@@ -35,7 +35,7 @@ def test_attempt_succeeds_if_all_nodes_succeed_despite_a_stop_reason() -> None:
     )
     ftjob, _ = decide_once(
         ftjob,
-        build_observation(ftjob, ended_pod(ftjob, 0, **success), terminating_pod(ended_pod(ftjob, 1, **success))),
+        build_observation(ftjob, finished_pod(ftjob, 0, **success), terminating_pod(finished_pod(ftjob, 1, **success))),
         now=LATER,
     )
 
@@ -47,7 +47,7 @@ def test_attempt_succeeds_if_all_nodes_succeed_despite_a_stop_reason() -> None:
     ("first_pod", "grace_seconds"),
     [
         pytest.param(lambda ftjob: terminating_pod(running_pod(ftjob, 1)), GRACE_SECONDS, id="drained node"),
-        pytest.param(lambda ftjob: ended_pod(ftjob, 1, **KILLED), ABORT_GRACE_SECONDS, id="failed node"),
+        pytest.param(lambda ftjob: finished_pod(ftjob, 1, **KILLED), ABORT_GRACE_SECONDS, id="failed node"),
     ],
 )
 def test_the_grace_period_of_other_pods_depends_on_the_stop_reason(first_pod: Any, grace_seconds: int) -> None:
@@ -66,7 +66,7 @@ def test_node_failure_during_a_drain_shortens_the_grace_period_of_other_pods() -
         terminating_pod(running_pod(ftjob, 1)),
     )
     ftjob, _ = decide_once(ftjob, build_observation(ftjob, *pods))
-    _, decision = decide_once(ftjob, build_observation(ftjob, pods[0], ended_pod(ftjob, 1, **VICTIM)))
+    _, decision = decide_once(ftjob, build_observation(ftjob, pods[0], finished_pod(ftjob, 1, **VICTIM)))
 
     assert decision.actions == (DeletePod("bert-0-0", "pod-0-0", ABORT_GRACE_SECONDS),)
 
@@ -74,19 +74,19 @@ def test_node_failure_during_a_drain_shortens_the_grace_period_of_other_pods() -
 def test_next_attempt_starts_once_a_lost_kubernetes_node_is_fenced() -> None:
     ftjob = build_running_job()
     lost_pod = build_disrupted_pod(terminating_pod(running_pod(ftjob, 1), deadline=NOW), "DeletionByTaintManager")
-    ftjob, _ = decide_once(ftjob, build_observation(ftjob, ended_pod(ftjob, 0, **KILLED), lost_pod))
+    ftjob, _ = decide_once(ftjob, build_observation(ftjob, finished_pod(ftjob, 0, **KILLED), lost_pod))
     waiting, _ = decide_once(
-        ftjob, build_observation(ftjob, ended_pod(ftjob, 0, **KILLED), lost_pod), now=NOW + timedelta(seconds=29)
+        ftjob, build_observation(ftjob, finished_pod(ftjob, 0, **KILLED), lost_pod), now=NOW + timedelta(seconds=29)
     )
     after_fencing, _ = decide_once(
-        ftjob, build_observation(ftjob, ended_pod(ftjob, 0, **KILLED), lost_pod), now=NOW + timedelta(seconds=30)
+        ftjob, build_observation(ftjob, finished_pod(ftjob, 0, **KILLED), lost_pod), now=NOW + timedelta(seconds=30)
     )
 
     assert (waiting.status.attempt, after_fencing.status.attempt) == (0, 1)
 
 
 def test_a_kubernetes_node_with_a_fast_clock_does_not_delay_the_stop() -> None:
-    ahead = ended_pod(
+    ahead = finished_pod(
         ftjob := build_running_job(),
         0,
         message=termination_message(error_type="DistBackendError", time=NOW.timestamp() + 3600),
@@ -116,11 +116,11 @@ def test_only_pods_on_reachable_kubernetes_nodes_get_the_full_grace_period() -> 
 def test_verdict_and_next_attempt_are_written_in_one_status_update() -> None:
     ftjob = build_running_job()
     ftjob, _ = decide_once(
-        ftjob, build_observation(ftjob, ended_pod(ftjob, 0, **KILLED), ended_pod(ftjob, 1, **VICTIM))
+        ftjob, build_observation(ftjob, finished_pod(ftjob, 0, **KILLED), finished_pod(ftjob, 1, **VICTIM))
     )
     before: JobStatus = ftjob.status
     ftjob, decision = decide_once(
-        ftjob, build_observation(ftjob, ended_pod(ftjob, 0, **KILLED), ended_pod(ftjob, 1, **VICTIM))
+        ftjob, build_observation(ftjob, finished_pod(ftjob, 0, **KILLED), finished_pod(ftjob, 1, **VICTIM))
     )
 
     assert (before.attempt, before.attempts[-1].state) == (0, AttemptState.STOPPING)
@@ -170,7 +170,7 @@ def test_job_with_a_command_is_complete_when_every_node_has_succeeded(output: An
     ftjob = build_running_job(**command({"script": "train.py"}, output=output))
     success: RawBody = {"exit_code": 0, "message": termination_message(outcome=Outcome.SUCCEEDED)}
     ftjob, _ = decide_once(
-        ftjob, build_observation(ftjob, ended_pod(ftjob, 0, **success), ended_pod(ftjob, 1, **success))
+        ftjob, build_observation(ftjob, finished_pod(ftjob, 0, **success), finished_pod(ftjob, 1, **success))
     )
 
     assert (ftjob.status.phase, ftjob.status.attempts[-1].message) == (Phase.COMPLETE, message)

@@ -11,7 +11,7 @@ from testing.builders.jobs import (
     build_observation,
     command,
     decide_once,
-    ended_pod,
+    finished_pod,
 )
 from testing.builders.stopping import VICTIM, build_running_job, termination_message
 
@@ -22,10 +22,10 @@ def test_micro_batch_is_halved_after_a_gpu_out_of_memory_failure() -> None:
         error_type="CudaOutOfMemory", message="ran out of GPU memory at step 37 with ...", rank=1
     )
     ftjob, _ = decide_once(
-        ftjob, build_observation(ftjob, ended_pod(ftjob, 0, message=message), ended_pod(ftjob, 1, **VICTIM))
+        ftjob, build_observation(ftjob, finished_pod(ftjob, 0, message=message), finished_pod(ftjob, 1, **VICTIM))
     )
     ftjob, _ = decide_once(
-        ftjob, build_observation(ftjob, ended_pod(ftjob, 0, message=message), ended_pod(ftjob, 1, **VICTIM))
+        ftjob, build_observation(ftjob, finished_pod(ftjob, 0, message=message), finished_pod(ftjob, 1, **VICTIM))
     )
 
     old, new = ftjob.status.attempts
@@ -52,7 +52,7 @@ def test_memory_limit_is_raised_after_a_host_out_of_memory_failure() -> None:
     ftjob = build_running_job(
         numNodes=1, resources=limits, restartPolicy={"maxMemory": "3Gi"}, **command({"script": "train.py"})
     )
-    oom_killed = ended_pod(ftjob, 0, reason="OOMKilled", exit_code=137)
+    oom_killed = finished_pod(ftjob, 0, reason="OOMKilled", exit_code=137)
     ftjob, _ = decide_once(ftjob, build_observation(ftjob, oom_killed))
     ftjob, _ = decide_once(ftjob, build_observation(ftjob, oom_killed))
 
@@ -67,7 +67,7 @@ def test_memory_limit_is_raised_after_a_host_out_of_memory_failure() -> None:
     assert pod["spec"]["containers"][0]["resources"] == {"limits": {"cpu": 4, "memory": "3Gi"}}
     assert {"medium": "Memory", "sizeLimit": str(3 * 2**29)} in [v.get("emptyDir") for v in pod["spec"]["volumes"]]
 
-    oom_killed = ended_pod(ftjob, 0, attempt=1, reason="OOMKilled", exit_code=137)
+    oom_killed = finished_pod(ftjob, 0, attempt=1, reason="OOMKilled", exit_code=137)
     ftjob, _ = decide_once(ftjob, build_observation(ftjob, oom_killed))
     ftjob, _ = decide_once(ftjob, build_observation(ftjob, oom_killed))
     assert ftjob.status.phase is Phase.FAILED
@@ -97,7 +97,7 @@ def test_repair_of_an_automatic_batch_starts_from_the_reported_size(
         error_type="CudaOutOfMemory", message="ran out of GPU memory", rank=2, node_rank=1, progress=reported_progress
     )
     ftjob, _ = decide_once(
-        ftjob, build_observation(ftjob, ended_pod(ftjob, 0, **VICTIM), ended_pod(ftjob, 1, message=last_message))
+        ftjob, build_observation(ftjob, finished_pod(ftjob, 0, **VICTIM), finished_pod(ftjob, 1, message=last_message))
     )
     ftjob, _ = decide_once(ftjob, build_observation(ftjob))  # all pods have been deleted
 
@@ -133,8 +133,8 @@ def test_repair_of_an_automatic_batch_starts_from_the_reported_size(
 def test_out_of_memory_failure_without_a_repair_fails_the_job_with_advice(fields: dict[str, Any], advice: str) -> None:
     ftjob = build_running_job(**fields)
     message = termination_message(error_type="OutOfMemoryError", message="CUDA out of memory. Tried ...", rank=0)
-    ftjob, _ = decide_once(ftjob, build_observation(ftjob, ended_pod(ftjob, 0, message=message)))
-    ftjob, _ = decide_once(ftjob, build_observation(ftjob, ended_pod(ftjob, 0, message=message)))
+    ftjob, _ = decide_once(ftjob, build_observation(ftjob, finished_pod(ftjob, 0, message=message)))
+    ftjob, _ = decide_once(ftjob, build_observation(ftjob, finished_pod(ftjob, 0, message=message)))
 
     assert ftjob.status.phase is Phase.FAILED
     assert ftjob.status.attempts[-1].message.endswith(advice)

@@ -11,7 +11,7 @@ from finetune_api.v1alpha1.status import AttemptRecord, AttemptState, Evidence
 from finetune_operator.failures.merge_evidence import collect_initial_evidence, merge_evidence
 from finetune_operator.failures.rules import judge
 from finetune_operator.observation.pods import NodeObservation, observe_pods
-from testing.builders.jobs import NOW, RawBody, ended_pod, job, running_pod, terminating_pod
+from testing.builders.jobs import NOW, RawBody, finished_pod, job, running_pod, terminating_pod
 from testing.builders.stopping import build_disrupted_pod
 
 JOB = job()
@@ -30,7 +30,7 @@ def observe_nodes(*pods: RawBody, tombstones: tuple[RawBody, ...] = ()) -> tuple
 def killed_pod(*, seconds: int) -> RawBody:
     """Return a terminating pod that was killed `seconds` after NOW, without a termination message."""
     finished = (NOW + timedelta(seconds=seconds)).isoformat()
-    return terminating_pod(ended_pod(JOB, 0, exit_code=137, finishedAt=finished), deadline=DEADLINE)
+    return terminating_pod(finished_pod(JOB, 0, exit_code=137, finishedAt=finished), deadline=DEADLINE)
 
 
 def collect_evidence(
@@ -84,11 +84,13 @@ def test_a_pod_that_was_never_created_is_not_the_root_cause() -> None:
 def test_evidence_is_added_for_a_pod_that_is_found_late() -> None:
     """The pod lost its labels before it was observed, so it is found by name only when the attempt is judged."""
     half_created = RECORD.model_copy(update={"created": False})
-    recorded = collect_evidence(ended_pod(JOB, 0, message=termination_message(victim=True)), record=half_created)
+    recorded = collect_evidence(finished_pod(JOB, 0, message=termination_message(victim=True)), record=half_created)
 
     merged = merge_evidence(
         recorded,
-        observe_nodes(ended_pod(JOB, 0, message=termination_message(victim=True)), ended_pod(JOB, 1, exit_code=137)),
+        observe_nodes(
+            finished_pod(JOB, 0, message=termination_message(victim=True)), finished_pod(JOB, 1, exit_code=137)
+        ),
     )
 
     verdict = judge(merged)
@@ -98,8 +100,8 @@ def test_evidence_is_added_for_a_pod_that_is_found_late() -> None:
 
 def test_deletion_of_a_pod_that_is_found_late_is_not_attributed_to_the_operator() -> None:
     half_created = RECORD.model_copy(update={"created": False})
-    victim = ended_pod(JOB, 1, message=termination_message(victim=True))
-    stopped = terminating_pod(ended_pod(JOB, 0, message=termination_message(Outcome.STOPPED)))
+    victim = finished_pod(JOB, 1, message=termination_message(victim=True))
+    stopped = terminating_pod(finished_pod(JOB, 0, message=termination_message(Outcome.STOPPED)))
 
     merged = merge_evidence(collect_evidence(victim, record=half_created), observe_nodes(victim, tombstones=(stopped,)))
 
@@ -115,19 +117,22 @@ def test_deletion_of_a_pod_that_is_found_late_is_not_attributed_to_the_operator(
         pytest.param((terminating_pod(running_pod(JOB, 0)),), (), True, id="terminating"),
         pytest.param((), (running_pod(JOB, 0),), True, id="deleted"),
         pytest.param(
-            (terminating_pod(ended_pod(JOB, 0, message=termination_message())),),
+            (terminating_pod(finished_pod(JOB, 0, message=termination_message())),),
             (),
             False,
             id="failed before its deletion",
         ),
         pytest.param(
             (),
-            (ended_pod(JOB, 0, exit_code=0, message=termination_message(Outcome.SUCCEEDED)),),
+            (finished_pod(JOB, 0, exit_code=0, message=termination_message(Outcome.SUCCEEDED)),),
             False,
             id="succeeded before its deletion",
         ),
         pytest.param(
-            (terminating_pod(ended_pod(JOB, 0, message=termination_message(Outcome.STOPPED))),), (), True, id="stopped"
+            (terminating_pod(finished_pod(JOB, 0, message=termination_message(Outcome.STOPPED))),),
+            (),
+            True,
+            id="stopped",
         ),
     ],
 )
@@ -138,18 +143,18 @@ def test_deletion_before_the_stop_is_not_attributed_to_the_operator(
 
 
 def test_recorded_evidence_is_kept_without_a_new_observation() -> None:
-    recorded = collect_evidence(ended_pod(JOB, 0, message=termination_message()), running_pod(JOB, 1))
+    recorded = collect_evidence(finished_pod(JOB, 0, message=termination_message()), running_pod(JOB, 1))
     assert merge_evidence(recorded, ()) == recorded
 
 
 def test_observed_termination_is_not_overwritten() -> None:
-    ended = ended_pod(JOB, 0, message=termination_message(errorType="KeyError"))
-    for later_pod in (running_pod(JOB, 0), terminating_pod(running_pod(JOB, 0)), ended_pod(JOB, 0, exit_code=137)):
+    ended = finished_pod(JOB, 0, message=termination_message(errorType="KeyError"))
+    for later_pod in (running_pod(JOB, 0), terminating_pod(running_pod(JOB, 0)), finished_pod(JOB, 0, exit_code=137)):
         assert merge_observed_evidence(ended, later_pod) == collect_evidence(ended)[0]
 
 
 def test_an_observed_exit_code_is_not_overwritten() -> None:
-    recorded = terminating_pod(ended_pod(JOB, 0, message=termination_message(Outcome.STOPPED)))
+    recorded = terminating_pod(finished_pod(JOB, 0, message=termination_message(Outcome.STOPPED)))
     assert collect_evidence(recorded)[0].deleted
     assert merge_observed_evidence(recorded, terminating_pod(running_pod(JOB, 0))) == collect_evidence(recorded)[0]
 
@@ -157,7 +162,7 @@ def test_an_observed_exit_code_is_not_overwritten() -> None:
 def test_later_termination_message_is_added_to_the_evidence_of_a_deleted_node() -> None:
     merged = merge_observed_evidence(
         terminating_pod(running_pod(JOB, 0)),
-        terminating_pod(ended_pod(JOB, 0, exit_code=143, message=termination_message(Outcome.STOPPED))),
+        terminating_pod(finished_pod(JOB, 0, exit_code=143, message=termination_message(Outcome.STOPPED))),
     )
     assert (merged.deleted, merged.exit_code, merged.outcome) == (True, 143, Outcome.STOPPED)
 
@@ -168,18 +173,18 @@ def test_later_termination_message_is_added_to_the_evidence_of_a_deleted_node() 
         pytest.param(running_pod(JOB, 0), "", id="running"),
         pytest.param(terminating_pod(running_pod(JOB, 0)), Outcome.STOPPED, id="terminating"),
         pytest.param(
-            terminating_pod(ended_pod(JOB, 0, message=termination_message(Outcome.STOPPED))),
+            terminating_pod(finished_pod(JOB, 0, message=termination_message(Outcome.STOPPED))),
             Outcome.STOPPED,
             id="stopped",
         ),
         pytest.param(killed_pod(seconds=10), Outcome.STOPPED, id="killed at the end of the grace period"),
         pytest.param(killed_pod(seconds=9), "", id="killed within the grace period"),
         pytest.param(
-            terminating_pod(ended_pod(JOB, 0, message=termination_message())),
+            terminating_pod(finished_pod(JOB, 0, message=termination_message())),
             Outcome.FAILED,
             id="failed before its deletion",
         ),
-        pytest.param(ended_pod(JOB, 0, exit_code=137), "", id="ended without a deletion"),
+        pytest.param(finished_pod(JOB, 0, exit_code=137), "", id="ended without a deletion"),
     ],
 )
 def test_a_node_stopped_by_the_operator_has_outcome_stopped(second_pod: RawBody, outcome: str) -> None:

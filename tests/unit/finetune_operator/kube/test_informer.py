@@ -135,7 +135,7 @@ async def test_a_new_watch_continues_at_the_version_of_the_previous_one() -> Non
     put_pod(api, "a")
     async with running_informer(api) as (_, recorder):
         await wait_until(lambda: api.open_watch_count == 1)
-        api.end_watches()
+        api.close_watches()
         put_pod(api, "b")  # this change is made between two watches
         await wait_until(lambda: len(recorder.changes) == 2)
     assert recorder.changes == ["added a", "added b"]
@@ -149,7 +149,7 @@ async def test_a_bookmark_advances_the_version_of_the_next_watch() -> None:
         api.compact()
         api.send({"type": "BOOKMARK", "object": {"kind": "Pod", "metadata": {"resourceVersion": api.version}}})
         await asyncio.sleep(0.05)
-        api.end_watches()
+        api.close_watches()
         await wait_until(lambda: len([r for r in api.find_requests("GET", "pods") if "watch" in r.params]) == 2)
         put_pod(api, "a")
         await wait_until(lambda: recorder.changes == ["added a"])
@@ -165,7 +165,7 @@ async def test_a_deletion_between_two_watches_is_reported_after_the_relist() -> 
         api.remove("pods", "a", silently=True)
         put_pod(api, "c")
         api.compact()
-        api.end_watches()
+        api.close_watches()
         await wait_until(lambda: "deleted a" in recorder.changes)
         await wait_until(lambda: recorder.has_same_objects(api))
     assert recorder.changes == ["added a", "added b", "added c", "deleted a"]
@@ -181,7 +181,7 @@ async def test_object_replaced_between_two_watches_is_reported_as_deletion_and_a
         api.objects["pods", "default", "a"] = {
             "metadata": {"name": "a", "namespace": "default", "labels": LABELS, "uid": "new", "resourceVersion": "999"}
         }
-        api.end_watches()
+        api.close_watches()
         await wait_until(lambda: len(recorder.changes) == 3)
     assert recorder.changes == ["added a", "deleted a", "added a"]
 
@@ -217,7 +217,7 @@ async def test_failed_lists_and_watches_are_retried(status: int) -> None:
         assert recorder.changes == ["added a"]
         await wait_until(lambda: api.open_watch_count == 1)
         api.faults.append(ScriptedFault("GET", "pods", status, times=5))
-        api.end_watches()
+        api.close_watches()
         put_pod(api, "b")
         await wait_until(lambda: recorder.has_same_objects(api))
         assert informer.seconds_since_activity() < 5

@@ -203,7 +203,7 @@ async def test_the_operator_survives_an_outage_of_the_api_server(tmp_path: Path)
             for plural in ("pods", "finetunejobs")
         ]
         api.faults += outage
-        api.end_watches()
+        api.close_watches()
         put_job(api)
         await wait_until(lambda: len(list_names(api, "pods")) == 2)
         assert operator.process.returncode is None
@@ -216,7 +216,7 @@ async def test_all_connections_use_the_rotated_token(tmp_path: Path) -> None:
     async with serve_api(api) as url, running_operator(url, tmp_path, user={"tokenFile": "token"}) as operator:
         await wait_until(lambda: operator.has_logged("leading") and api.open_watch_count == 3)
         api.allowed_token = "another"  # noqa: S105
-        api.end_watches()
+        api.close_watches()
         await wait_until(lambda: bool([r for r in api.requests[-3:] if "one" in r.headers["Authorization"]]))
         await asyncio.sleep(0.5)  # all requests are rejected during this half second
         token.write_text("another")

@@ -17,14 +17,14 @@ from finetune_operator.observation.pods import (
     observe_pod,
     observe_pods,
 )
-from testing.builders.jobs import NOW, RawBody, ended_pod, job, pod, running_pod, terminating_pod
+from testing.builders.jobs import NOW, RawBody, finished_pod, job, pod, running_pod, terminating_pod
 
 JOB = job()
 INITIALIZING = {"waiting": {"reason": "PodInitializing"}}
 
 
 def observe_single_pod(body: RawBody, *, is_tombstone: bool = False) -> NodeObservation:
-    node = observe_pod(body, gone=is_tombstone)
+    node = observe_pod(body, is_tombstone=is_tombstone)
     assert node is not None
     return node
 
@@ -89,8 +89,8 @@ def test_a_tombstone_has_no_running_process() -> None:
         observe_single_pod(running_pod(JOB, 0)),
         observe_single_pod(running_pod(JOB, 0), is_tombstone=True),
     )
-    assert (live.ended, live.may_run(NOW), live.evidence.ended) == (False, True, False)
-    assert (tombstone.ended, tombstone.may_run(NOW), tombstone.evidence.ended) == (True, False, True)
+    assert (live.has_ended, live.may_run(NOW), live.evidence.ended) == (False, True, False)
+    assert (tombstone.has_ended, tombstone.may_run(NOW), tombstone.evidence.ended) == (True, False, True)
 
 
 def test_other_containers_do_not_affect_the_pod_phase() -> None:
@@ -168,8 +168,8 @@ def test_container_creation_time_is_the_later_of_the_scheduled_and_ready_to_star
 def test_a_pod_with_a_node_name_is_scheduled() -> None:
     scheduled = pod(JOB, 0)
     unscheduled = {**scheduled, "spec": {key: value for key, value in scheduled["spec"].items() if key != "nodeName"}}
-    assert (observe_single_pod(scheduled).scheduled, observe_single_pod(scheduled).k8s_node) == (True, "gpu-0")
-    assert (observe_single_pod(unscheduled).scheduled, observe_single_pod(unscheduled).k8s_node) == (False, "")
+    assert (observe_single_pod(scheduled).is_scheduled, observe_single_pod(scheduled).k8s_node) == (True, "gpu-0")
+    assert (observe_single_pod(unscheduled).is_scheduled, observe_single_pod(unscheduled).k8s_node) == (False, "")
 
 
 @pytest.mark.parametrize("edit", [{}, {names.ATTEMPT: "7"}, {names.NODE_RANK: "first"}, {names.MANAGED_BY: ""}])
@@ -177,35 +177,40 @@ def test_attempt_and_rank_are_parsed_from_the_pod_name(edit: dict[str, str]) -> 
     body = pod(JOB, 1, attempt=3)
     edited = {**body, "metadata": {**body["metadata"], "labels": {**body["metadata"]["labels"], **edit}}}
     node = observe_single_pod(edited)
-    assert (node.attempt, node.node_rank, node.relabelled) == (3, 1, False)
+    assert (node.attempt, node.node_rank, node.is_relabelled) == (3, 1, False)
 
 
 @pytest.mark.parametrize("labels", [None, {}, {names.ATTEMPT: "0"}, {names.JOB_UID: "another"}])
 def test_live_pod_without_the_job_label_counts_as_relabelled(labels: dict[str, str] | None) -> None:
     body = pod(JOB, 0)
     edited = {**body, "metadata": {**body["metadata"], "labels": labels}}
-    assert observe_single_pod(edited).relabelled
-    assert not observe_single_pod(edited, is_tombstone=True).relabelled
+    assert observe_single_pod(edited).is_relabelled
+    assert not observe_single_pod(edited, is_tombstone=True).is_relabelled
 
 
 @pytest.mark.parametrize("name", ["bert", "bert-0", "bert-0-1-2", "bert-0-1000", "bert-x-0", "bert--1-0", "other-0-0"])
 def test_pod_whose_name_is_not_a_node_name_of_the_job_is_ignored(name: str) -> None:
     body = pod(JOB, 0)
     foreign = {**body, "metadata": {**body["metadata"], "name": name}}
-    assert observe_pod(foreign, gone=False) is None
+    assert observe_pod(foreign, is_tombstone=False) is None
     assert observe_pods([foreign, pod(JOB, 1)], [foreign]) == observe_pods([pod(JOB, 1)], [])
 
 
 def test_pod_without_an_owner_reference_is_ignored() -> None:
     body = running_pod(job(), 0)
     foreign = {**body, "metadata": {**body["metadata"], "ownerReferences": []}}
-    assert observe_pod(foreign, gone=False) is None
+    assert observe_pod(foreign, is_tombstone=False) is None
 
 
 def test_pod_missing_without_observed_termination_or_deletion_counts_as_disappeared() -> None:
-    bodies = (running_pod(JOB, 0), pod(JOB, 0), terminating_pod(running_pod(JOB, 0)), ended_pod(JOB, 0))
-    assert [observe_single_pod(body, is_tombstone=True).disappeared for body in bodies] == [True, True, False, False]
-    assert not observe_single_pod(running_pod(JOB, 0)).disappeared
+    bodies = (running_pod(JOB, 0), pod(JOB, 0), terminating_pod(running_pod(JOB, 0)), finished_pod(JOB, 0))
+    assert [observe_single_pod(body, is_tombstone=True).has_disappeared for body in bodies] == [
+        True,
+        True,
+        False,
+        False,
+    ]
+    assert not observe_single_pod(running_pod(JOB, 0)).has_disappeared
 
 
 def test_container_restarted_in_place_counts_as_terminated_but_may_still_run() -> None:
@@ -213,14 +218,14 @@ def test_container_restarted_in_place_counts_as_terminated_but_may_still_run() -
     first = {"terminated": {"exitCode": 143, "finishedAt": "2026-01-01T12:00:00Z"}}
     restarted_pod["status"]["containerStatuses"][0] |= {"restartCount": 1, "lastState": first}
     node = observe_single_pod(restarted_pod)
-    assert (node.restarted, node.phase, node.evidence.ended, node.evidence.exit_code) == (
+    assert (node.was_restarted, node.phase, node.evidence.ended, node.evidence.exit_code) == (
         True,
         PodPhase.RUNNING,
         True,
         143,
     )
     assert node.may_run(NOW)
-    assert not observe_single_pod(running_pod(JOB, 0)).restarted
+    assert not observe_single_pod(running_pod(JOB, 0)).was_restarted
 
 
 def test_last_state_of_an_evicted_pod_does_not_count_as_a_restart() -> None:
@@ -234,7 +239,7 @@ def test_last_state_of_an_evicted_pod_does_not_count_as_a_restart() -> None:
     }
     node = observe_single_pod(pod(JOB, 0, containerStatuses=[{**waiting, "restartCount": 1}], **evicted))
 
-    assert (node.restarted, node.phase, node.evidence.reason) == (False, PodPhase.FAILED, "Evicted")
+    assert (node.was_restarted, node.phase, node.evidence.reason) == (False, PodPhase.FAILED, "Evicted")
     assert judge_node(node.evidence).reason == "Evicted"
 
 
@@ -252,9 +257,9 @@ def test_a_pod_on_a_lost_kubernetes_node_is_fenced_after_its_deletion_deadline()
 
 def test_a_terminating_pod_has_a_deletion_deadline() -> None:
     terminating = observe_single_pod(terminating_pod(running_pod(JOB, 0), deadline=NOW))
-    assert (terminating.deleting, terminating.deletion_deadline) == (True, NOW)
+    assert (terminating.is_terminating, terminating.deletion_deadline) == (True, NOW)
     assert (
-        observe_single_pod(running_pod(JOB, 0)).deleting,
+        observe_single_pod(running_pod(JOB, 0)).is_terminating,
         observe_single_pod(running_pod(JOB, 0)).deletion_deadline,
     ) == (False, None)
 

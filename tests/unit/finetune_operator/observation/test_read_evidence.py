@@ -9,7 +9,7 @@ from finetune_api.termination import Outcome
 from finetune_api.v1alpha1.status import Evidence
 from finetune_operator.observation.pods import NodeObservation, observe_pod
 from finetune_operator.observation.read_evidence import MAX_MESSAGE_CHARACTERS
-from testing.builders.jobs import RawBody, ended_pod, job, pod
+from testing.builders.jobs import RawBody, finished_pod, job, pod
 
 JOB = job()
 TERMINATION = {
@@ -23,7 +23,7 @@ TERMINATION = {
 
 
 def observe_single_pod(body: RawBody) -> NodeObservation:
-    node = observe_pod(body, gone=False)
+    node = observe_pod(body, is_tombstone=False)
     assert node is not None
     return node
 
@@ -37,7 +37,7 @@ def build_condition(condition_type: str, status: str, **fields: str) -> RawBody:
 
 
 def test_termination_message_is_parsed_into_evidence() -> None:
-    node_evidence = observe_evidence(ended_pod(JOB, 0, message=json.dumps({**TERMINATION, "progress": {"step": 7}})))
+    node_evidence = observe_evidence(finished_pod(JOB, 0, message=json.dumps({**TERMINATION, "progress": {"step": 7}})))
     assert (node_evidence.outcome, node_evidence.error_type, node_evidence.message, node_evidence.rank) == (
         "failed",
         "KeyError",
@@ -50,12 +50,12 @@ def test_termination_message_is_parsed_into_evidence() -> None:
 def test_finish_time_of_the_supervisor_has_subsecond_precision() -> None:
     stamp = "2001-09-09T01:46:41Z"
     final, preliminary = TERMINATION, {**TERMINATION, "final": False}
-    assert observe_evidence(ended_pod(JOB, 0, message=json.dumps(final), finishedAt=stamp)).finished_at == datetime(
+    assert observe_evidence(finished_pod(JOB, 0, message=json.dumps(final), finishedAt=stamp)).finished_at == datetime(
         2001, 9, 9, 1, 46, 40, 250_000, UTC
     )
     # a preliminary message has no finish time
     assert observe_evidence(
-        ended_pod(JOB, 0, message=json.dumps(preliminary), finishedAt=stamp)
+        finished_pod(JOB, 0, message=json.dumps(preliminary), finishedAt=stamp)
     ).finished_at == datetime(2001, 9, 9, 1, 46, 41, tzinfo=UTC)
 
 
@@ -68,7 +68,7 @@ def test_finish_time_of_the_supervisor_has_subsecond_precision() -> None:
     ],
 )
 def test_unparsable_termination_messages_are_treated_as_log_output(text: str) -> None:
-    node = observe_single_pod(ended_pod(JOB, 0, message=f"  {text}\n"))
+    node = observe_single_pod(finished_pod(JOB, 0, message=f"  {text}\n"))
     assert node.termination is None
     assert (node.evidence.outcome, node.evidence.message) == ("", text)
 
@@ -76,15 +76,15 @@ def test_unparsable_termination_messages_are_treated_as_log_output(text: str) ->
 def test_truncation_keeps_the_end_of_a_log_and_the_start_of_a_termination_message() -> None:
     long = "begin " + "x" * MAX_MESSAGE_CHARACTERS + " end"
     log, ended_with_message = (
-        ended_pod(JOB, 0, message=long),
-        ended_pod(JOB, 0, message=json.dumps({**TERMINATION, "message": long})),
+        finished_pod(JOB, 0, message=long),
+        finished_pod(JOB, 0, message=json.dumps({**TERMINATION, "message": long})),
     )
     assert observe_evidence(log).message == long[-MAX_MESSAGE_CHARACTERS:]
     assert observe_evidence(ended_with_message).message == long[:MAX_MESSAGE_CHARACTERS]
 
 
 def test_pod_reason_takes_precedence_over_container_reason() -> None:
-    body = ended_pod(JOB, 0, exit_code=137, message="killed")
+    body = finished_pod(JOB, 0, exit_code=137, message="killed")
     evicted_pod = {**body, "status": {**body["status"], "reason": "Evicted", "message": "node was low on memory"}}
     assert (observe_evidence(evicted_pod).reason, observe_evidence(evicted_pod).message) == (
         "Evicted",
@@ -102,7 +102,7 @@ def test_disruption_condition_is_used_only_if_true() -> None:
 
 
 def test_signal_is_recorded_if_the_container_has_no_message() -> None:
-    node_evidence = observe_evidence(ended_pod(JOB, 0, exit_code=137, signal=9))
+    node_evidence = observe_evidence(finished_pod(JOB, 0, exit_code=137, signal=9))
     assert (node_evidence.signal, node_evidence.exit_code) == (9, 137)
 
 
@@ -119,4 +119,4 @@ def test_exit_code_0_without_a_published_result_is_not_a_success(
     exit_code: int, outcome: Outcome, has_succeeded: bool
 ) -> None:
     message = json.dumps({"final": True, "outcome": outcome})
-    assert observe_single_pod(ended_pod(JOB, 0, exit_code=exit_code, message=message)).succeeded is has_succeeded
+    assert observe_single_pod(finished_pod(JOB, 0, exit_code=exit_code, message=message)).has_succeeded is has_succeeded

@@ -33,14 +33,16 @@ def collect_rounds(order: ItemOrder, batch: Batch, *, epoch: int = 0) -> list[li
         sampler.set_epoch(epoch)
         per_rank.append(list(sampler))
         assert len(per_rank[-1]) == len(sampler)
-        assert all(len(items) == batch.per_device for items in per_rank[-1])
+        assert all(len(items) == batch.micro_batch_size for items in per_rank[-1])
     return [list(micro_batches) for micro_batches in zip(*per_rank, strict=True)]
 
 
 def collect_steps(order: ItemOrder, batch: Batch, *, epoch: int = 0) -> list[set[Item]]:
     """Return the samples of all ranks for each optimizer step, without fillers."""
     rounds = [[item for items in ranks for item in items] for ranks in collect_rounds(order, batch, epoch=epoch)]
-    steps = [rounds[start : start + batch.accumulation] for start in range(0, len(rounds), batch.accumulation)]
+    steps = [
+        rounds[start : start + batch.accumulation_steps] for start in range(0, len(rounds), batch.accumulation_steps)
+    ]
     return [{item for items in step for item in items if item != FILLER} for step in steps]
 
 
@@ -63,15 +65,17 @@ def test_packs_of_a_step_depend_only_on_the_effective_batch(batch: Batch, row_co
 @given(
     row_count=st.integers(1, 100),
     micro_batch_size=st.integers(1, 5),
-    accumulation=st.integers(1, 5),
+    accumulation_steps=st.integers(1, 5),
     world_size=st.integers(1, 5),
 )
 def test_an_epoch_contains_every_sample_once(
-    row_count: int, micro_batch_size: int, accumulation: int, world_size: int
+    row_count: int, micro_batch_size: int, accumulation_steps: int, world_size: int
 ) -> None:
     items = [
         item
-        for step in collect_steps(build_shuffled_order(row_count), Batch(micro_batch_size, accumulation, world_size))
+        for step in collect_steps(
+            build_shuffled_order(row_count), Batch(micro_batch_size, accumulation_steps, world_size)
+        )
         for item in step
     ]
 
@@ -81,13 +85,13 @@ def test_an_epoch_contains_every_sample_once(
 @given(
     row_count=st.integers(1, 100),
     micro_batch_size=st.integers(1, 5),
-    accumulation=st.integers(1, 5),
+    accumulation_steps=st.integers(1, 5),
     world_size=st.integers(1, 5),
 )
 def test_each_step_consumes_the_next_rows_in_shuffled_order(
-    row_count: int, micro_batch_size: int, accumulation: int, world_size: int
+    row_count: int, micro_batch_size: int, accumulation_steps: int, world_size: int
 ) -> None:
-    batch, order = Batch(micro_batch_size, accumulation, world_size), build_shuffled_order(row_count)
+    batch, order = Batch(micro_batch_size, accumulation_steps, world_size), build_shuffled_order(row_count)
     items = order.get_epoch(0).items
 
     assert collect_steps(order, batch) == [
@@ -149,13 +153,13 @@ def test_sorting_within_a_step_reduces_padding() -> None:
 @given(
     row_count=st.integers(1, 60),
     micro_batch_size=st.integers(1, 4),
-    accumulation=st.integers(1, 3),
+    accumulation_steps=st.integers(1, 3),
     world_size=st.integers(1, 3),
 )
 def test_the_padding_share_matches_the_padding_in_the_micro_batches(
-    row_count: int, micro_batch_size: int, accumulation: int, world_size: int
+    row_count: int, micro_batch_size: int, accumulation_steps: int, world_size: int
 ) -> None:
-    order, batch = build_shuffled_order(row_count), Batch(micro_batch_size, accumulation, world_size)
+    order, batch = build_shuffled_order(row_count), Batch(micro_batch_size, accumulation_steps, world_size)
     length_of = {FILLER: 0, **dict(enumerate(draw_lengths(row_count).tolist()))}
 
     computed = sum(

@@ -97,17 +97,17 @@ def test_the_list_of_longest_rows_omits_copies(tmp_path: Path) -> None:
 @given(
     row_count=st.integers(1, 60),
     micro_batch_size=st.integers(1, 4),
-    accumulation=st.integers(1, 3),
+    accumulation_steps=st.integers(1, 3),
     epoch=st.integers(0, 4),
 )
 def test_no_micro_batch_has_longer_rows_than_the_costliest_items(
-    row_count: int, micro_batch_size: int, accumulation: int, epoch: int
+    row_count: int, micro_batch_size: int, accumulation_steps: int, epoch: int
 ) -> None:
     lengths = np.random.default_rng(row_count).integers(2, 200, row_count)
     for order in (RowOrder(lengths, seed=1), PackOrder(lengths, max_length=200, seed=1)):
         current = order.get_epoch(epoch)
         length_of = {FILLER: 1, **dict(zip(current.items, current.lengths.tolist(), strict=True))}
-        sampler = BatchSampler(order, Batch(micro_batch_size, accumulation, 1), rank=0)
+        sampler = BatchSampler(order, Batch(micro_batch_size, accumulation_steps, 1), rank=0)
         sampler.set_epoch(epoch)
         first = order.get_epoch(0)
         length_in_first = {FILLER: 1, **dict(zip(first.items, first.lengths.tolist(), strict=True))}

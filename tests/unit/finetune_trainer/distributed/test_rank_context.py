@@ -13,7 +13,7 @@ def test_ranks_are_read_from_the_torchrun_environment() -> None:
 
     assert Ranks.from_environment(env) == RANKS
     assert RANKS.node_count == 2
-    assert not RANKS.is_first
+    assert not RANKS.is_rank_zero
 
 
 def test_unplanned_world_size_is_rejected() -> None:

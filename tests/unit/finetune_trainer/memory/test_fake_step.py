@@ -33,7 +33,13 @@ def build_config(config_class: type = Qwen2Config, *, layers: int = 5, **fields:
 
 
 def build_step(**fields: Any) -> SimulatedStep:
-    defaults = {"batch": 1, "length": 48, "checkpointing": False, "autocast": None, "loss": compute_unmasked_token_loss}
+    defaults = {
+        "batch": 1,
+        "length": 48,
+        "gradient_checkpointing": False,
+        "autocast": None,
+        "loss": compute_unmasked_token_loss,
+    }
     return SimulatedStep(**{**defaults, **fields})
 
 
@@ -93,14 +99,17 @@ def test_loss_backward_pass_needs_twelve_bytes_per_logit() -> None:
     assert peak.logits == pytest.approx(12 * (length - 1) * vocab_size, rel=0.001)
 
 
-@pytest.mark.parametrize("checkpointing", [False, True], ids=["activations kept", "activations recomputed"])
-def test_forecast_of_4_bit_weights_matches_bitsandbytes(tmp_path: Path, checkpointing: bool) -> None:
+@pytest.mark.parametrize("gradient_checkpointing", [False, True], ids=["activations kept", "activations recomputed"])
+def test_forecast_of_4_bit_weights_matches_bitsandbytes(tmp_path: Path, gradient_checkpointing: bool) -> None:
     model_config = build_config(layers=4, hidden_size=128, intermediate_size=512)
     AutoModelForCausalLM.from_config(model_config).save_pretrained(tmp_path)
     quantized = AutoModelForCausalLM.from_pretrained(
         tmp_path, quantization_config=build_nf4_config(torch.float32, None)
     )
-    lora, micro_batch = LORA.model_copy(update={"quantization": "nf4"}), build_step(checkpointing=checkpointing)
+    lora, micro_batch = (
+        LORA.model_copy(update={"quantization": "nf4"}),
+        build_step(gradient_checkpointing=gradient_checkpointing),
+    )
 
     architecture = Architecture(model_config, torch.float32, lora)
     shape, peak = measure_shape(architecture), measure_step_peak(architecture, micro_batch)
@@ -118,12 +127,12 @@ def count_frozen_bytes(parameter: torch.nn.Parameter) -> int:
     return 0 if parameter.requires_grad else parameter.nbytes + sum(constant.nbytes for constant in constants)
 
 
-@pytest.mark.parametrize("checkpointing", [False, True], ids=["activations kept", "activations recomputed"])
+@pytest.mark.parametrize("gradient_checkpointing", [False, True], ids=["activations kept", "activations recomputed"])
 @pytest.mark.parametrize("lora", [None, LORA], ids=["full", "lora"])
 def test_extrapolated_peak_equals_the_peak_of_the_full_model(
-    lora: Lora | None, checkpointing: bool, monkeypatch: pytest.MonkeyPatch
+    lora: Lora | None, gradient_checkpointing: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    micro_batch = build_step(checkpointing=checkpointing, autocast=torch.bfloat16)
+    micro_batch = build_step(gradient_checkpointing=gradient_checkpointing, autocast=torch.bfloat16)
     architecture = Architecture(build_config(layers=6), torch.float32, lora)
     extrapolated = measure_step_peak(architecture, micro_batch)
 
@@ -155,8 +164,8 @@ def test_forecast_supports_other_architectures(config_class: type) -> None:
     architecture = Architecture(config_class(**fields, vocab_size=500), torch.float32, None)
 
     kept_peak, recomputed_peak = (
-        measure_step_peak(architecture, build_step(length=128, checkpointing=checkpointing))
-        for checkpointing in (False, True)
+        measure_step_peak(architecture, build_step(length=128, gradient_checkpointing=gradient_checkpointing))
+        for gradient_checkpointing in (False, True)
     )
 
     assert 0 < recomputed_peak.activations < kept_peak.activations

@@ -103,7 +103,9 @@ def fake_forecast(spec: TrainerSpec) -> Forecast:
     states = (20 if spec.lora is None else 1 if spec.lora.quantization else 4) * GIB
     if spec.deepspeed and spec.deepspeed.preset != "zero1":
         states //= 2 if spec.deepspeed.preset == "zero2" else 8
-    breakdown = MemoryBreakdown((MemoryPart("states", states), MemoryPart("samples", batch.per_device * per_sample)))
+    breakdown = MemoryBreakdown(
+        (MemoryPart("states", states), MemoryPart("samples", batch.micro_batch_size * per_sample))
+    )
     return Forecast(ModelShape(0, 0, 0, 0, 0), batch, length, breakdown, breakdown, on_gpu=True)
 
 

@@ -26,7 +26,7 @@ def test_every_published_row_is_in_the_table() -> None:
     assert len(TABLE) == len(ROWS) == 92
     for row, line in zip(ROWS, TABLE, strict=True):
         assert f"| {row.model} |" in line
-        assert f"| {row.batch} x {row.length}" in line
+        assert f"| {row.batch_size} x {row.length}" in line
 
 
 def test_90_percent_of_fixed_length_forecasts_are_within_10_percent() -> None:

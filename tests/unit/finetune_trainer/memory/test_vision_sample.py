@@ -31,9 +31,9 @@ def pretrained_models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Mod
     return {recipe: describe_model(source, torch.device("cpu")) for recipe, source in sources.items()}
 
 
-def get_vision(pretrained: ModelDescription) -> VisionProcessor:
-    assert pretrained.vision is not None
-    return pretrained.vision
+def get_vision(model_description: ModelDescription) -> VisionProcessor:
+    assert model_description.vision is not None
+    return model_description.vision
 
 
 @pytest.mark.parametrize("recipe", tiny_vision.RECIPES)
@@ -42,11 +42,13 @@ def test_step_allocates_the_forecast_bytes(
     pretrained_models: dict[str, ModelDescription], recipe: str, training_scope: str
 ) -> None:
     """CPU attention in float32 saves as many bytes for the backward pass as the simulated fused kernel."""
-    pretrained, vision = pretrained_models[recipe], get_vision(pretrained_models[recipe])
+    model_description, vision = pretrained_models[recipe], get_vision(pretrained_models[recipe])
     sample = VisionSample(vision, FROZEN[training_scope], build_blank_sample(vision, LENGTH))
-    architecture = Architecture(pretrained.config, torch.float32, None, vision_sample=sample)
-    step = SimulatedStep(batch=2, length=LENGTH, checkpointing=False, autocast=None, loss=compute_unmasked_token_loss)
-    model = AutoModelForImageTextToText.from_config(pretrained.config)
+    architecture = Architecture(model_description.config, torch.float32, None, vision_sample=sample)
+    step = SimulatedStep(
+        batch=2, length=LENGTH, gradient_checkpointing=False, autocast=None, loss=compute_unmasked_token_loss
+    )
+    model = AutoModelForImageTextToText.from_config(model_description.config)
     freeze_groups(model, vision, FROZEN[training_scope])
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
@@ -62,13 +64,13 @@ def test_step_allocates_the_forecast_bytes(
 def test_forecast_model_states_equal_the_real_model_states(
     pretrained_models: dict[str, ModelDescription], recipe: str
 ) -> None:
-    pretrained, vision = pretrained_models[recipe], get_vision(pretrained_models[recipe])
-    model = AutoModelForImageTextToText.from_config(pretrained.config)
+    model_description, vision = pretrained_models[recipe], get_vision(pretrained_models[recipe])
+    model = AutoModelForImageTextToText.from_config(model_description.config)
     freeze_groups(model, vision, ("vision", "aligner"))
 
     shape = measure_shape(
         Architecture(
-            pretrained.config,
+            model_description.config,
             torch.float32,
             None,
             vision_sample=VisionSample(vision, ("vision", "aligner"), build_blank_sample(vision, LENGTH)),
@@ -83,13 +85,13 @@ def test_forecast_model_states_equal_the_real_model_states(
 
 @pytest.mark.parametrize("recipe", tiny_vision.RECIPES)
 def test_vision_tower_is_not_quantized(pretrained_models: dict[str, ModelDescription], recipe: str) -> None:
-    pretrained, vision = pretrained_models[recipe], get_vision(pretrained_models[recipe])
+    model_description, vision = pretrained_models[recipe], get_vision(pretrained_models[recipe])
     sample = VisionSample(vision, ("vision", "aligner"), build_blank_sample(vision, LENGTH))
     full_shape, quantized_shape = (
-        measure_shape(Architecture(pretrained.config, torch.float32, lora, vision_sample=sample))
+        measure_shape(Architecture(model_description.config, torch.float32, lora, vision_sample=sample))
         for lora in (Lora(r=2), Lora(r=2, quantization="nf4"))
     )
-    layers = AutoModelForImageTextToText.from_config(pretrained.config).model.language_model.layers
+    layers = AutoModelForImageTextToText.from_config(model_description.config).model.language_model.layers
     linear = sum(
         module.weight.nbytes for layer in layers for module in layer.modules() if isinstance(module, torch.nn.Linear)
     )

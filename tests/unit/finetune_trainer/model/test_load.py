@@ -40,10 +40,10 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_dtype_and_maximum_length_are_read_without_weights(model_folder: Path) -> None:
-    pretrained = describe_model(ModelSource(name=str(model_folder)), CPU)
+    model_description = describe_model(ModelSource(name=str(model_folder)), CPU)
 
-    assert pretrained.dtype is torch.float32
-    assert pretrained.max_length == 512
+    assert model_description.dtype is torch.float32
+    assert model_description.max_length == 512
 
 
 @pytest.mark.parametrize(("name", "problem"), [("none", "does not exist"), ("empty", "has no config.json")])

@@ -50,8 +50,8 @@ def test_only_the_language_model_is_quantized(tmp_path: Path, model_type: str) -
 
 
 def test_the_parameter_count_of_quantized_weights_uses_their_full_shape(text_model: Path) -> None:
-    pretrained = describe_folder(text_model)
-    full, quantized = (load_weights(pretrained, torch.float32, quantize=quantize) for quantize in (False, True))
+    model_description = describe_folder(text_model)
+    full, quantized = (load_weights(model_description, torch.float32, quantize=quantize) for quantize in (False, True))
 
     assert sum(weight.nbytes for weight in quantized.parameters()) < 0.6 * sum(
         weight.nbytes for weight in full.parameters()

@@ -17,7 +17,7 @@ from finetune_trainer.training.auto_batch_size import (
     BatchChoice,
     SavedBatchSize,
     build_cache_key,
-    can_measure_memory,
+    can_run_batch_size_trial,
     choose_by_forecast,
     reserve_training_memory,
 )
@@ -31,7 +31,9 @@ CACHE_KEY = {"worldSize": 2, "device": "cpu", "parallelism": "ddp", "gradientChe
 
 
 def forecast_two_gib_per_sample(batch: Batch) -> MemoryBreakdown:
-    return MemoryBreakdown((MemoryPart("weights", 3 * GIB), MemoryPart("activations", 2 * GIB * batch.per_device)))
+    return MemoryBreakdown(
+        (MemoryPart("weights", 3 * GIB), MemoryPart("activations", 2 * GIB * batch.micro_batch_size))
+    )
 
 
 def parse_spec(**fields: Any) -> TrainerSpec:
@@ -67,7 +69,7 @@ def test_no_larger_micro_batch_than_the_chosen_one_fits(samples: int, available_
         smallest_batch, forecast_two_gib_per_sample, available_bytes=available_bytes
     ).batch
 
-    larger_sizes = [size for size in range(chosen_batch.per_device + 1, samples + 1) if samples % size == 0]
+    larger_sizes = [size for size in range(chosen_batch.micro_batch_size + 1, samples + 1) if samples % size == 0]
     assert chosen_batch.effective == smallest_batch.effective
     assert chosen_batch == smallest_batch or forecast_two_gib_per_sample(chosen_batch).total <= available_bytes
     assert all(
@@ -95,7 +97,7 @@ def test_smallest_batch_is_chosen_without_a_forecast() -> None:
 def test_batch_sizes_are_tried_only_on_gpus_without_sharding(
     fields: dict[str, Any], device: torch.device, is_measurable: bool
 ) -> None:
-    assert can_measure_memory(parse_spec(**fields), device) is is_measurable
+    assert can_run_batch_size_trial(parse_spec(**fields), device) is is_measurable
 
 
 @pytest.fixture

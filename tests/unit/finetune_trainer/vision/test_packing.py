@@ -35,7 +35,7 @@ def loaded_model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPa
 
 def load_rows(loaded_model: LoadedVisionModel, folder: Path, *, packing: bool) -> TrainingData:
     """Load rows that contain up to two images, and a row with a video if the family supports videos."""
-    vision = loaded_model.pretrained.vision
+    vision = loaded_model.model_description.vision
     has_videos = vision is not None and vision.video_processor is not None
     rows = tiny_vision.write_rows(
         folder, 4, images=lambda number: number % 3, videos=lambda number: int(has_videos and number == 2)
@@ -46,7 +46,7 @@ def load_rows(loaded_model: LoadedVisionModel, folder: Path, *, packing: bool) -
 @torch.no_grad()
 def test_packed_and_separate_rows_have_the_same_logits(loaded_model: LoadedVisionModel, tmp_path: Path) -> None:
     separate, packed = (load_rows(loaded_model, tmp_path, packing=packing).samples for packing in (False, True))
-    collate, model = loaded_model.collate(), loaded_model.model.eval()
+    collate, model = loaded_model.create_collator(), loaded_model.model.eval()
 
     batch = collate([packed[(2, 0, 1)], packed[(3,)]])
     first, second = compute_logits(model, batch)
@@ -62,7 +62,7 @@ def test_packed_and_separate_rows_have_the_same_logits(loaded_model: LoadedVisio
 
 def test_packed_and_separate_rows_have_the_same_gradients(loaded_model: LoadedVisionModel, tmp_path: Path) -> None:
     separate, packed = (load_rows(loaded_model, tmp_path, packing=packing).samples for packing in (False, True))
-    collate, model = loaded_model.collate(), loaded_model.model.train()
+    collate, model = loaded_model.create_collator(), loaded_model.model.train()
 
     expected = compute_gradients(model, collate([separate[row] for row in (1, 2, 3)]))
     actual = compute_gradients(model, collate([packed[(1, 2)], packed[(3,)]]))
@@ -75,7 +75,8 @@ def test_packed_and_separate_rows_have_the_same_gradients(loaded_model: LoadedVi
 def test_a_dummy_image_in_a_pack_is_a_separate_row(loaded_model: LoadedVisionModel, tmp_path: Path) -> None:
     packed = load_rows(loaded_model, tmp_path, packing=True).samples
     plain, with_dummy = (
-        collate([packed[(0,)]]) for collate in (loaded_model.collate(), loaded_model.collate(Modality.IMAGE))
+        collate([packed[(0,)]])
+        for collate in (loaded_model.create_collator(), loaded_model.create_collator(Modality.IMAGE))
     )
     length = plain["input_ids"].shape[1]
 
@@ -88,7 +89,7 @@ def test_a_dummy_image_in_a_pack_is_a_separate_row(loaded_model: LoadedVisionMod
 
 
 def test_the_isolation_check_accepts_families_that_support_packing(loaded_model: LoadedVisionModel) -> None:
-    vision = loaded_model.pretrained.vision
+    vision = loaded_model.model_description.vision
     assert vision is not None
 
     check_pack_isolation(
@@ -97,7 +98,7 @@ def test_the_isolation_check_accepts_families_that_support_packing(loaded_model:
 
 
 def test_mrope_position_ids_match_the_model(loaded_model: LoadedVisionModel, tmp_path: Path) -> None:
-    vision, samples = loaded_model.pretrained.vision, load_rows(loaded_model, tmp_path, packing=True).samples
+    vision, samples = loaded_model.model_description.vision, load_rows(loaded_model, tmp_path, packing=True).samples
     assert vision is not None
     if not vision.family.uses_mrope:
         assert MROPE_POSITION_IDS not in samples[(1,)][0]

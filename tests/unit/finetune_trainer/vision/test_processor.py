@@ -71,7 +71,8 @@ def test_image_tokens_and_user_turns_are_not_targets(loaded_model: LoadedVisionM
         assert image_token not in targets
         assert int((row["input_ids"] == image_token).sum()) > 0 or not conversation.get("images")
         assert (
-            loaded_model.pretrained.tokenizer.decode(targets) == conversation["messages"][1]["content"] + "<|im_end|>"
+            loaded_model.model_description.tokenizer.decode(targets)
+            == conversation["messages"][1]["content"] + "<|im_end|>"
         )
 
 
@@ -94,7 +95,7 @@ def test_image_tokens_match_the_number_of_image_embeddings(loaded_model: LoadedV
     data = loaded_model.data(
         write_rows(tmp_path, *(build_row("<image>?", name) for name in names), build_row("<image>" * 3, *names))
     )
-    collate = loaded_model.collate()
+    collate = loaded_model.create_collator()
 
     for index in range(4):
         assert compute_logits(loaded_model.model, collate([data.samples[index]])).isfinite().all()
@@ -105,7 +106,7 @@ def test_image_tokens_match_the_number_of_image_embeddings(loaded_model: LoadedV
 def test_the_logits_depend_on_the_image(loaded_model: LoadedVisionModel, tmp_path: Path) -> None:
     names = [tiny_vision.write_image(tmp_path, f"{seed}.png", (56, 56), seed=seed) for seed in range(2)]
     data = loaded_model.data(write_rows(tmp_path, *(build_row("<image>?", name) for name in names)))
-    collate = loaded_model.collate()
+    collate = loaded_model.create_collator()
 
     first, second = (compute_logits(loaded_model.model, collate([data.samples[index]])) for index in range(2))
 
@@ -115,8 +116,8 @@ def test_the_logits_depend_on_the_image(loaded_model: LoadedVisionModel, tmp_pat
 def test_a_dummy_image_does_not_change_gradients(loaded_model: LoadedVisionModel, tmp_path: Path) -> None:
     data = loaded_model.data(tiny_vision.write_rows(tmp_path, 4, images=lambda number: number // 3))
     rows = [data.samples[index] for index in range(3)]
-    real = compute_gradients(loaded_model.model, loaded_model.collate(Modality.IMAGE)([data.samples[3]]))
-    plain, with_dummy = loaded_model.collate()(rows), loaded_model.collate(Modality.IMAGE)(rows)
+    real = compute_gradients(loaded_model.model, loaded_model.create_collator(Modality.IMAGE)([data.samples[3]]))
+    plain, with_dummy = loaded_model.create_collator()(rows), loaded_model.create_collator(Modality.IMAGE)(rows)
     assert "pixel_values" in with_dummy
     assert "pixel_values" not in plain
 
@@ -174,7 +175,7 @@ def test_all_trainable_parameters_have_gradients(loaded_model: LoadedVisionModel
     freeze_parameters(model, family, (), unused_pattern=family.get_unused_modules(model.config))
 
     with_gradients = compute_gradients(
-        model, loaded_model.collate(Modality.IMAGE)([data.samples[index] for index in range(2)])
+        model, loaded_model.create_collator(Modality.IMAGE)([data.samples[index] for index in range(2)])
     ).keys()
 
     assert {name for name, weight in model.named_parameters() if weight.requires_grad} == set(with_gradients)
@@ -198,17 +199,17 @@ def test_freezing_all_groups_is_rejected() -> None:
 def test_llava_inputs_match_the_output_of_the_transformers_processor(tmp_path: Path) -> None:
     """This test uses LLaVA, because its processor does not need torchvision."""
     folder = tiny_vision.build(tmp_path / "model", "llava")
-    pretrained = describe_folder(folder)
-    assert pretrained.vision is not None
+    model_description = describe_folder(folder)
+    assert model_description.vision is not None
     processor = LlavaProcessor(
-        image_processor=pretrained.vision.components.processor,
-        tokenizer=pretrained.tokenizer,
+        image_processor=model_description.vision.components.processor,
+        tokenizer=model_description.tokenizer,
         patch_size=14,
         vision_feature_select_strategy="default",
         num_additional_image_tokens=1,
     )
     name = tiny_vision.write_image(tmp_path, "a.png", (90, 60), seed=1)
-    data = LoadedVisionModel(folder, pretrained, torch.nn.Identity()).data(
+    data = LoadedVisionModel(folder, model_description, torch.nn.Identity()).data(
         write_rows(tmp_path, build_row("<image>what?", name))
     )
 
@@ -247,7 +248,7 @@ def test_the_exif_orientation_is_applied_before_tokens_are_counted(
     data = qwen_model.data(write_rows(tmp_path, build_row("<image>?", "rotated.jpg")))
 
     assert data.samples[0][0]["image_grid_thw"].tolist() == [[1, 16, 6]]
-    assert compute_logits(qwen_model.model, qwen_model.collate()([data.samples[0]])).isfinite().all()
+    assert compute_logits(qwen_model.model, qwen_model.create_collator()([data.samples[0]])).isfinite().all()
 
 
 def test_truncation_counts_image_tokens_and_does_not_split_images(
@@ -356,7 +357,7 @@ def test_a_row_with_an_unreadable_image_file_is_not_skipped(qwen_model: LoadedVi
 
 
 def test_images_are_rejected_for_a_text_model(qwen_model: LoadedVisionModel, tmp_path: Path) -> None:
-    text_only = replace(qwen_model.pretrained, vision=None)
+    text_only = replace(qwen_model.model_description, vision=None)
     name = tiny_vision.write_image(tmp_path, "a.png", (56, 56), seed=1)
 
     with pytest.raises(DatasetError, match=r'line 1 contains images, but model "tiny" accepts text only'):

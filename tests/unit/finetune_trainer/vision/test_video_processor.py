@@ -45,9 +45,9 @@ def loaded_model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPa
 
 
 def get_video_processor(loaded_model: LoadedVisionModel) -> VideoProcessor:
-    assert loaded_model.pretrained.vision is not None
-    assert loaded_model.pretrained.vision.video_processor is not None
-    return loaded_model.pretrained.vision.video_processor
+    assert loaded_model.model_description.vision is not None
+    assert loaded_model.model_description.vision.video_processor is not None
+    return loaded_model.model_description.vision.video_processor
 
 
 def write_clip(folder: Path, name: str = "clip.mp4", **video_options: Any) -> MediaItem:
@@ -226,7 +226,7 @@ def test_video_tokens_match_the_number_of_video_embeddings(loaded_model: LoadedV
             build_columns("no video"),
         )
     )
-    collate = loaded_model.collate()
+    collate = loaded_model.create_collator()
 
     for index in range(4):
         assert compute_logits(loaded_model.model, collate([data.samples[index]])).isfinite().all()
@@ -241,14 +241,14 @@ def test_video_tokens_are_not_targets(loaded_model: LoadedVisionModel, tmp_path:
     (row,) = loaded_model.data(write_rows(tmp_path, build_columns("<video>?", videos=["clip.mp4"]))).samples[0]
 
     targets = row["labels"][row["labels"] != IGNORE_INDEX]
-    assert loaded_model.pretrained.tokenizer.decode(targets) == "It is blue.<|im_end|>"
+    assert loaded_model.model_description.tokenizer.decode(targets) == "It is blue.<|im_end|>"
 
 
 def test_the_logits_depend_on_the_frame_order(loaded_model: LoadedVisionModel, tmp_path: Path) -> None:
     names = [tiny_vision.write_image(tmp_path, f"{seed}.png", (56, 56), seed=seed) for seed in range(4)]
     row = build_columns([{"type": "video", "video": names}])
     data = loaded_model.data(write_rows(tmp_path, row, build_columns([{"type": "video", "video": names[::-1]}])))
-    collate = loaded_model.collate()
+    collate = loaded_model.create_collator()
 
     forward, reversed_order = (compute_logits(loaded_model.model, collate([data.samples[index]])) for index in range(2))
 
@@ -261,7 +261,7 @@ def test_qwen3_renders_a_timestamp_before_each_pair_of_frames(tmp_path: Path) ->
     write_clip(tmp_path, frames=8, fps=4)
     (row,) = loaded_model.data(write_rows(tmp_path, build_columns("<video>?", videos=["clip.mp4"]))).samples[0]
 
-    text = str(loaded_model.pretrained.tokenizer.decode(row["input_ids"])).replace("<|video_pad|>", "")
+    text = str(loaded_model.model_description.tokenizer.decode(row["input_ids"])).replace("<|video_pad|>", "")
     assert "<0.2 seconds><|vision_start|><|vision_end|><1.5 seconds><|vision_start|><|vision_end|>?" in text
 
 
@@ -277,7 +277,8 @@ def test_dummy_images_and_videos_do_not_change_gradients(loaded_model: LoadedVis
 
     for index, missing in ((0, "pixel_values"), (1, "pixel_values_videos"), (2, "pixel_values")):
         plain, with_dummies = (
-            collate([data.samples[index]]) for collate in (loaded_model.collate(), loaded_model.collate(*Modality))
+            collate([data.samples[index]])
+            for collate in (loaded_model.create_collator(), loaded_model.create_collator(*Modality))
         )
         assert missing not in plain
         assert {"pixel_values", "pixel_values_videos"} <= with_dummies.keys()

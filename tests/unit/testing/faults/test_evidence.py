@@ -30,7 +30,7 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         ),
         cluster=SimpleNamespace(layout=SimpleNamespace(daemons=daemons)),
         list_operator_pods=lambda: [{"metadata": {"name": "operator-0"}}],
-        stack=SimpleNamespace(kubectl=lambda *arguments: " ".join(arguments)),
+        installation=SimpleNamespace(kubectl=lambda *arguments: " ".join(arguments)),
     )
 
 
@@ -50,7 +50,7 @@ def test_error_message_of_failed_kubectl_command_is_saved(job: Any) -> None:
     def raise_error(*_arguments: str) -> str:
         raise RuntimeError("connection refused")
 
-    job.stack.kubectl = job.list_operator_pods = raise_error
+    job.installation.kubectl = job.list_operator_pods = raise_error
 
     folder = evidence.save_evidence(job, BEGAN)
 

@@ -27,10 +27,15 @@ def job_under_test(tmp_path: Path) -> Any:
     """Return the attributes of a JobUnderTest that some job specs depend on."""
     (tmp_path / "train.jsonl").write_text("{}\n")
     nodes = {"items": [{"status": {"images": [{"names": ["localhost/pause:3.10"]}]}}]}
-    stack = SimpleNamespace(get_claim_folder=lambda _claim: tmp_path, kubectl=lambda *_arguments: json.dumps(nodes))
+    installation = SimpleNamespace(
+        get_claim_folder=lambda _claim: tmp_path, kubectl=lambda *_arguments: json.dumps(nodes)
+    )
     leader = {"spec": {"nodeName": "node1"}}
     return SimpleNamespace(
-        name="rows", stack=stack, find_leader=lambda: leader, list_k8s_node_names=lambda: ["node1", "node2"]
+        name="rows",
+        installation=installation,
+        find_leader=lambda: leader,
+        list_k8s_node_names=lambda: ["node1", "node2"],
     )
 
 
