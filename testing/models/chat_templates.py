@@ -42,9 +42,9 @@ class TemplateFamily:
 
     template: str
     tokens: tuple[str, ...]
-    end: str  # end of an assistant turn
+    turn_end: str  # end of an assistant turn
     inner_turn_end: str | None = None  # end of an assistant turn before another turn, if it differs
-    system: bool = True  # False if a system prompt is rejected or omitted
+    supports_system_prompt: bool = True  # False if a system prompt is rejected or omitted
 
     @property
     def bos(self) -> str:
@@ -102,7 +102,7 @@ FAMILIES: dict[str, TemplateFamily] = {
         "{%- else -%}{{ m['content'] + eos_token }}{%- endif -%}{%- endfor -%}",
         ("<s>", "</s>"),
         "</s>",
-        system=False,
+        supports_system_prompt=False,
     ),
     "Mistral v0.3": TemplateFamily(
         SPLIT_SYSTEM + ALTERNATE + "{{ bos_token }}{%- for m in turns -%}{%- if m['role'] == 'user' -%}"
@@ -110,7 +110,7 @@ FAMILIES: dict[str, TemplateFamily] = {
         "{%- else -%}{{ ' ' + m['content'] | trim + eos_token }}{%- endif -%}{%- endfor -%}",
         ("<s>", "</s>", "[INST]", "[/INST]"),
         "</s>",
-        system=False,
+        supports_system_prompt=False,
     ),
     "Gemma 2": TemplateFamily(
         "{%- if messages[0]['role'] == 'system' -%}{{ raise_exception('System role not supported') }}{%- endif -%}"
@@ -123,7 +123,7 @@ FAMILIES: dict[str, TemplateFamily] = {
         ),
         ("<bos>", "<eos>", "<start_of_turn>", "<end_of_turn>"),
         "<end_of_turn>",
-        system=False,
+        supports_system_prompt=False,
     ),
     "Gemma 3": TemplateFamily(
         SPLIT_SYSTEM + ALTERNATE + "{{ bos_token }}{%- for m in turns -%}"

@@ -30,7 +30,7 @@ class LoadedVisionModel:
     model_description: ModelDescription
     model: Any
 
-    def data(
+    def load_data(
         self, rows: Path, rules: RowRules | None = None, method: RowRenderer = ASSISTANT_TURNS, **fields: Any
     ) -> TrainingData:
         config = TokenizationConfig(

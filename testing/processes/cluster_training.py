@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from testing.processes.operator_stack import OperatorInstallation
 
 
-def training(*, max_steps: int, save_steps: int = 100_000, **fields: Any) -> dict[str, Any]:
+def build_training_fields(*, max_steps: int, save_steps: int = 100_000, **fields: Any) -> dict[str, Any]:
     """Return `spec.training` of a short job with an effective batch of 8."""
     return {"globalBatchSize": 8, "learningRate": 0.01, "maxSteps": max_steps, "saveSteps": save_steps, **fields}
 

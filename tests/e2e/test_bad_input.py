@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from testing.processes.cluster_training import training
+from testing.processes.cluster_training import build_training_fields
 from testing.processes.operator_stack import OperatorInstallation, RawBody, has_condition
 
 pytestmark = pytest.mark.cluster
@@ -37,7 +37,9 @@ def test_user_error_fails_the_job_without_restart(
     valid_rows = (deployment.get_claim_folder("datasets") / "train.jsonl").read_text().splitlines()
     (deployment.get_claim_folder("datasets") / "bad.jsonl").write_text(f'{valid_rows[0]}\n{{"messages": "no list"}}\n')
 
-    finished = deployment.wait_until_finished(start_job(numNodes=1, training=training(max_steps=4), **fields))
+    finished = deployment.wait_until_finished(
+        start_job(numNodes=1, training=build_training_fields(max_steps=4), **fields)
+    )
 
     message = get_failure_message(finished)
     assert message.startswith(f"{reason}: "), message
@@ -68,7 +70,7 @@ def test_output_of_another_job_is_not_overwritten(
     for path in (folder, folder.parent):
         path.chmod(0o777)
     try:
-        finished = deployment.wait_until_finished(start_job(numNodes=1, training=training(max_steps=4)))
+        finished = deployment.wait_until_finished(start_job(numNodes=1, training=build_training_fields(max_steps=4)))
         message = get_failure_message(finished)
         assert message.startswith("OutputError: ")
         assert "output.overwrite" in message

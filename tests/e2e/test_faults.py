@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from testing.cluster.fault_injection import Chaos
-from testing.processes.cluster_training import find_last_checkpoint_step, training, wait_for_checkpoint
+from testing.processes.cluster_training import build_training_fields, find_last_checkpoint_step, wait_for_checkpoint
 from testing.processes.operator_stack import OPERATOR_NAMESPACE, OperatorInstallation, RawBody, has_condition
 
 pytestmark = pytest.mark.cluster
@@ -38,7 +38,9 @@ FAULTS = {"RankKilled": kill_rank, "ContainerKilled": kill_container, "PodDelete
 def test_every_fault_causes_one_restart_from_the_last_checkpoint(
     deployment: OperatorInstallation, fault_injector: Chaos, start_job: StartJob
 ) -> None:
-    job = start_job(training=training(max_steps=200, save_steps=20), restartPolicy={"hangTimeoutSeconds": 30})
+    job = start_job(
+        training=build_training_fields(max_steps=200, save_steps=20), restartPolicy={"hangTimeoutSeconds": 30}
+    )
     saved: list[int] = []
     for attempt, inject_fault in enumerate(FAULTS.values()):
         # a deleted pod saves a checkpoint while it stops, so wait for a newer checkpoint of this attempt
@@ -72,7 +74,7 @@ def kill_operator(deployment: OperatorInstallation) -> None:
 def test_killing_the_operator_in_any_phase_does_not_affect_the_job(
     deployment: OperatorInstallation, fault_injector: Chaos, start_job: StartJob
 ) -> None:
-    job = start_job(training=training(max_steps=120, save_steps=20))
+    job = start_job(training=build_training_fields(max_steps=120, save_steps=20))
     kill_operator(deployment)  # before the pods exist
 
     deployment.wait_until(job, lambda j: len(list_nodes(j)) > 0, description="started")

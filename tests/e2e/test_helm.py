@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from testing.processes.cluster_training import training, wait_for_checkpoint
+from testing.processes.cluster_training import build_training_fields, wait_for_checkpoint
 from testing.processes.operator_stack import (
     CHART,
     OPERATOR_NAMESPACE,
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.cluster
 def test_running_job_survives_upgrade_and_uninstall_of_the_chart(
     deployment: OperatorInstallation, start_job: Callable[..., str]
 ) -> None:
-    job = start_job(training=training(max_steps=120, save_steps=20))
+    job = start_job(training=build_training_fields(max_steps=120, save_steps=20))
     wait_for_checkpoint(deployment, job)
 
     options = ("--namespace", OPERATOR_NAMESPACE)

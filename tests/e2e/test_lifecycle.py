@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from testing.processes.cluster_training import training, wait_for_checkpoint
+from testing.processes.cluster_training import build_training_fields, wait_for_checkpoint
 from testing.processes.operator_stack import OperatorInstallation, has_condition
 
 pytestmark = pytest.mark.cluster
@@ -17,7 +17,7 @@ LABEL = "finetune.dev/job-name"
 def test_resumed_job_continues_from_the_checkpoint_saved_on_suspend(
     deployment: OperatorInstallation, start_job: StartJob
 ) -> None:
-    job = start_job(training=training(max_steps=120, save_steps=20))
+    job = start_job(training=build_training_fields(max_steps=120, save_steps=20))
     wait_for_checkpoint(deployment, job)
 
     deployment.kubectl("patch", "ftj", job, "--type=merge", "-p", '{"spec":{"suspend":true}}')
@@ -36,7 +36,7 @@ def test_resumed_job_continues_from_the_checkpoint_saved_on_suspend(
 
 
 def test_job_created_suspended_starts_when_resumed(deployment: OperatorInstallation, start_job: StartJob) -> None:
-    job = start_job(suspend=True, training=training(max_steps=4))
+    job = start_job(suspend=True, training=build_training_fields(max_steps=4))
     deployment.wait_until(job, lambda j: has_condition(j, "Suspended"), description="Suspended", timeout_seconds=20)
     assert deployment.list_pods(job) == []
 
@@ -50,7 +50,7 @@ def test_job_created_suspended_starts_when_resumed(deployment: OperatorInstallat
 def test_active_deadline_fails_the_job_and_stops_its_pods(
     deployment: OperatorInstallation, start_job: StartJob
 ) -> None:
-    job = start_job(activeDeadlineSeconds=20, training=training(max_steps=100_000))
+    job = start_job(activeDeadlineSeconds=20, training=build_training_fields(max_steps=100_000))
     finished = deployment.wait_until_finished(job, timeout_seconds=120)
 
     assert has_condition(finished, "Failed")
@@ -79,7 +79,7 @@ def test_unschedulable_pod_stops_the_gang_and_finally_fails_the_job(
         startupDeadlineSeconds=5,
         pendingDeadlineSeconds=25,
         restartPolicy={"maxRestarts": 0, "maxInfrastructureRestarts": 0, "maxBackoffSeconds": 5},
-        training=training(max_steps=4),
+        training=build_training_fields(max_steps=4),
     )
 
     finished = deployment.wait_until_finished(job, timeout_seconds=120)
@@ -95,7 +95,7 @@ def test_unschedulable_pod_stops_the_gang_and_finally_fails_the_job(
 def test_finished_job_is_deleted_after_its_ttl_and_its_output_remains(
     deployment: OperatorInstallation, start_job: StartJob
 ) -> None:
-    job = start_job(ttlSecondsAfterFinished=3, training=training(max_steps=4))
+    job = start_job(ttlSecondsAfterFinished=3, training=build_training_fields(max_steps=4))
     deployment.kubectl("wait", "--for=condition=Complete", f"ftj/{job}", "--timeout=180s")
     deployment.kubectl("wait", "--for=delete", f"ftj/{job}", "--timeout=30s")
     deployment.kubectl("wait", "--for=delete", "pods", "-l", f"finetune.dev/job-name={job}", "--timeout=60s")
@@ -105,13 +105,13 @@ def test_finished_job_is_deleted_after_its_ttl_and_its_output_remains(
 def test_recreated_job_waits_for_the_pods_of_the_deleted_job(
     deployment: OperatorInstallation, start_job: StartJob
 ) -> None:
-    job = start_job(training=training(max_steps=100_000))
+    job = start_job(training=build_training_fields(max_steps=100_000))
     deployment.wait_until(job, lambda j: has_condition(j, "Running"), description="Running")
     before = {pod["metadata"]["uid"] for pod in deployment.list_pods(job)}
 
     deployment.kubectl("delete", "ftj", job)
     claim = {"persistentVolumeClaim": {"claimName": "models"}}
-    start_job(output={**claim, "overwrite": True}, training=training(max_steps=4))
+    start_job(output={**claim, "overwrite": True}, training=build_training_fields(max_steps=4))
     pending = deployment.wait_until(
         job, lambda j: "waiting" in j.get("status", {}), description="waiting", timeout_seconds=20
     )
@@ -128,7 +128,7 @@ def test_recreated_job_waits_for_the_pods_of_the_deleted_job(
 def test_deleting_a_running_job_deletes_all_its_children(
     deployment: OperatorInstallation, start_job: StartJob, propagation: str
 ) -> None:
-    job = start_job(training=training(max_steps=100_000))
+    job = start_job(training=build_training_fields(max_steps=100_000))
     deployment.wait_until(job, lambda j: has_condition(j, "Running"), description="Running")
 
     deployment.kubectl("delete", "ftj", job, f"--cascade={propagation}", "--wait=true", "--timeout=150s")

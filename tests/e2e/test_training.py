@@ -12,7 +12,7 @@ import yaml
 
 from testing.models import tiny_vision
 from testing.models.loss_curve import read_losses
-from testing.processes.cluster_training import training
+from testing.processes.cluster_training import build_training_fields
 from testing.processes.operator_stack import OperatorInstallation, build_example_job, has_condition, run
 
 pytestmark = pytest.mark.cluster
@@ -23,7 +23,7 @@ HELD_OUT_LOSS_SCRIPT = Path(__file__).parents[2] / "testing" / "models" / "held_
 def test_training_on_two_nodes_improves_the_model_and_equals_single_process_training(
     deployment: OperatorInstallation, start_job: Callable[..., str], tmp_path: Path
 ) -> None:
-    training_fields = training(max_steps=40, save_steps=20, learningRate=0.01)
+    training_fields = build_training_fields(max_steps=40, save_steps=20, learningRate=0.01)
     job = start_job(training=training_fields)
     finished = deployment.wait_until_finished(job)
 
@@ -44,7 +44,9 @@ def test_training_on_two_nodes_improves_the_model_and_equals_single_process_trai
 
 def test_dpo_on_two_nodes_reduces_the_loss(deployment: OperatorInstallation, start_job: Callable[..., str]) -> None:
     data = {"train": [{"name": "/data/train.pairs.jsonl"}], "eval": [{"name": "/data/eval.pairs.jsonl"}]}
-    job = start_job(sft=None, dpo={}, dataset=data, training=training(max_steps=20, evalSteps=20, learningRate=0.005))
+    job = start_job(
+        sft=None, dpo={}, dataset=data, training=build_training_fields(max_steps=20, evalSteps=20, learningRate=0.005)
+    )
     finished = deployment.wait_until_finished(job)
 
     assert has_condition(finished, "Complete"), finished["status"]

@@ -11,7 +11,7 @@ from typing import Any
 from testing.builders.jobs import command
 from testing.cluster.images.project_images import get_image_name
 from testing.faults.job_under_test import JobUnderTest, RawBody
-from testing.processes.cluster_training import training
+from testing.processes.cluster_training import build_training_fields
 
 Injection = Callable[[JobUnderTest], AbstractContextManager[None]]
 POD_FOLDER = "/data/chaos"  # folder in which the pods mount the training program
@@ -78,4 +78,4 @@ def build_program_fault(fault: str, *arguments: str, ranks: int = 1, **fields: A
 
 def build_trainer_fields(**fields: Any) -> RawBody:
     """Return the spec fields of a fine-tuning job with 2 nodes x 2 ranks that runs long enough to recover."""
-    return {"training": training(max_steps=90, save_steps=20), **fields}
+    return {"training": build_training_fields(max_steps=90, save_steps=20), **fields}

@@ -15,7 +15,7 @@ from testing.faults.catalog.fault import (
     make_program_fields,
 )
 from testing.faults.job_under_test import JobUnderTest, RawBody
-from testing.processes.cluster_training import training
+from testing.processes.cluster_training import build_training_fields
 
 IN_EVERY_ATTEMPT = (
     "--failing-attempts",
@@ -69,7 +69,7 @@ RANK_FAULTS = {
     "program-hangs": build_program_fault("hang", restartPolicy=set_hang_timeout(10)),
     "cuda-oom": InjectedFault(
         lambda _: {
-            "training": training(max_steps=60, save_steps=20, perDeviceTrainBatchSize=2),
+            "training": build_training_fields(max_steps=60, save_steps=20, perDeviceTrainBatchSize=2),
             "env": build_injection_environment(OOM_ABOVE_SAMPLES="1", PASSES_BEFORE_FAULT="25"),
         },
         injection_time=InjectionTime.BY_PROGRAM,

@@ -16,7 +16,7 @@ SYSTEM_TURN = Turn(Role.SYSTEM, "Be brief.")
 FIRST_EXCHANGE = (Turn(Role.USER, "What is a list?"), Turn(Role.ASSISTANT, "A mutable sequence."))
 SECOND_EXCHANGE = (Turn(Role.USER, "And a tuple?"), Turn(Role.ASSISTANT, "An immutable one."))
 CONVERSATIONS = {"one exchange": FIRST_EXCHANGE, "two exchanges": (*FIRST_EXCHANGE, *SECOND_EXCHANGE)}
-FAMILIES_WITH_SYSTEM_PROMPT = [name for name, family in FAMILIES.items() if family.system]
+FAMILIES_WITH_SYSTEM_PROMPT = [name for name, family in FAMILIES.items() if family.supports_system_prompt]
 
 
 def build_renderer(
@@ -57,8 +57,8 @@ def test_only_assistant_turns_and_their_end_tokens_are_targets(
 
     *earlier, last = [turn.content for turn in CONVERSATIONS[conversation] if turn.role is Role.ASSISTANT]
     assert decode_targets(own_tokenizer, sample) == [
-        *(content + (family.inner_turn_end or family.end) for content in earlier),
-        last + family.end,
+        *(content + (family.inner_turn_end or family.turn_end) for content in earlier),
+        last + family.turn_end,
     ]
 
 
@@ -72,7 +72,7 @@ def test_the_system_prompt_is_rendered_but_not_a_target(tokenizer: PreTrainedTok
     assert SYSTEM_TURN.content not in "".join(decode_targets(own_tokenizer, sample))
 
 
-@pytest.mark.parametrize("name", [name for name, family in FAMILIES.items() if not family.system])
+@pytest.mark.parametrize("name", [name for name, family in FAMILIES.items() if not family.supports_system_prompt])
 def test_the_error_for_an_unsupported_system_prompt_suggests_a_fix(
     tokenizer: PreTrainedTokenizerFast, name: str
 ) -> None:

@@ -40,7 +40,7 @@ def load_rows(loaded_model: LoadedVisionModel, folder: Path, *, packing: bool) -
     rows = tiny_vision.write_rows(
         folder, 4, images=lambda number: number % 3, videos=lambda number: int(has_videos and number == 2)
     )
-    return loaded_model.data(rows, RowRules(max_length=MAX_LENGTH), packing=packing, maxLength=MAX_LENGTH)
+    return loaded_model.load_data(rows, RowRules(max_length=MAX_LENGTH), packing=packing, maxLength=MAX_LENGTH)
 
 
 @torch.no_grad()

@@ -60,7 +60,7 @@ def build_row(text: str, *images: str, completion: str = "It is blue.") -> dict[
 
 
 def test_image_tokens_and_user_turns_are_not_targets(loaded_model: LoadedVisionModel, tmp_path: Path) -> None:
-    data = loaded_model.data(tiny_vision.write_rows(tmp_path, 6, images=lambda number: number % 3))
+    data = loaded_model.load_data(tiny_vision.write_rows(tmp_path, 6, images=lambda number: number % 3))
     image_token = loaded_model.model.config.image_token_id
     conversations = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
 
@@ -78,7 +78,7 @@ def test_image_tokens_and_user_turns_are_not_targets(loaded_model: LoadedVisionM
 
 def test_image_tokens_are_not_targets_with_loss_on_all(loaded_model: LoadedVisionModel, tmp_path: Path) -> None:
     name = tiny_vision.write_image(tmp_path, "a.png", (56, 84), seed=1)
-    (row,) = loaded_model.data(
+    (row,) = loaded_model.load_data(
         write_rows(tmp_path, build_row("<image>?", name)), method=build_sft_renderer("all")
     ).samples[0]
 
@@ -92,7 +92,7 @@ def test_image_tokens_match_the_number_of_image_embeddings(loaded_model: LoadedV
     names = [
         tiny_vision.write_image(tmp_path, f"{size}.png", size, seed=1) for size in ((28, 28), (200, 60), (90, 300))
     ]
-    data = loaded_model.data(
+    data = loaded_model.load_data(
         write_rows(tmp_path, *(build_row("<image>?", name) for name in names), build_row("<image>" * 3, *names))
     )
     collate = loaded_model.create_collator()
@@ -105,7 +105,7 @@ def test_image_tokens_match_the_number_of_image_embeddings(loaded_model: LoadedV
 
 def test_the_logits_depend_on_the_image(loaded_model: LoadedVisionModel, tmp_path: Path) -> None:
     names = [tiny_vision.write_image(tmp_path, f"{seed}.png", (56, 56), seed=seed) for seed in range(2)]
-    data = loaded_model.data(write_rows(tmp_path, *(build_row("<image>?", name) for name in names)))
+    data = loaded_model.load_data(write_rows(tmp_path, *(build_row("<image>?", name) for name in names)))
     collate = loaded_model.create_collator()
 
     first, second = (compute_logits(loaded_model.model, collate([data.samples[index]])) for index in range(2))
@@ -114,7 +114,7 @@ def test_the_logits_depend_on_the_image(loaded_model: LoadedVisionModel, tmp_pat
 
 
 def test_a_dummy_image_does_not_change_gradients(loaded_model: LoadedVisionModel, tmp_path: Path) -> None:
-    data = loaded_model.data(tiny_vision.write_rows(tmp_path, 4, images=lambda number: number // 3))
+    data = loaded_model.load_data(tiny_vision.write_rows(tmp_path, 4, images=lambda number: number // 3))
     rows = [data.samples[index] for index in range(3)]
     real = compute_gradients(loaded_model.model, loaded_model.create_collator(Modality.IMAGE)([data.samples[3]]))
     plain, with_dummy = loaded_model.create_collator()(rows), loaded_model.create_collator(Modality.IMAGE)(rows)
@@ -170,7 +170,7 @@ def test_only_trained_groups_have_adapters(
 def test_all_trainable_parameters_have_gradients(loaded_model: LoadedVisionModel, tmp_path: Path) -> None:
     """DDP would wait for missing gradients, for example of the last CLIP layer in LLaVA."""
     family = FAMILIES[loaded_model.model.config.model_type]
-    data = loaded_model.data(tiny_vision.write_rows(tmp_path, 2, images=lambda number: 1))
+    data = loaded_model.load_data(tiny_vision.write_rows(tmp_path, 2, images=lambda number: 1))
     model = copy_model(loaded_model.model)
     freeze_parameters(model, family, (), unused_pattern=family.get_unused_modules(model.config))
 
@@ -209,7 +209,7 @@ def test_llava_inputs_match_the_output_of_the_transformers_processor(tmp_path: P
         num_additional_image_tokens=1,
     )
     name = tiny_vision.write_image(tmp_path, "a.png", (90, 60), seed=1)
-    data = LoadedVisionModel(folder, model_description, torch.nn.Identity()).data(
+    data = LoadedVisionModel(folder, model_description, torch.nn.Identity()).load_data(
         write_rows(tmp_path, build_row("<image>what?", name))
     )
 
@@ -245,7 +245,7 @@ def test_the_exif_orientation_is_applied_before_tokens_are_counted(
     exif = Image.Exif()
     exif[0x0112] = 6  # orientation tag: 6 means rotated by 90 degrees
     Image.new("RGB", (28 * 8, 28 * 3)).save(tmp_path / "rotated.jpg", exif=exif)
-    data = qwen_model.data(write_rows(tmp_path, build_row("<image>?", "rotated.jpg")))
+    data = qwen_model.load_data(write_rows(tmp_path, build_row("<image>?", "rotated.jpg")))
 
     assert data.samples[0][0]["image_grid_thw"].tolist() == [[1, 16, 6]]
     assert compute_logits(qwen_model.model, qwen_model.create_collator()([data.samples[0]])).isfinite().all()
@@ -258,16 +258,16 @@ def test_truncation_counts_image_tokens_and_does_not_split_images(
     second_user_turn = {"role": "user", "content": "<image>"}
     row = build_row("<image>?", name, name)
     row["messages"] = [*row["messages"], second_user_turn, row["messages"][1]]
-    length = int(qwen_model.data(write_rows(tmp_path, row)).train.lengths[0])
+    length = int(qwen_model.load_data(write_rows(tmp_path, row)).train.lengths[0])
     assert length > 2 * 25
 
-    truncated = qwen_model.data(tmp_path / "rows.jsonl", RowRules(max_length=length - 20, overlong="truncate"))
+    truncated = qwen_model.load_data(tmp_path / "rows.jsonl", RowRules(max_length=length - 20, overlong="truncate"))
     (sample,) = truncated.samples[0]
     assert int((sample["input_ids"] == qwen_model.model.config.image_token_id).sum()) == 25
     assert len(sample["input_ids"]) < length - 20
     assert sample["image_grid_thw"].tolist() == [[1, 10, 10]]
     with pytest.raises(DatasetError, match=f"longer than {length - 1} tokens"):
-        qwen_model.data(tmp_path / "rows.jsonl", RowRules(max_length=length - 1))
+        qwen_model.load_data(tmp_path / "rows.jsonl", RowRules(max_length=length - 1))
 
 
 def test_an_embedded_image_and_an_image_file_yield_the_same_sample(
@@ -280,7 +280,7 @@ def test_an_embedded_image_and_an_image_file_yield_the_same_sample(
         {"type": "image_url", "image_url": {"url": url}},
         {"type": "text", "text": "?"},
     ]
-    data = qwen_model.data(write_rows(tmp_path, embedded, build_row("<image>?", name)))
+    data = qwen_model.load_data(write_rows(tmp_path, embedded, build_row("<image>?", name)))
 
     (from_row,), (from_path,) = data.samples[0], data.samples[1]
     assert from_row.keys() == from_path.keys()
@@ -335,15 +335,15 @@ def test_a_row_with_an_invalid_image_is_a_bad_row(
     rows = write_rows(tmp_path, good, build_bad_row(tmp_path))
 
     with pytest.raises(DatasetError, match=rf"rows.jsonl line 2: .*{message}"):
-        qwen_model.data(rows)
-    assert len(qwen_model.data(rows, RowRules(on_bad_row="skip")).train) == 1
+        qwen_model.load_data(rows)
+    assert len(qwen_model.load_data(rows, RowRules(on_bad_row="skip")).train) == 1
 
 
 def test_decoding_a_truncated_image_raises_a_dataset_error(qwen_model: LoadedVisionModel, tmp_path: Path) -> None:
     """Tokenization does not detect truncation, because it reads only the JPEG header."""
     file = tmp_path / tiny_vision.write_image(tmp_path, "a.jpg", (280, 280), seed=1)
     file.write_bytes(file.read_bytes()[:2000])
-    data = qwen_model.data(write_rows(tmp_path, build_row("<image>?", "a.jpg")))
+    data = qwen_model.load_data(write_rows(tmp_path, build_row("<image>?", "a.jpg")))
 
     with pytest.raises(DatasetError, match=r"rows.jsonl line 1: image .*a.jpg cannot be read"):
         data.samples[0]
@@ -353,7 +353,7 @@ def test_a_row_with_an_unreadable_image_file_is_not_skipped(qwen_model: LoadedVi
     (tmp_path / "a.jpg").symlink_to(UNREADABLE_FILE)
 
     with pytest.raises(OSError, match="Input/output error"):
-        qwen_model.data(write_rows(tmp_path, build_row("<image>?", "a.jpg")), RowRules(on_bad_row="skip"))
+        qwen_model.load_data(write_rows(tmp_path, build_row("<image>?", "a.jpg")), RowRules(on_bad_row="skip"))
 
 
 def test_images_are_rejected_for_a_text_model(qwen_model: LoadedVisionModel, tmp_path: Path) -> None:
@@ -361,7 +361,9 @@ def test_images_are_rejected_for_a_text_model(qwen_model: LoadedVisionModel, tmp
     name = tiny_vision.write_image(tmp_path, "a.png", (56, 56), seed=1)
 
     with pytest.raises(DatasetError, match=r'line 1 contains images, but model "tiny" accepts text only'):
-        LoadedVisionModel(tmp_path, text_only, qwen_model.model).data(write_rows(tmp_path, build_row("<image>?", name)))
+        LoadedVisionModel(tmp_path, text_only, qwen_model.model).load_data(
+            write_rows(tmp_path, build_row("<image>?", name))
+        )
 
 
 @pytest.mark.parametrize(

@@ -218,7 +218,7 @@ def test_video_tokens_match_the_number_of_video_embeddings(loaded_model: LoadedV
         write_clip(tmp_path, f"{number}.mp4", **fields)
     tiny_vision.write_image(tmp_path, "a.png", (56, 28), seed=1)
     names = [f"{number}.mp4" for number in range(3)]
-    data = loaded_model.data(
+    data = loaded_model.load_data(
         write_rows(
             tmp_path,
             *(build_columns("<video>?", videos=[name]) for name in names),
@@ -238,7 +238,7 @@ def test_video_tokens_match_the_number_of_video_embeddings(loaded_model: LoadedV
 
 def test_video_tokens_are_not_targets(loaded_model: LoadedVisionModel, tmp_path: Path) -> None:
     write_clip(tmp_path)
-    (row,) = loaded_model.data(write_rows(tmp_path, build_columns("<video>?", videos=["clip.mp4"]))).samples[0]
+    (row,) = loaded_model.load_data(write_rows(tmp_path, build_columns("<video>?", videos=["clip.mp4"]))).samples[0]
 
     targets = row["labels"][row["labels"] != IGNORE_INDEX]
     assert loaded_model.model_description.tokenizer.decode(targets) == "It is blue.<|im_end|>"
@@ -247,7 +247,7 @@ def test_video_tokens_are_not_targets(loaded_model: LoadedVisionModel, tmp_path:
 def test_the_logits_depend_on_the_frame_order(loaded_model: LoadedVisionModel, tmp_path: Path) -> None:
     names = [tiny_vision.write_image(tmp_path, f"{seed}.png", (56, 56), seed=seed) for seed in range(4)]
     row = build_columns([{"type": "video", "video": names}])
-    data = loaded_model.data(write_rows(tmp_path, row, build_columns([{"type": "video", "video": names[::-1]}])))
+    data = loaded_model.load_data(write_rows(tmp_path, row, build_columns([{"type": "video", "video": names[::-1]}])))
     collate = loaded_model.create_collator()
 
     forward, reversed_order = (compute_logits(loaded_model.model, collate([data.samples[index]])) for index in range(2))
@@ -259,7 +259,7 @@ def test_qwen3_renders_a_timestamp_before_each_pair_of_frames(tmp_path: Path) ->
     folder = tiny_vision.build(tmp_path / "model", "qwen3_vl")
     loaded_model = LoadedVisionModel(folder, describe_folder(folder), torch.nn.Identity())
     write_clip(tmp_path, frames=8, fps=4)
-    (row,) = loaded_model.data(write_rows(tmp_path, build_columns("<video>?", videos=["clip.mp4"]))).samples[0]
+    (row,) = loaded_model.load_data(write_rows(tmp_path, build_columns("<video>?", videos=["clip.mp4"]))).samples[0]
 
     text = str(loaded_model.model_description.tokenizer.decode(row["input_ids"])).replace("<|video_pad|>", "")
     assert "<0.2 seconds><|vision_start|><|vision_end|><1.5 seconds><|vision_start|><|vision_end|>?" in text
@@ -273,7 +273,7 @@ def test_dummy_images_and_videos_do_not_change_gradients(loaded_model: LoadedVis
         build_columns("<image>?", images=["a.png"]),
         build_columns("no media"),
     )
-    data = loaded_model.data(write_rows(tmp_path, *rows))
+    data = loaded_model.load_data(write_rows(tmp_path, *rows))
 
     for index, missing in ((0, "pixel_values"), (1, "pixel_values_videos"), (2, "pixel_values")):
         plain, with_dummies = (
@@ -390,7 +390,7 @@ def test_a_row_with_an_invalid_video_is_a_bad_row(
     loaded_model: LoadedVisionModel, tmp_path: Path, build_bad_columns: Any, message: str
 ) -> None:
     with pytest.raises(DatasetError, match=rf"rows.jsonl line 1.*{message}"):
-        loaded_model.data(write_rows(tmp_path, build_bad_columns(tmp_path)))
+        loaded_model.load_data(write_rows(tmp_path, build_bad_columns(tmp_path)))
 
 
 def test_videos_are_rejected_for_a_family_that_supports_only_images(tmp_path: Path) -> None:
@@ -400,6 +400,6 @@ def test_videos_are_rejected_for_a_family_that_supports_only_images(tmp_path: Pa
     with pytest.raises(
         DatasetError, match="line 1: contains a video, but models of this family are not trained on videos here"
     ):
-        LoadedVisionModel(folder, describe_folder(folder), torch.nn.Identity()).data(
+        LoadedVisionModel(folder, describe_folder(folder), torch.nn.Identity()).load_data(
             write_rows(tmp_path, build_columns("<video>?", videos=["clip.mp4"]))
         )
