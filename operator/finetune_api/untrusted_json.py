@@ -14,16 +14,14 @@ LATEST_TIME = datetime(2100, 1, 1, tzinfo=UTC)
 T = TypeVar("T")
 
 
-def parse_untrusted_json(adapter: TypeAdapter[T], content: str | bytes, *, key: str | None = None) -> T | None:
-    """Parse a JSON object, or the object below `key`, and validate it in strict mode.
+def parse_untrusted_json(adapter: TypeAdapter[T], content: str | bytes) -> T | None:
+    """Parse a JSON object and validate it in strict mode.
 
     NaN, infinity and out-of-range numbers are dropped; long strings are truncated. Returns None if the content is
     invalid JSON, is nested too deeply, or fails validation.
     """
     try:
         value = json.loads(content, parse_int=_parse_int)
-        if key is not None:
-            value = value.get(key) if isinstance(value, dict) else None
         if not isinstance(value, dict):
             return None
         return adapter.validate_json(json.dumps(_sanitize(value), allow_nan=False), strict=True)

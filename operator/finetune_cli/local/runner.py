@@ -118,8 +118,10 @@ class LocalRunner:
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=2)) as session:
             while True:
                 await asyncio.sleep(POLL_INTERVAL_SECONDS)
-                url = cluster.find_status_url(self._attempt)
-                response = await fetch_status(session, url) if url else None
+                attempt = self._attempt
+                if attempt is None or (url := cluster.find_status_url(attempt)) is None:
+                    continue
+                response = await fetch_status(session, url, job_uid=self._key.uid, attempt=attempt)
                 if response is not None and response.progress not in (None, self._progress):
                     self._progress = response.progress
                     self._queue.add(self._key)

@@ -1,21 +1,24 @@
 """Polls the training progress from node rank 0. A missing response is reported, but never fails a job."""
 
 import asyncio
+import dataclasses
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import aiohttp
 from pydantic import TypeAdapter
+from pydantic.dataclasses import dataclass
 
 from finetune_api.untrusted_json import parse_untrusted_json
+from finetune_api.v1alpha1.base import MESSAGE_CONFIG
 from finetune_api.v1alpha1.status import Progress
 from finetune_operator import names
 from finetune_operator.controller.child_cache import ChildCache, JobKey
 from finetune_operator.controller.job_cache import JobCache
-from finetune_operator.observation.ownership import RawBody
+from finetune_operator.observation.ownership import RawBody, find_controlling_owner
 
 logger = logging.getLogger(__name__)
 
@@ -23,19 +26,31 @@ POLL_INTERVAL_SECONDS = 10.0
 MAX_CONCURRENT_POLLS = 64
 POLL_TIMEOUT = aiohttp.ClientTimeout(total=2)
 MAX_RESPONSE_BYTES = 64 * 1024
-_PROGRESS = TypeAdapter(Progress)
 UNREACHABLE_AFTER_SECONDS = 120.0  # a longer silence is usually caused by a network policy, not by load
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class PollTarget:
-    """Key of a job and `host:port` of its node rank 0."""
+    """Key and attempt of a job, and `host:port` of its node rank 0."""
 
     key: JobKey
+    attempt: int
     endpoint: str
 
 
-@dataclass(frozen=True)
+@dataclass(config=MESSAGE_CONFIG, frozen=True)
+class StatusBody:
+    """Fields of a /status response that the operator reads; uid and attempt identify the pod that sent it."""
+
+    uid: str
+    attempt: int
+    progress: Progress | None = None
+
+
+_STATUS_BODY = TypeAdapter(StatusBody)
+
+
+@dataclasses.dataclass(frozen=True)
 class StatusResponse:
     """Response of a reachable pod to a poll; `progress` is None before the first step."""
 
@@ -91,7 +106,8 @@ class ProgressPoller:
 
         async def poll(target: PollTarget) -> None:
             async with semaphore:
-                response = await fetch_status(session, f"http://{target.endpoint}/status")
+                url, (_, uid) = f"http://{target.endpoint}/status", target.key
+                response = await fetch_status(session, url, job_uid=uid, attempt=target.attempt)
             if target.key not in self._jobs:
                 return
             self._update_reachability(target, has_response=response is not None)
@@ -105,10 +121,15 @@ class ProgressPoller:
         await asyncio.gather(*(poll(target) for target in targets))
 
     def _find_targets(self) -> list[PollTarget]:
-        hosts = (
-            (key, find_rank_zero_host(self._children.pods(key), self._jobs.current_attempt(key))) for key in self._jobs
-        )
-        return [PollTarget(key, f"{host}:{self._port}") for key, host in hosts if host]
+        targets = []
+        for key in self._jobs:
+            attempt = self._jobs.current_attempt(key)
+            if attempt is None:
+                continue
+            host = find_rank_zero_host(self._children.pods(key), job_uid=key.uid, attempt=attempt)
+            if host is not None:
+                targets.append(PollTarget(key, attempt, f"{host}:{self._port}"))
+        return targets
 
     def _update_reachability(self, target: PollTarget, *, has_response: bool) -> None:
         key, now = target.key, self._clock()
@@ -134,8 +155,13 @@ class ProgressPoller:
             self._on_progress(key)
 
 
-async def fetch_status(session: aiohttp.ClientSession, url: str) -> StatusResponse | None:
-    """Fetch /status of a pod, or return None if it does not respond. User code can forge the response."""
+async def fetch_status(
+    session: aiohttp.ClientSession, url: str, *, job_uid: str, attempt: int
+) -> StatusResponse | None:
+    """Fetch /status of a pod, or return None if it does not respond. User code can forge the response.
+
+    A response with another uid or attempt contains no progress: another pod may have the address by now.
+    """
     try:
         async with session.get(url, allow_redirects=False) as response:
             if response.status != 200:
@@ -146,23 +172,28 @@ async def fetch_status(session: aiohttp.ClientSession, url: str) -> StatusRespon
     except (aiohttp.ClientError, TimeoutError, OSError) as error:
         logger.debug("%s: %s", url, error)
         return None
-    return StatusResponse(parse_progress(content, now=datetime.now(UTC)))
+    return StatusResponse(parse_progress(content, job_uid=job_uid, attempt=attempt, now=datetime.now(UTC)))
 
 
-def parse_progress(content: bytes, *, now: datetime) -> Progress | None:
+def parse_progress(content: bytes, *, job_uid: str, attempt: int, now: datetime) -> Progress | None:
     """Parse the progress from a /status response; without an update time, `now` is used instead."""
-    progress = parse_untrusted_json(_PROGRESS, content, key="progress")
-    if progress is None:
+    body = parse_untrusted_json(_STATUS_BODY, content)
+    if body is None or (body.uid, body.attempt) != (job_uid, attempt) or body.progress is None:
         return None
-    return replace(progress, update_time=progress.update_time or now)
+    return replace(body.progress, update_time=body.progress.update_time or now)
 
 
-def find_rank_zero_host(pods: tuple[RawBody, ...], attempt: int | None) -> str | None:
-    """Return the IP address of node rank 0, with brackets if it is IPv6; None if its pod is not running."""
+def find_rank_zero_host(pods: tuple[RawBody, ...], *, job_uid: str, attempt: int) -> str | None:
+    """Return the IP address of node rank 0, with brackets if it is IPv6; None if its pod is not running.
+
+    Labels alone do not identify the pod: whoever may create pods can set them.
+    """
     for pod in pods:
-        labels, status = pod["metadata"].get("labels", {}), pod.get("status", {})
-        is_rank_zero = labels.get(names.NODE_RANK) == "0" and labels.get(names.ATTEMPT) == str(attempt)
-        if is_rank_zero and status.get("phase") == "Running" and (address := status.get("podIP")):
+        owner, status = find_controlling_owner(pod), pod.get("status", {})
+        is_rank_zero = names.parse_pod_name(pod["metadata"]["name"], owner.get("name", "")) == (attempt, 0)
+        if not is_rank_zero or owner.get("uid") != job_uid:
+            continue
+        if status.get("phase") == "Running" and (address := status.get("podIP")):
             return f"[{address}]" if ":" in address else str(address)
     return None
 

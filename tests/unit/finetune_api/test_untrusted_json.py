@@ -25,7 +25,7 @@ def parse_termination_fields(**fields: Any) -> Termination | None:
 def test_out_of_range_numbers_are_dropped(number: str) -> None:
     fields = f'"step": 3, "totalSteps": {number}, "loss": {number}, "memory": {{"forecast": {number}}}'
 
-    progress = parse_untrusted_json(PROGRESS, f'{{"progress": {{{fields}}}}}', key="progress")
+    progress = parse_untrusted_json(PROGRESS, f"{{{fields}}}")
 
     assert progress is not None
     assert (progress.step, progress.total_steps, progress.loss) == (3, None, None)

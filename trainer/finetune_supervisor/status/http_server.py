@@ -33,6 +33,7 @@ def render_status(node: Node, snapshot: NodeSnapshot, *, now: float) -> dict[str
         "version": 1,
         "namespace": node.namespace,
         "job": node.job,
+        "uid": node.uid,
         "phase": snapshot.phase,
         "outcome": snapshot.outcome,
         "nodeRank": node.node_rank,

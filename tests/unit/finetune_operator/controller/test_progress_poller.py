@@ -33,8 +33,24 @@ def pod(
     *, rank: int = 0, attempt: int = 1, phase: str = "Running", address: str = "127.0.0.1", uid: str = "p"
 ) -> RawBody:
     labels = {names.JOB_UID: "u", names.ATTEMPT: str(attempt), names.NODE_RANK: str(rank)}
-    metadata = {"name": "a", "namespace": "default", "uid": uid, "labels": labels}
+    owner = {"kind": "FineTuneJob", "name": "a", "uid": "u", "controller": True}
+    metadata = {
+        "name": f"a-{attempt}-{rank}",
+        "namespace": "default",
+        "uid": uid,
+        "labels": labels,
+        "ownerReferences": [owner],
+    }
     return {"metadata": metadata, "status": {"phase": phase, "podIP": address}}
+
+
+def status_response(**fields: object) -> web.Response:
+    """Return a response of the supervisor of attempt 1 of the job."""
+    return web.json_response({"uid": "u", "attempt": 1, **fields})
+
+
+def parse(content: bytes, *, job_uid: str = "u", attempt: int = 1) -> Progress | None:
+    return parse_progress(content, job_uid=job_uid, attempt=attempt, now=NOW)
 
 
 @asynccontextmanager
@@ -51,25 +67,28 @@ async def run_status_server(handler: Handler) -> AsyncIterator[int]:
 async def fetch_progress(handler: Handler, *, timeout_seconds: float = 2.0) -> Progress | None:
     timeout = aiohttp.ClientTimeout(total=timeout_seconds)
     async with run_status_server(handler) as port, aiohttp.ClientSession(timeout=timeout) as session:
-        response = await fetch_status(session, f"http://127.0.0.1:{port}/status")
+        response = await fetch_status(session, f"http://127.0.0.1:{port}/status", job_uid="u", attempt=1)
         return response.progress if response else None
 
 
 def test_status_response_is_parsed_into_progress() -> None:
     status = {
+        "uid": "u",
+        "attempt": 1,
         "phase": "train",
         "progress": {"step": 7, "totalSteps": 70, "loss": 1.5, "updateTime": "2026-01-01T11:00:00Z"},
     }
-    progress = parse_progress(json.dumps(status).encode(), now=NOW)
+    progress = parse(json.dumps(status).encode())
     assert progress == Progress(step=7, total_steps=70, loss=1.5, update_time=datetime(2026, 1, 1, 11, tzinfo=UTC))
 
 
 def test_progress_without_update_time_gets_the_current_time() -> None:
-    assert parse_progress(b'{"progress": {"step": 1}}', now=NOW) == Progress(step=1, update_time=NOW)
+    assert parse(b'{"uid": "u", "attempt": 1, "progress": {"step": 1}}') == Progress(step=1, update_time=NOW)
 
 
 def test_non_finite_numbers_are_dropped() -> None:
-    progress = parse_progress(b'{"progress": {"step": 1, "loss": NaN, "gradNorm": Infinity, "epoch": 0.5}}', now=NOW)
+    fields = b'"step": 1, "loss": NaN, "gradNorm": Infinity, "epoch": 0.5'
+    progress = parse(b'{"uid": "u", "attempt": 1, "progress": {' + fields + b"}}")
     assert progress == Progress(step=1, epoch=0.5, update_time=NOW)
 
 
@@ -79,20 +98,31 @@ def test_non_finite_numbers_are_dropped() -> None:
         pytest.param(b"", id="empty"),
         pytest.param(b"<html>", id="not JSON"),
         pytest.param(b"[]", id="not an object"),
-        pytest.param(b'{"phase": "init"}', id="no progress yet"),
-        pytest.param(b'{"progress": null}', id="null"),
-        pytest.param(b'{"progress": {"step": "many"}}', id="wrong type"),
+        pytest.param(b'{"uid": "u", "attempt": 1, "phase": "init"}', id="no progress yet"),
+        pytest.param(b'{"uid": "u", "attempt": 1, "progress": null}', id="null"),
+        pytest.param(b'{"uid": "u", "attempt": 1, "progress": {"step": "many"}}', id="wrong type"),
         pytest.param(b"[" * 60_000, id="nested too deeply"),
         pytest.param(b"\xff\xfe{", id="not UTF-8"),
     ],
 )
 def test_invalid_response_is_ignored(content: bytes) -> None:
-    assert parse_progress(content, now=NOW) is None
+    assert parse(content) is None
+
+
+@pytest.mark.parametrize(
+    ("job_uid", "attempt"), [pytest.param("another", 1, id="another job"), pytest.param("u", 2, id="another attempt")]
+)
+def test_response_of_another_pod_is_ignored(job_uid: str, attempt: int) -> None:
+    """A pod IP is reused soon after its pod is deleted, and the cache may be behind."""
+    content = b'{"uid": "u", "attempt": 1, "progress": {"step": 1}}'
+
+    assert parse(content) is not None
+    assert parse(content, job_uid=job_uid, attempt=attempt) is None
 
 
 async def test_the_progress_of_a_responding_pod_is_returned() -> None:
     async def respond(_: web.Request) -> web.Response:
-        return web.json_response({"progress": {"step": 3}})
+        return status_response(progress={"step": 3})
 
     progress = await fetch_progress(respond)
     assert progress is not None
@@ -102,14 +132,16 @@ async def test_the_progress_of_a_responding_pod_is_returned() -> None:
 async def test_a_slow_response_times_out() -> None:
     async def respond(_: web.Request) -> web.Response:
         await asyncio.sleep(5)
-        return web.json_response({"progress": {"step": 3}})
+        return status_response(progress={"step": 3})
 
     assert await fetch_progress(respond, timeout_seconds=0.1) is None
 
 
 async def test_a_response_above_the_size_limit_is_truncated_and_ignored() -> None:
     async def respond(_: web.Request) -> web.Response:
-        return web.Response(body=b'{"progress": {"step": 3}, "x": "' + b"x" * MAX_RESPONSE_BYTES + b'"}')
+        return web.Response(
+            body=b'{"uid": "u", "attempt": 1, "progress": {"step": 3}, "x": "' + b"x" * MAX_RESPONSE_BYTES + b'"}'
+        )
 
     assert await fetch_progress(respond) is None
 
@@ -117,7 +149,7 @@ async def test_a_response_above_the_size_limit_is_truncated_and_ignored() -> Non
 async def test_redirects_are_not_followed() -> None:
     async def respond(request: web.Request) -> web.Response:
         if "again" in request.query:
-            return web.json_response({"progress": {"step": 3}})
+            return status_response(progress={"step": 3})
         raise web.HTTPFound("/status?again=1")
 
     assert await fetch_progress(respond) is None
@@ -125,7 +157,7 @@ async def test_redirects_are_not_followed() -> None:
 
 async def test_refused_connection_counts_as_no_response() -> None:
     async with aiohttp.ClientSession() as session:
-        assert await fetch_status(session, "http://127.0.0.1:1/status") is None
+        assert await fetch_status(session, "http://127.0.0.1:1/status", job_uid="u", attempt=1) is None
 
 
 @pytest.mark.parametrize(
@@ -140,7 +172,7 @@ async def test_refused_connection_counts_as_no_response() -> None:
     ],
 )
 def test_only_node_0_of_the_current_attempt_is_polled(pods: tuple[RawBody, ...], host: str | None) -> None:
-    assert find_rank_zero_host(pods, attempt=1) == host
+    assert find_rank_zero_host(pods, job_uid="u", attempt=1) == host
 
 
 class PollerUnderTest:
@@ -167,7 +199,7 @@ async def test_job_is_enqueued_only_if_its_progress_changed() -> None:
     steps = iter((1, 1, 2))
 
     async def respond(_: web.Request) -> web.Response:
-        return web.json_response({"progress": {"step": next(steps)}})
+        return status_response(progress={"step": next(steps)})
 
     async with run_status_server(respond) as port:
         setup = PollerUnderTest(port)
@@ -181,7 +213,7 @@ async def test_job_is_enqueued_only_if_its_progress_changed() -> None:
 
 async def test_single_missing_response_is_ignored() -> None:
     async def respond(_: web.Request) -> web.Response:
-        return web.json_response({"progress": {"step": 1}})
+        return status_response(progress={"step": 1})
 
     async with run_status_server(respond) as port:
         setup = PollerUnderTest(port)
@@ -230,7 +262,7 @@ async def test_unreachable_time_of_a_new_pod_is_measured_from_its_first_poll() -
 async def test_progress_of_a_job_deleted_during_the_poll_is_dropped() -> None:
     async def respond(_: web.Request) -> web.Response:
         setup.jobs.remove(KEY)
-        return web.json_response({"progress": {"step": 1}})
+        return status_response(progress={"step": 1})
 
     async with run_status_server(respond) as port:
         setup = PollerUnderTest(port)
