@@ -13,6 +13,7 @@ from finetune_cli.local.gpus import CUDA_VISIBLE_DEVICES
 from finetune_cli.local.volume_mapping import LocalMount, map_to_local_path
 from finetune_operator import names
 from finetune_operator.observation.ownership import RawBody
+from finetune_operator.plan.pod_environment import SHARED_HUB_CACHES
 
 LOOPBACK = "127.0.0.1"
 LOOPBACK_INTERFACE = "lo0" if sys.platform == "darwin" else "lo"
@@ -20,7 +21,7 @@ LOOPBACK_INTERFACE = "lo0" if sys.platform == "darwin" else "lo"
 POD_ONLY_VALUES = {
     ("HOME", names.TMP_DIR),
     ("USER", names.USER),
-    ("HF_HOME", f"{names.OUTPUT_DIR}/cache/huggingface"),
+    *SHARED_HUB_CACHES.items(),
 }
 
 

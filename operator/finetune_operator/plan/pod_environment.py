@@ -52,12 +52,21 @@ def build_environment(run_plan: RunPlan, node: NodePlan) -> dict[str, str]:
     }
 
 
+# Jobs of one claim share downloads, but not HF_HOME, which also contains the login token and the code of models.
+SHARED_HUB_CACHES = {
+    "HF_HUB_CACHE": f"{names.OUTPUT_DIR}/cache/huggingface/hub",
+    "HF_XET_CACHE": f"{names.OUTPUT_DIR}/cache/huggingface/xet",
+    "HF_DATASETS_CACHE": f"{names.OUTPUT_DIR}/cache/huggingface/datasets",
+}
+
+
 def _build_output_environment(run_plan: RunPlan) -> dict[str, str]:
     """Return the variables for the result and download paths; without spec.output, downloads are stored in $HOME."""
     if run_plan.spec.output is None:
         return {}
+    sets_hf_home = any(variable.name == "HF_HOME" for variable in run_plan.spec.env)
     return {
-        "HF_HOME": f"{names.OUTPUT_DIR}/cache/huggingface",
+        **({} if sets_hf_home else SHARED_HUB_CACHES),
         names.ENV_CACHE_DIR: f"{names.OUTPUT_DIR}/cache",
         names.ENV_OUTPUT: f"{names.OUTPUT_DIR}/{run_plan.output_folder}",
     }

@@ -96,6 +96,14 @@ def test_training_pods_accept_traffic_only_from_peers_operator_and_scrapers(helm
         assert status["ports"] == [{"port": "status", "protocol": "TCP"}]
 
 
+def test_network_policies_without_namespaces_are_rejected(helm: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Only the policy of the operator would be created, and training pods would stay unprotected without a message."""
+    with pytest.raises(subprocess.CalledProcessError):
+        render_chart(helm, 'networkPolicy={"enabled":true}')
+
+    assert "set networkPolicy.namespaces or watchNamespaces" in capfd.readouterr().err
+
+
 def test_network_policies_are_disabled_by_default(helm: Path) -> None:
     assert "NetworkPolicy" not in list_kinds(render_documents(helm, 'watchNamespaces=["a"]'))
 

@@ -32,10 +32,26 @@ def find_secrets(env: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def redact(text: str, secrets: tuple[str, ...]) -> str:
-    """Replace the secrets, and all strings in the format of a known token, with `***` (decisions/213)."""
+    """Replace the secrets, and all strings in the format of a known token, with `***` (decisions/213).
+
+    A truncated text may begin with the end of a secret, or end with its beginning; this part is replaced as well.
+    """
     for secret in secrets:
         text = text.replace(secret, REPLACEMENT)
+    for secret in secrets:
+        text = _redact_truncated(text, secret)
     return _SECRET_FORMATS.sub(REPLACEMENT, text)
+
+
+def _redact_truncated(text: str, secret: str) -> str:
+    lengths = range(len(secret) - 1, _MIN_SECRET_LENGTH - 1, -1)
+    for length in (length for length in lengths if text.startswith(secret[-length:])):
+        text = REPLACEMENT + text[length:]
+        break
+    for length in (length for length in lengths if text.endswith(secret[:length])):
+        text = text[:-length] + REPLACEMENT
+        break
+    return text
 
 
 def redact_termination(termination: TerminationMessage, secrets: tuple[str, ...]) -> TerminationMessage:

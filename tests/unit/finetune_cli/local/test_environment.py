@@ -100,7 +100,9 @@ def test_environment_contains_no_container_paths() -> None:
 
 def test_home_and_model_cache_of_the_user_are_used_unless_the_job_sets_them() -> None:
     home = {"HOME": "/home/me", "HF_HOME": "/home/me/hf", "USER": "me"}
-    assert build_node_environment(job(), home).items() >= home.items()
+    variables = build_node_environment(job(), home)
+    assert variables.items() >= home.items()
+    assert not variables.keys() & {"HF_HUB_CACHE", "HF_XET_CACHE", "HF_DATASETS_CACHE"}
     job_without_output = job(**command({"script": "train.py"}, output=None))
     assert build_node_environment(job_without_output, home).items() >= home.items()
 

@@ -44,6 +44,15 @@ def test_user_variable_overrides_the_default() -> None:
     assert read_environment_variables(**ALL_FIELDS)["HF_HOME"] == "/models/hub"
 
 
+def test_jobs_of_one_claim_share_downloads_but_neither_login_token_nor_code() -> None:
+    """HF_HOME contains the token of `hf auth login` and the modules of remote code."""
+    variables = read_environment_variables()
+    assert variables.keys() & {"HF_HOME", "HF_TOKEN_PATH", "HF_MODULES_CACHE"} == set()
+    assert variables["HF_HUB_CACHE"] == "/output/cache/huggingface/hub"
+
+    assert "HF_HUB_CACHE" not in read_environment_variables(**ALL_FIELDS), "HF_HOME of the user determines it"
+
+
 @pytest.mark.parametrize(
     ("limits", "nproc_per_node", "threads"),
     [

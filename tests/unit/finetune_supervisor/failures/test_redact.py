@@ -44,6 +44,20 @@ def test_secret_that_contains_another_secret_is_replaced_completely() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("text", "redacted"),
+    [
+        pytest.param("gres-pass-1 was refused", "*** was refused", id="end of a secret at the start"),
+        pytest.param("refused: postgres-p", "refused: ***", id="start of a secret at the end"),
+        pytest.param("pass-1 was refused", "*** was refused", id="six characters"),
+        pytest.param("ass-1 was refused", None, id="five characters"),
+        pytest.param("it was refused: pos", None, id="three characters"),
+    ],
+)
+def test_truncated_secret_at_the_border_of_a_text_is_replaced(text: str, redacted: str | None) -> None:
+    assert redact(text, ("postgres-pass-1",)) == (text if redacted is None else redacted)
+
+
 def test_message_and_stack_are_redacted() -> None:
     termination = TerminationMessage(0, 0, message="m postgres-pass-1", stack=f"File x\n  login({TOKEN!r})")
 
