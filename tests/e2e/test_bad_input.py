@@ -1,5 +1,6 @@
 """Tests of invalid input that only the operator or the trainer can detect."""
 
+import json
 import shutil
 from collections.abc import Callable
 from typing import Any
@@ -7,7 +8,13 @@ from typing import Any
 import pytest
 
 from testing.processes.cluster_training import build_training_fields
-from testing.processes.operator_stack import OperatorInstallation, RawBody, has_condition
+from testing.processes.operator_stack import (
+    OPERATOR_NAMESPACE,
+    OperatorInstallation,
+    RawBody,
+    build_example_job,
+    has_condition,
+)
 
 pytestmark = pytest.mark.cluster
 StartJob = Callable[..., str]
@@ -77,6 +84,29 @@ def test_output_of_another_job_is_not_overwritten(
         assert (folder / "job.json").read_text().startswith('{"uid": "somebody-else"')
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def test_deeply_nested_job_does_not_stop_the_operator(
+    deployment: OperatorInstallation, start_job: StartJob, job_name: str
+) -> None:
+    """Raw fields, such as an affinity, may have up to 10,000 levels; each LIST and watch event contains them."""
+    body = build_example_job(f"{job_name}-deep", suspend=True, podTemplate={"affinity": {"nodeAffinity": "NESTED"}})
+    levels = 9_000
+    deployment.kubectl(
+        "create",
+        "-f",
+        "-",
+        stdin=json.dumps(body).replace('"NESTED"', '{"a":' * levels + "1" + "}" * levels),
+    )
+    try:
+        deployment.kubectl("wait", "--for=condition=Suspended", f"ftj/{job_name}-deep", "--timeout=60s")
+        finished = deployment.wait_until_finished(start_job(training=build_training_fields(max_steps=4)))
+        operators = json.loads(deployment.kubectl("get", "pods", "-n", OPERATOR_NAMESPACE, "-o", "json"))["items"]
+    finally:
+        deployment.delete(f"{job_name}-deep")
+
+    assert has_condition(finished, "Complete"), finished["status"]
+    assert [status["restartCount"] for pod in operators for status in pod["status"]["containerStatuses"]] == [0, 0]
 
 
 PENDING_CASES: dict[str, tuple[RawBody, str, str]] = {

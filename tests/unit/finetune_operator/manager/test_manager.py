@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import socket
+import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -288,3 +289,15 @@ async def test_a_missing_kubeconfig_ends_the_process_with_a_message(tmp_path: Pa
     _, error = await process.communicate()
     assert process.returncode == 2
     assert json.loads(error)["message"].startswith("no kubeconfig found")
+
+
+def test_objects_with_the_maximum_nesting_of_the_api_server_can_be_read_and_written() -> None:
+    """The API server limits the nesting of JSON to 10,000 levels; a child process has the stack of the operator."""
+    program = (
+        "import json, sys\n"
+        "from finetune_operator.__main__ import RECURSION_LIMIT\n"
+        "sys.setrecursionlimit(RECURSION_LIMIT)\n"
+        "text = '{\"a\": ' * 10_000 + '1' + '}' * 10_000\n"
+        "assert json.dumps(json.loads(text)) == text\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
