@@ -290,13 +290,13 @@ async def test_delete_ignores_an_object_with_another_uid(cluster: KubernetesClus
     await cluster.delete(ObjectRef("Pod", namespace, "bert-0-0", existing["metadata"]["uid"]))
 
 
-async def test_delete_without_a_uid_deletes_only_objects_of_jobs(
+async def test_delete_without_a_uid_deletes_only_objects_of_the_job(
     api: ApiClient, cluster: KubernetesCluster, bert_job: RawBody, owner: RawBody, namespace: str
 ) -> None:
     await cluster.create(build_config_map(namespace, "bert-0", owner=bert_job))
     await cluster.create(build_config_map(namespace, "users", owner=owner))
     for name in ("bert-0", "users", "nowhere"):
-        await cluster.delete(ObjectRef("ConfigMap", namespace, name, ""))
+        await cluster.delete(ObjectRef("ConfigMap", namespace, name, "", owner_uid=bert_job["metadata"]["uid"]))
     assert await get_or_none(api, object_path("ConfigMap", namespace, "bert-0")) is None
     assert await get_or_none(api, object_path("ConfigMap", namespace, "users")) is not None
 

@@ -118,7 +118,7 @@ def test_recreated_job_waits_for_the_pods_of_the_deleted_job(
     finished = deployment.wait_until_finished(job)
 
     assert pending["status"]["waiting"]["reason"] == "PredecessorTerminating"
-    assert "of a deleted job of the same name is still there" in pending["status"]["waiting"]["message"]
+    assert "of a deleted job of the same name still runs" in pending["status"]["waiting"]["message"]
     assert has_condition(finished, "Complete"), finished["status"]
     assert finished["status"].get("restarts", 0) == 0
     assert not before & {pod["metadata"]["uid"] for pod in deployment.list_pods(job)}
