@@ -63,8 +63,8 @@ async def observe_uncached(
     mounted_claims = collect_claim_names(job) if is_starting else ()
     claims_request = _get_objects_by_name(cluster, "PersistentVolumeClaim", namespace, mounted_claims)
     # At the first attempt, list by name, to find pods that a deleted job of the same name left (decisions/205).
-    is_rank_zero = is_starting and job.status.attempts[-1].attempt == 0
-    label, value = (names.JOB_NAME, job.metadata.name) if is_rank_zero else (names.JOB_UID, uid)
+    is_first_attempt = is_starting and job.status.attempts[-1].attempt == 0
+    label, value = (names.JOB_NAME, job.metadata.name) if is_first_attempt else (names.JOB_UID, uid)
     listed_pods, claims = await asyncio.gather(cluster.list_pods(namespace, label, value), claims_request)
     # A cached pod that the LIST does not contain was deleted; the cached object is its last known state.
     deleted_pods = select_controlled_objects(uid, (*cached.deleted_pods, *cached.pods))
@@ -87,14 +87,13 @@ async def observe_uncached(
 
 def _observe_predecessor_pods(job: FineTuneJob, listed_pods: Iterable[RawBody]) -> tuple[NodeObservation, ...]:
     """Parse the pods of deleted jobs of the same name; the garbage collector deletes them."""
-    owner = (names.FINETUNEJOB_KIND, job.metadata.name)
-    predecessor_pods = [
-        pod
-        for pod in listed_pods
-        if get_controller_uid(pod) != job.metadata.uid
-        and (find_controlling_owner(pod).get("kind"), find_controlling_owner(pod).get("name")) == owner
-    ]
-    return observe_pods(predecessor_pods, ())
+
+    def belongs_to_predecessor(pod: RawBody) -> bool:
+        owner = find_controlling_owner(pod)
+        has_same_name = (owner.get("kind"), owner.get("name")) == (names.FINETUNEJOB_KIND, job.metadata.name)
+        return has_same_name and owner.get("uid") != job.metadata.uid
+
+    return observe_pods(filter(belongs_to_predecessor, listed_pods), ())
 
 
 async def _get_objects_by_name(

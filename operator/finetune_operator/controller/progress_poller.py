@@ -106,8 +106,8 @@ class ProgressPoller:
 
         async def poll(target: PollTarget) -> None:
             async with semaphore:
-                url, (_, uid) = f"http://{target.endpoint}/status", target.key
-                response = await fetch_status(session, url, job_uid=uid, attempt=target.attempt)
+                url = f"http://{target.endpoint}/status"
+                response = await fetch_status(session, url, job_uid=target.key.uid, attempt=target.attempt)
             if target.key not in self._jobs:
                 return
             self._update_reachability(target, has_response=response is not None)

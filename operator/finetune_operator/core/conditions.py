@@ -1,6 +1,7 @@
 """Computes the conditions of a job and their messages from scratch in each pass."""
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from datetime import datetime
 
 from finetune_api.v1alpha1.job import FineTuneJob
@@ -10,26 +11,44 @@ from finetune_operator.core.phase import is_complete, is_finished, is_suspended
 from finetune_operator.observation.pods import Observation
 
 
-def build_conditions(job: FineTuneJob, status: JobStatus, observation: Observation, now: datetime) -> list[Condition]:
-    """Build the conditions of a job. Except Running and Suspended, only true conditions are present (kstatus)."""
-    generation = job.metadata.generation
+@dataclass(frozen=True)
+class ConditionBuilder:
+    """Builds the conditions of one status write, which share the generation and the time."""
 
-    def build_condition(condition_type: str, is_true: bool, reason: str, message: str = "") -> Condition:
+    generation: int
+    now: datetime
+
+    def build(self, condition_type: str, is_true: bool, reason: str, message: str = "") -> Condition:
+        """Build a condition with status True or False."""
         return Condition(
             type=condition_type,
             status="True" if is_true else "False",
-            observed_generation=generation,
-            last_transition_time=now,
+            observed_generation=self.generation,
+            last_transition_time=self.now,
             reason=reason,
             message=message,
         )
 
+    def build_failed(self, reason: str, message: str) -> tuple[Condition, ...]:
+        """Build the conditions of a job that failed without a verdict on its attempt."""
+        return (
+            self.build("Running", False, reason, message),
+            *(
+                self.build(condition_type, True, reason, message)
+                for condition_type in ("Failed", "Finished", "Stalled")
+            ),
+        )
+
+
+def build_conditions(job: FineTuneJob, status: JobStatus, observation: Observation, now: datetime) -> list[Condition]:
+    """Build the conditions of a job. Except Running and Suspended, only true conditions are present (kstatus)."""
+    builder = ConditionBuilder(job.metadata.generation, now)
     reason, message = _describe_attempt_state(job, status, observation)
     is_running = bool(status.attempts) and status.attempts[-1].state is AttemptState.RUNNING and not is_finished(status)
     suspended = is_suspended(job, status)
     conditions = [
-        build_condition("Running", is_running, reason, message),
-        build_condition(
+        builder.build("Running", is_running, reason, message),
+        builder.build(
             "Suspended",
             suspended,
             Reason.SUSPENDED
@@ -40,11 +59,11 @@ def build_conditions(job: FineTuneJob, status: JobStatus, observation: Observati
     ]
     if is_finished(status):
         end = "Complete" if is_complete(status) else "Failed"
-        conditions += [build_condition(end, True, reason, message), build_condition("Finished", True, reason, message)]
+        conditions += [builder.build(end, True, reason, message), builder.build("Finished", True, reason, message)]
         if end == "Failed":
-            conditions.append(build_condition("Stalled", True, reason, message))
+            conditions.append(builder.build("Stalled", True, reason, message))
     elif not is_running and not suspended:
-        conditions.append(build_condition("Reconciling", True, reason, message))
+        conditions.append(builder.build("Reconciling", True, reason, message))
     return conditions
 
 

@@ -8,9 +8,9 @@ from collections.abc import Iterable
 from datetime import datetime, timedelta
 
 from finetune_api.v1alpha1.reasons import Reason
-from finetune_api.v1alpha1.status import AttemptState, Condition, JobStatus, Phase
+from finetune_api.v1alpha1.status import AttemptState, JobStatus, Phase
 from finetune_operator.core.actions import Action, DeleteJob, DeletePod, EmitEvent
-from finetune_operator.core.conditions import keep_transition_times
+from finetune_operator.core.conditions import ConditionBuilder, keep_transition_times
 from finetune_operator.core.decision import Decision
 from finetune_operator.core.job_context import ABORT_GRACE_SECONDS
 from finetune_operator.observation.ownership import RawBody
@@ -42,7 +42,8 @@ def decide_degraded(
         f"the operator cannot reconcile this job: {problem[:MAX_PROBLEM_CHARACTERS]}; until it can, only suspend,"
         " activeDeadlineSeconds, ttlSecondsAfterFinished and deletion apply"
     )
-    stalled = _build_condition("Stalled", Reason.RECONCILE_FAILED, message, metadata.get("generation", 0), now)
+    builder = ConditionBuilder(metadata.get("generation", 0), now)
+    stalled = builder.build("Stalled", True, Reason.RECONCILE_FAILED, message)
     conditions = [c for c in status.conditions if c.type != stalled.type]
     update = {"conditions": keep_transition_times((*conditions, stalled), status.conditions)}
     actions = _delete_pods(pods, GRACE_SECONDS) if spec.get("suspend") is True else ()
@@ -53,11 +54,7 @@ def _fail_at_deadline(
     status: JobStatus, pods: Iterable[RawBody], now: datetime, *, generation: int, limit: timedelta
 ) -> Decision:
     message = f"active for longer than activeDeadlineSeconds ({limit.total_seconds():.0f} s)"
-    conditions = [
-        _build_condition(type_, Reason.DEADLINE_EXCEEDED, message, generation, now)
-        for type_ in ("Failed", "Finished", "Stalled", "Running")
-    ]
-    conditions[-1] = conditions[-1].model_copy(update={"status": "False"})
+    conditions = ConditionBuilder(generation, now).build_failed(Reason.DEADLINE_EXCEEDED, message)
     update: dict[str, object] = {
         "phase": Phase.FAILED,
         "completion_time": now,
@@ -68,17 +65,6 @@ def _fail_at_deadline(
         update["attempts"] = (*status.attempts[:-1], status.attempts[-1].model_copy(update=ended))
     event = EmitEvent("Warning", Reason.DEADLINE_EXCEEDED, message, "end")
     return Decision(status.model_copy(update=update), (*_delete_pods(pods, GRACE_SECONDS), event))
-
-
-def _build_condition(type_: str, reason: Reason, message: str, generation: int, now: datetime) -> Condition:
-    return Condition(
-        type=type_,
-        status="True",
-        observed_generation=generation,
-        last_transition_time=now,
-        reason=reason,
-        message=message,
-    )
 
 
 def _delete_pods(pods: Iterable[RawBody], grace_seconds: int) -> tuple[Action, ...]:

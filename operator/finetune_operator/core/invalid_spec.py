@@ -6,28 +6,16 @@ from pydantic import ValidationError
 
 from finetune_api.schema.validation_errors import explain_validation_error
 from finetune_api.v1alpha1.reasons import Reason
-from finetune_api.v1alpha1.status import Condition, JobStatus, Phase
+from finetune_api.v1alpha1.status import JobStatus, Phase
 from finetune_operator.core.actions import EmitEvent
-from finetune_operator.core.conditions import keep_transition_times
+from finetune_operator.core.conditions import ConditionBuilder, keep_transition_times
 from finetune_operator.core.decision import Decision
-
-CONDITIONS = (("Running", "False"), ("Failed", "True"), ("Finished", "True"), ("Stalled", "True"))
 
 
 def decide_invalid_spec(status: JobStatus, error: ValidationError, now: datetime, *, generation: int) -> Decision:
     """Fail a job that never began, with one message per invalid field."""
     message = explain_validation_error(error)
-    conditions = tuple(
-        Condition(
-            type=condition_type,
-            status="True" if value == "True" else "False",
-            observed_generation=generation,
-            last_transition_time=now,
-            reason=Reason.INVALID_SPEC,
-            message=message,
-        )
-        for condition_type, value in CONDITIONS
-    )
+    conditions = ConditionBuilder(generation, now).build_failed(Reason.INVALID_SPEC, message)
     update: dict[str, object] = {
         "observed_generation": generation,
         "phase": Phase.FAILED,

@@ -223,13 +223,15 @@ class KubernetesCluster:
             raise NameTaken(kind=kind, name=name, predecessor_terminating=has_same_name)
         if "deletionTimestamp" in existing["metadata"]:
             raise ClusterError(f"{kind} {name} is still being deleted")
-        # only the owner reference tells whose object it is, and its creator may have written any (decisions/120)
+        # the creator of an object can write any owner reference, so its content is compared as well (decisions/120)
         if any(existing.get(field) != manifest.get(field) for field in ("data", "binaryData")):
-            await self.delete(ObjectRef(kind, namespace, name, existing["metadata"]["uid"]))
-            raise ClusterError(f"{kind} {name} had other content than this attempt needs; it is created again")
-        if not has_job_label(existing):
-            await self.delete(ObjectRef(kind, namespace, name, existing["metadata"]["uid"]))
-            raise ClusterError(f"{kind} {name} had lost its labels, so that no watch selects it; it is created again")
+            problem = "had other content than this attempt needs"
+        elif not has_job_label(existing):
+            problem = "had lost its labels, so that no watch selects it"
+        else:
+            return
+        await self.delete(ObjectRef(kind, namespace, name, existing["metadata"]["uid"]))
+        raise ClusterError(f"{kind} {name} {problem}; it is created again")
 
     async def _find_controlled_uid(self, target: ObjectRef) -> str | None:
         existing = await self.get(target.kind, target.namespace, target.name)

@@ -45,12 +45,10 @@ def redact(text: str, secrets: tuple[str, ...]) -> str:
 
 def _redact_truncated(text: str, secret: str) -> str:
     lengths = range(len(secret) - 1, _MIN_SECRET_LENGTH - 1, -1)
-    for length in (length for length in lengths if text.startswith(secret[-length:])):
-        text = REPLACEMENT + text[length:]
-        break
-    for length in (length for length in lengths if text.endswith(secret[:length])):
-        text = text[:-length] + REPLACEMENT
-        break
+    if leading := next((length for length in lengths if text.startswith(secret[-length:])), 0):
+        text = REPLACEMENT + text[leading:]
+    if trailing := next((length for length in lengths if text.endswith(secret[:length])), 0):
+        text = text[:-trailing] + REPLACEMENT
     return text
 
 
