@@ -6,6 +6,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from importlib import metadata
 from typing import Any
 
 from finetune_operator import names
@@ -82,7 +83,10 @@ def build_options(flags: argparse.Namespace) -> OperatorOptions:
     """Convert the parsed flags to the manager's options."""
     return OperatorOptions(
         settings=Settings(
-            trainer_image=flags.trainer_image, supervisor=pack_supervisor(), cluster_domain=flags.cluster_domain
+            trainer_image=flags.trainer_image,
+            version=_read_version(),
+            supervisor=pack_supervisor(),
+            cluster_domain=flags.cluster_domain,
         ),
         namespaces=tuple(dict.fromkeys(flags.namespaces)),
         kubeconfig=flags.kubeconfig or None,
@@ -92,6 +96,13 @@ def build_options(flags: argparse.Namespace) -> OperatorOptions:
         lease_name=flags.lease_name,
         workers=flags.workers,
     )
+
+
+def _read_version() -> str:
+    try:
+        return metadata.version(names.MANAGER)
+    except metadata.PackageNotFoundError:  # running from a source tree, without package metadata
+        return "dev"
 
 
 def _parse_positive_integer(text: str) -> int:

@@ -23,6 +23,7 @@ USER = "finetune"
 
 CONFIG_DIR = "/etc/finetune"
 CONFIG_KEY = "job.json"
+DEFAULTS_KEY = contract.DEFAULTS_FILE
 SUPERVISOR_KEY = "supervisor.pyz"
 OUTPUT_DIR = "/output"
 RUN_DIR = "/run/finetune"

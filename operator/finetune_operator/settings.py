@@ -8,6 +8,7 @@ class Settings:
     """Settings that one installation of the operator applies to all jobs."""
 
     trainer_image: str
+    version: str = ""  # version of the operator; empty if its package metadata is missing
     supervisor: str = ""  # base64-encoded zip file, used by jobs with a command; empty if no pods are created
     cluster_domain: str = "cluster.local"
     on_cluster: bool = True  # False in local mode, without memory limits and other Kubernetes nodes

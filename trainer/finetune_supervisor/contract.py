@@ -24,6 +24,8 @@ GRACE_SECONDS = "FINETUNE_GRACE_SECONDS"
 HANG_SECONDS = "FINETUNE_HANG_SECONDS"
 HIDDEN_ENV = "FINETUNE_HIDDEN_ENV"  # comma-separated names of variables set from Secrets
 
+DEFAULTS_FILE = "defaults.json"  # next to the spec; contains the defaults of spec fields when the job began
+
 DEFAULT_STATUS_PORT = 8080
 DEFAULT_TERMINATION_LOG = "/dev/termination-log"
 MAX_TERMINATION_BYTES = 4096  # the kubelet truncates longer messages at the start

@@ -10,6 +10,7 @@ from finetune_api.learning_rates import LearningRates, resolve_learning_rates
 from finetune_api.v1alpha1.job import TrainerSpec
 from finetune_trainer.errors import InvalidSpec
 
+FINGERPRINT_VERSION = "v2"  # version of the algorithm; fingerprints of other versions cannot be compared
 _DEFAULT_EPOCHS = 3.0
 # Fields that may change between attempts without changing the result. Of the batch sizes, only the product is hashed.
 _NOT_IN_FINGERPRINT = frozenset(
@@ -106,9 +107,14 @@ def plan_training(spec: TrainerSpec, *, world_size: int) -> TrainingPlan:
 
 
 def _compute_fingerprint(spec: TrainerSpec, batch: Batch) -> str:
-    """Return a hash of model, dataset, method and all training settings that determine the result."""
-    fields = spec.model_dump(mode="json", include={"model", "dataset", "sft", "dpo", "lora", "training"})
-    fields["dataset"].pop("num_workers")
-    fields["training"] = {k: v for k, v in fields["training"].items() if k not in _NOT_IN_FINGERPRINT}
+    """Return `version:hash` of the settings that the user set and that determine the result.
+
+    Defaults are excluded, so that a field that another release adds does not change the fingerprint of a job.
+    """
+    included = {"model", "dataset", "sft", "dpo", "lora", "training"}
+    fields = spec.model_dump(mode="json", include=included, exclude_unset=True)
+    fields["dataset"].pop("num_workers", None)
+    training = fields.pop("training", {})
+    fields["training"] = {k: v for k, v in training.items() if k not in _NOT_IN_FINGERPRINT}
     canonical_json = json.dumps({**fields, "effectiveBatch": batch.effective}, sort_keys=True)
-    return hashlib.sha256(canonical_json.encode()).hexdigest()[:16]
+    return f"{FINGERPRINT_VERSION}:{hashlib.sha256(canonical_json.encode()).hexdigest()[:16]}"

@@ -28,6 +28,7 @@ from finetune_api.v1alpha1.pod_types import (
     Volume,
 )
 from finetune_api.v1alpha1.quantity import parse_quantity
+from finetune_api.v1alpha1.recorded_defaults import apply_defaults
 from finetune_api.v1alpha1.spec_rules import SPEC_RULES
 from finetune_api.v1alpha1.status import JobStatus
 from finetune_api.v1alpha1.training import Training
@@ -263,6 +264,11 @@ class FineTuneJob(StatusModel):
     def parse(cls, body: dict[str, Any]) -> Self:
         """Parse a job that the API server has accepted, ignoring fields of a newer CRD.
 
+        Unset fields get the defaults of the release that started the job.
+
         Raises: pydantic.ValidationError if a known field is invalid.
         """
-        return cls.model_validate(body, extra="ignore")
+        job = cls.model_validate(body, extra="ignore")
+        if job.status.snapshot is None:
+            return job
+        return job.model_copy(update={"spec": apply_defaults(job.spec, job.status.snapshot.defaults)})

@@ -91,6 +91,12 @@ class Reason(StrEnum):
         "The operator cannot reconcile the job, for example because another release wrote its spec. Its pods keep"
         " running; only suspend, `activeDeadlineSeconds`, `ttlSecondsAfterFinished` and deletion apply.",
     )
+    NEWER_TRAINER_IMAGE = (
+        "NewerTrainerImage",
+        None,
+        "The operator was upgraded and has a newer trainer image. The job keeps the image with which it began; to use"
+        " the newer one, suspend the job, set `image`, and resume it.",
+    )
     DEADLINE_EXCEEDED = (
         "DeadlineExceeded",
         Fault.USER,

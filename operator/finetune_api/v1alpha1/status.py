@@ -34,6 +34,11 @@ class Fault(StrEnum):
     TRANSIENT = "transient"
     UNKNOWN = "unknown"
 
+    @classmethod
+    def _missing_(cls, value: object) -> "Fault | None":
+        """Read a fault of a newer release as unknown."""
+        return cls.UNKNOWN if isinstance(value, str) else None
+
 
 class AttemptState(StrEnum):
     """The state of one attempt."""
@@ -49,7 +54,9 @@ class AttemptState(StrEnum):
 class Condition(StatusModel):
     """A condition as defined by metav1.Condition."""
 
-    type: str = Field(description="Running, Complete, Failed, Suspended, Finished, Reconciling or Stalled.")
+    type: str = Field(
+        description="Running, Complete, Failed, Suspended, Finished, Reconciling, Stalled or TrainerImageOutdated."
+    )
     status: Literal["True", "False", "Unknown"] = Field(description="True, False or Unknown.")
     observed_generation: int = Field(default=0, description="metadata.generation for which the condition was set.")
     last_transition_time: AwareDatetime = Field(description="When the status last changed.")
@@ -120,6 +127,11 @@ class AttemptRecord(StatusModel):
     rank: int | None = Field(default=None, description="Rank that caused the attempt to end.")
     k8s_node: str = Field(default="", description="Kubernetes node of the node that caused the attempt to end.")
     message: str = Field(default="", description="Cause of the end of the attempt in one line.")
+    spec_hash: str = Field(
+        default="",
+        description="Hash of the spec fields that can be changed while the job is suspended; an attempt whose spec has"
+        " another hash is stopped and started again with the changed spec.",
+    )
     evidence: tuple[Evidence, ...] = Field(
         default=(),
         description="Evidence of the nodes; after the attempt has ended, only of the eight most relevant nodes.",
@@ -142,6 +154,18 @@ class Progress(TrainingProgress):
     @classmethod
     def _drop_invalid_time(cls, value: datetime | None) -> datetime | None:
         return drop_invalid_time(value)
+
+
+class JobSnapshot(StatusModel):
+    """What the job began with; later attempts use it too, also after an upgrade of the operator (decisions/127)."""
+
+    operator_version: str = Field(default="", description="Version of the operator that started the first attempt.")
+    image: str = Field(description="Image of the pods, from spec.image or of the operator's trainer.")
+    is_default_image: bool = Field(default=False, description="Whether the image is the operator's trainer image.")
+    image_digest: str = Field(
+        default="", description="The image with the digest that node 0 pulled; later attempts use it, if it is known."
+    )
+    defaults: str = Field(default="", description="Defaults of spec fields as JSON.")
 
 
 class BatchStatus(StatusModel):
@@ -202,9 +226,17 @@ class JobStatus(StatusModel):
 
     observed_generation: int = Field(default=0, description="metadata.generation for which this status was written.")
     phase: Phase | None = Field(default=None, description="A one-word summary for people.")
+
+    @field_validator("phase", mode="before")
+    @classmethod
+    def _ignore_unknown_phase(cls, value: object) -> object:
+        """Ignore a phase of a newer release; every pass derives the phase again."""
+        return value if value in list(Phase) else None
+
     conditions: tuple[Condition, ...] = Field(
         default=(),
-        description="Conditions: Running, Suspended, Complete, Failed, Finished, Reconciling, Stalled.",
+        description="Conditions: Running, Suspended, Complete, Failed, Finished, Reconciling, Stalled,"
+        " TrainerImageOutdated.",
         json_schema_extra=build_list_map_schema("type"),
     )
     attempt: int | None = Field(default=None, description="Number of the current attempt.")
@@ -222,6 +254,10 @@ class JobStatus(StatusModel):
     suspend_time: AwareDatetime | None = Field(default=None, description="Time since which the job has been suspended.")
     waiting: WaitStatus | None = Field(
         default=None, description="Reason why the pods of the attempt are not running yet."
+    )
+    snapshot: JobSnapshot | None = Field(
+        default=None,
+        description="What the job began with; later attempts use it too, also after an upgrade of the operator.",
     )
     progress: Progress | None = Field(default=None, description="Progress of training.")
     batch: BatchStatus | None = Field(default=None, description="Batch sizes of the attempt.")

@@ -165,7 +165,8 @@ class LocalCluster:
     def _write_config(self, manifest: RawBody) -> None:
         folder = self.get_attempt_folder(manifest["metadata"]["labels"][names.ATTEMPT])
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / names.CONFIG_KEY).write_text(manifest["data"][names.CONFIG_KEY], encoding="utf-8")
+        for name, content in manifest["data"].items():
+            (folder / name).write_text(content, encoding="utf-8")
 
     def _on_pod_event(self, old_body: RawBody | None, new_body: RawBody | None) -> None:
         if old_body is not None and new_body is None:

@@ -21,6 +21,7 @@ from finetune_operator.observation.ownership import RawBody
 from finetune_operator.observation.pods import RejectedCreate
 from finetune_operator.settings import Settings
 
+_STATUS_FIELDS = frozenset(field.alias or name for name, field in JobStatus.model_fields.items())
 STATUS_WRITE_INTERVAL = timedelta(seconds=5)
 # Limits requeue delays, because they are computed from the wall clock, which may be corrected meanwhile.
 MAX_REQUEUE_AFTER = timedelta(minutes=5)
@@ -69,7 +70,7 @@ async def reconcile(dependencies: PassDependencies, job: RawBody, cached: Cached
         return PassResult(job, min(delay, decision.requeue_after or delay), rejected_creates)
     # Write the status before acting: if this process dies in between, the next pass repeats nothing.
     if has_changed:
-        job = await cluster.write_status(job, render_status(decision.status))
+        job = await cluster.write_status(job, _keep_unknown_fields(job, render_status(decision.status)))
     # Execute the actions. After a status write, requeue at once, because no event triggers the next step.
     rejected_creates = await execute_actions(cluster, parsed.metadata, decision.actions, now=now())
     should_requeue_now = has_changed or rejected_creates != cached.rejected_creates
@@ -92,6 +93,12 @@ def render_status(status: JobStatus) -> RawBody:
     """Serialize the status in camelCase without empty fields, except `restarts`, which kubectl prints in a column."""
     body: RawBody = status.model_dump(mode="json", by_alias=True, exclude_none=True, exclude_defaults=True)
     return {**body, "restarts": status.restarts}
+
+
+def _keep_unknown_fields(job: RawBody, status: RawBody) -> RawBody:
+    """Return the new status with the fields of the job's status that only a newer release knows."""
+    unknown = {name: value for name, value in (job.get("status") or {}).items() if name not in _STATUS_FIELDS}
+    return {**unknown, **status}
 
 
 async def _handle_invalid_spec(
@@ -122,7 +129,7 @@ async def reconcile_degraded(
 
 async def _carry_out(dependencies: PassDependencies, job: RawBody, status: JobStatus, decision: Decision) -> PassResult:
     if decision.status != status:
-        job = await dependencies.cluster.write_status(job, render_status(decision.status))
+        job = await dependencies.cluster.write_status(job, _keep_unknown_fields(job, render_status(decision.status)))
     metadata = ObjectMeta.model_validate(job["metadata"])
     await execute_actions(dependencies.cluster, metadata, decision.actions, now=dependencies.now())
     return PassResult(job, decision.requeue_after)

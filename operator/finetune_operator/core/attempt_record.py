@@ -4,12 +4,12 @@ core.progress derives the first and the last step, core.stop_attempt decides how
 failures.merge_evidence collects the evidence.
 """
 
-from datetime import datetime
-
 from finetune_api.termination import Outcome
 from finetune_api.v1alpha1.status import AttemptRecord, AttemptState, JobStatus
 from finetune_operator.core.job_context import JobContext
 from finetune_operator.core.progress import summarise_steps
+from finetune_operator.core.snapshot import renew_snapshot
+from finetune_operator.core.spec_hash import compute_spec_hash
 from finetune_operator.failures.node_avoidance import find_nodes_to_avoid, prune_attempts
 from finetune_operator.failures.rules import select_most_relevant
 from finetune_operator.observation.pods import PodPhase
@@ -50,6 +50,7 @@ def record_start(context: JobContext) -> AttemptRecord:
         "created": all_children_created,
         "state": AttemptState.RUNNING if is_running else AttemptState.STARTING,
         "running_time": record.running_time or (context.now if is_running else None),
+        "spec_hash": compute_spec_hash(context.job.spec),  # replaces a hash of another release
     }
     return record.model_copy(update={**update, **summarise_steps(context)})
 
@@ -65,10 +66,12 @@ def with_record(status: JobStatus, record: AttemptRecord) -> JobStatus:
     return status.model_copy(update={"attempts": (*record_downtime(status.attempts[:-1], record), record)})
 
 
-def with_next_attempt(status: JobStatus, record: AttemptRecord, now: datetime) -> JobStatus:
-    """Append the record of a new attempt to the status."""
-    attempts = prune_attempts((*status.attempts, record), now)
-    return status.model_copy(update={"attempt": record.attempt, "attempts": attempts})
+def with_next_attempt(context: JobContext, status: JobStatus, record: AttemptRecord) -> JobStatus:
+    """Append the record of a new attempt to the status, with the image and the hash of the spec that it uses."""
+    record = record.model_copy(update={"spec_hash": compute_spec_hash(context.job.spec)})
+    attempts = prune_attempts((*status.attempts, record), context.now)
+    snapshot = renew_snapshot(context.job, context.settings)
+    return status.model_copy(update={"attempt": record.attempt, "attempts": attempts, "snapshot": snapshot})
 
 
 def record_downtime(ended_attempts: tuple[AttemptRecord, ...], record: AttemptRecord) -> tuple[AttemptRecord, ...]:

@@ -17,6 +17,7 @@ from finetune_operator.core.conditions import acknowledge_generation
 from finetune_operator.core.decision import Decision, build_decision, require_confirmation
 from finetune_operator.core.ensure_children import compute_config_map_check_delay, ensure_service_and_config_map
 from finetune_operator.core.job_context import ABORT_GRACE_SECONDS, JobContext
+from finetune_operator.core.spec_hash import has_outdated_spec
 from finetune_operator.core.stop_attempt import (
     StopReason,
     begin_stopping,
@@ -66,7 +67,7 @@ def decide(job: FineTuneJob, observation: Observation, now: datetime, settings: 
 def _begin_first_attempt(context: JobContext) -> Decision:
     record = AttemptRecord(attempt=0, state=AttemptState.STARTING, start_time=context.now, pending_since=context.now)
     status = context.status.model_copy(update={"start_time": context.now, "suspend_time": None})
-    return build_decision(context, with_next_attempt(status, record, context.now))
+    return build_decision(context, with_next_attempt(context, status, record))
 
 
 def _continue_attempt(context: JobContext) -> Decision:
@@ -97,9 +98,12 @@ def _continue_attempt(context: JobContext) -> Decision:
 
 
 def _check_stop_request(context: JobContext) -> Decision | None:
-    """Stop the attempt if spec.suspend is set or activeDeadlineSeconds has expired."""
+    """Stop the attempt if spec.suspend is or was set, or if activeDeadlineSeconds has expired."""
     if context.job.spec.suspend:
         return begin_stopping(context, StopReason.SUSPENDED)
+    # only a suspended job can be changed, so the operator missed the suspension; the next attempt uses the new spec
+    if has_outdated_spec(context.record, context.job.spec):
+        return begin_stopping(context, StopReason.SUSPENDED, message="the spec was changed while the job was suspended")
     active_deadline = deadlines.active_deadline(context)
     if active_deadline is not None and context.now >= active_deadline:
         return begin_stopping(context, StopReason.DEADLINE)

@@ -8,6 +8,7 @@ from finetune_operator.core import deadlines
 from finetune_operator.core.actions import Action
 from finetune_operator.core.derive_status import StatusContext, derive_status
 from finetune_operator.core.job_context import JobContext
+from finetune_operator.core.snapshot import complete_snapshot, describe_newer_image
 
 
 @dataclass(frozen=True)
@@ -31,8 +32,12 @@ def build_decision(
     requeue_after: timedelta | None = None,
 ) -> Decision:
     """Build a decision with all derived status fields, and with a requeue at the next deadline or earlier."""
-    status_context = StatusContext(context.observation, context.pending_reason, context.now)
-    derived_status = derive_status(context.job.model_copy(update={"status": status}), status_context)
+    status = complete_snapshot(context, status)
+    job = context.job.model_copy(update={"status": status})
+    newer_image = describe_newer_image(job, context.settings)
+    derived_status = derive_status(
+        job, StatusContext(context.observation, context.pending_reason, context.now, newer_image)
+    )
     return Decision(
         derived_status, actions, requeue_after=_find_earliest_requeue(context, derived_status, requeue_after)
     )

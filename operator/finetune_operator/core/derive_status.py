@@ -9,6 +9,7 @@ from datetime import datetime
 from finetune_api.batch import Batch
 from finetune_api.termination import Outcome
 from finetune_api.v1alpha1.job import FineTuneJob
+from finetune_api.v1alpha1.reasons import Reason
 from finetune_api.v1alpha1.status import (
     AttemptState,
     BatchStatus,
@@ -16,7 +17,7 @@ from finetune_api.v1alpha1.status import (
     NodeStatus,
     WaitStatus,
 )
-from finetune_operator.core.conditions import build_conditions, keep_transition_times
+from finetune_operator.core.conditions import ConditionBuilder, build_conditions, keep_transition_times
 from finetune_operator.core.pending_reasons import REJECTED_REASONS, PendingReason
 from finetune_operator.core.phase import derive_phase
 from finetune_operator.core.printer_columns import build_columns
@@ -26,11 +27,12 @@ from finetune_operator.observation.pods import NodeObservation, Observation, Pod
 
 @dataclass(frozen=True)
 class StatusContext:
-    """Inputs of derive_status besides the job: observation, pending reason and time."""
+    """Inputs of derive_status besides the job: observation, pending reason, time and a note about a newer image."""
 
     observation: Observation
     pending_reason: PendingReason | None
     now: datetime
+    newer_image: str = ""  # explains how to use a newer trainer image; empty if there is none
 
 
 def derive_status(job: FineTuneJob, context: StatusContext) -> JobStatus:
@@ -51,6 +53,10 @@ def derive_status(job: FineTuneJob, context: StatusContext) -> JobStatus:
     )
     phase = derive_phase(job, status, nodes)
     desired_conditions = build_conditions(job, status, context.observation, context.now)
+    if context.newer_image and status.completion_time is None:
+        builder = ConditionBuilder(job.metadata.generation, context.now)
+        outdated = builder.build("TrainerImageOutdated", True, Reason.NEWER_TRAINER_IMAGE, context.newer_image)
+        desired_conditions.append(outdated)
     return status.model_copy(
         update={
             "phase": phase,

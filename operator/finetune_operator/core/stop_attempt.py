@@ -35,6 +35,11 @@ class StopReason(StrEnum):
     NODE_FAILED = "NodeFailed"
     NODE_DELETED = "NodeDeleted"
 
+    @classmethod
+    def _missing_(cls, _value: object) -> "StopReason":
+        """Read a reason of a newer release as NODE_FAILED: the evidence of the nodes then decides."""
+        return cls.NODE_FAILED
+
 
 REASONS_WITH_CHECKPOINT = (StopReason.SUSPENDED, StopReason.DEADLINE, StopReason.NODE_DELETED)
 
@@ -129,7 +134,7 @@ def end_attempt(context: JobContext, verdict: Verdict, record: AttemptRecord) ->
     next_record = build_next_attempt(context, status)
     not_before = context.now + restart.delay if restart.delay else None
     next_record = next_record.model_copy(update={"not_before": not_before})
-    status = with_next_attempt(status, next_record, context.now).model_copy(update={"restarts": status.restarts + 1})
+    status = with_next_attempt(context, status, next_record).model_copy(update={"restarts": status.restarts + 1})
     delay = f" in {restart.delay.total_seconds():.0f} s" if restart.delay else ""
     avoidance = f", avoiding {', '.join(next_record.avoids)}" if next_record.avoids else ""
     message = f"{verdict.message}; attempt {next_record.attempt} starts{delay}{avoidance}"

@@ -37,7 +37,7 @@ def resume_job(context: JobContext) -> Decision:
     record = build_next_attempt(context, context.status)
     suspend_time = context.status.suspend_time
     suspended_seconds = max(0, (context.now - suspend_time).total_seconds()) if suspend_time else 0
-    status = with_next_attempt(context.status, record, context.now).model_copy(
+    status = with_next_attempt(context, context.status, record).model_copy(
         update={"suspended_seconds": context.status.suspended_seconds + round(suspended_seconds), "suspend_time": None}
     )
     event = EmitEvent("Normal", Reason.RESUMED, f"attempt {record.attempt} starts", f"resumed-{record.attempt}")

@@ -55,6 +55,8 @@ class NodeObservation:
     waiting: WaitingState | None
     evidence: Evidence
     termination: Termination | None
+    image: str = ""  # image in the spec of the trainer container
+    image_id: str = ""  # image that the kubelet reports, usually `repository@digest`
     started_at: datetime | None = None
     container_creating_since: datetime | None = None  # later transition of PodScheduled and PodReadyToStartContainers
     ready_to_start: bool | None = None  # condition PodReadyToStartContainers; None if the kubelet does not report it
@@ -189,6 +191,8 @@ def observe_pod(pod: RawBody, *, is_tombstone: bool) -> NodeObservation | None:
             pod, terminated_state or {}, termination, node_rank=node_rank, is_tombstone=is_tombstone
         ),
         termination=termination,
+        image=_find_trainer_image(pod),
+        image_id=container.get("imageID") or "",
         started_at=parse_time(((container.get("state") or {}).get("running") or {}).get("startedAt")),
         container_creating_since=_find_container_creating_start(scheduled_condition, ready_condition),
         was_restarted=_is_restarted(status, container, terminated_state),
@@ -206,6 +210,11 @@ def _select_container_status(status: RawBody) -> RawBody:
     init_containers = status.get("initContainerStatuses") or []
     failed = (c for c in init_containers if ((c.get("state") or {}).get("terminated") or {}).get("exitCode"))
     return next(failed, trainer)
+
+
+def _find_trainer_image(pod: RawBody) -> str:
+    containers = (pod.get("spec") or {}).get("containers") or []
+    return next((c.get("image") or "" for c in containers if c.get("name") == names.CONTAINER), "")
 
 
 def _find_first_termination(container: RawBody) -> RawBody | None:

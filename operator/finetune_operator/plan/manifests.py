@@ -41,12 +41,15 @@ def is_intact_headless_service(service: Manifest, job_uid: str) -> bool:
 
 
 def build_config_map(run_plan: RunPlan) -> Manifest:
-    """Return the ConfigMap with the validated spec, and with the supervisor for jobs with a command."""
+    """Return the ConfigMap with the user's spec and the recorded defaults, or with the supervisor for a command."""
+    data = {names.CONFIG_KEY: run_plan.spec.model_dump_json(by_alias=True, exclude_unset=True)}
+    if run_plan.defaults and not run_plan.spec.command:
+        data[names.DEFAULTS_KEY] = run_plan.defaults
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
         "metadata": build_metadata(run_plan, run_plan.config_map_name, with_attempt_label=True),
         "immutable": True,
-        "data": {names.CONFIG_KEY: run_plan.spec.model_dump_json(by_alias=True, exclude_unset=True)},
+        "data": data,
         **({"binaryData": {names.SUPERVISOR_KEY: run_plan.supervisor}} if run_plan.spec.command else {}),
     }

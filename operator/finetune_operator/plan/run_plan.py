@@ -32,6 +32,7 @@ class RunPlan:
     cluster_domain: str
     spec: FineTuneJobSpec
     nodes: tuple[NodePlan, ...]
+    defaults: str = ""  # defaults of spec fields as JSON when the job began; empty before that
     avoided_nodes: tuple[str, ...] = ()  # names of the Kubernetes nodes to avoid
 
     @property
@@ -87,13 +88,22 @@ def plan_run(job: FineTuneJob, *, attempt: int, settings: Settings) -> RunPlan:
         job_name=name,
         job_uid=job.metadata.uid,
         attempt=attempt,
-        image=job.spec.image or settings.trainer_image,
+        image=_choose_image(job, settings),
         supervisor=settings.supervisor,
         cluster_domain=settings.cluster_domain,
         spec=apply_repair(job.spec, job.status.repair),
         nodes=tuple(nodes),
+        defaults=job.status.snapshot.defaults if job.status.snapshot else "",
         avoided_nodes=next((record.avoids for record in job.status.attempts if record.attempt == attempt), ()),
     )
+
+
+def _choose_image(job: FineTuneJob, settings: Settings) -> str:
+    """Return the image with which the job began, by digest if it is known; before that, the image for its start."""
+    snapshot = job.status.snapshot
+    if snapshot is None:
+        return job.spec.image or settings.trainer_image
+    return snapshot.image_digest or snapshot.image
 
 
 def resolve_planned_batch(spec: FineTuneJobSpec) -> Batch | None:

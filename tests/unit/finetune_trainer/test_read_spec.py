@@ -31,6 +31,16 @@ def test_error_names_every_invalid_field(tmp_path: Path) -> None:
     assert "spec.training.maxSteps:" in str(raised.value)
 
 
+def test_unset_fields_get_the_defaults_with_which_the_job_began(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(build_spec_body(training={"saveSteps": 9})))
+    (tmp_path / "defaults.json").write_text(json.dumps({"training": {"saveSteps": 50, "loggingSteps": 20}}))
+
+    training = read_spec(path).training
+
+    assert (training.save_steps, training.logging_steps) == (9, 20)
+
+
 def test_warmup_steps_with_a_constant_schedule_are_rejected(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     path.write_text(json.dumps(build_spec_body(training={"lrSchedulerType": "constant", "warmupSteps": 5})))

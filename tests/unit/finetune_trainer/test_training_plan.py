@@ -1,11 +1,13 @@
 """Test batch, schedule and fingerprint of the training plan."""
 
+import json
 from typing import Any
 
 import pytest
 
 from finetune_api.batch import Batch
 from finetune_api.v1alpha1.job import TrainerSpec
+from finetune_api.v1alpha1.recorded_defaults import apply_defaults
 from finetune_trainer.errors import InvalidSpec
 from finetune_trainer.training_plan import plan_training
 from testing.builders.jobs import spec as build_spec
@@ -47,6 +49,18 @@ def test_fingerprint_ignores_fields_that_do_not_affect_the_result() -> None:
     ignored_fields = {"loggingSteps": 5, "saveSteps": 7, "ddpTimeout": 60, "probe": True, "allowMixedHardware": True}
 
     assert compute_fingerprint() == compute_fingerprint(training=ignored_fields, numNodes=2)
+
+
+def test_fingerprint_contains_only_what_the_user_set() -> None:
+    defaults = json.dumps({"training": {"seed": 7, "maxGradNorm": 0.5}, "dataset": {"packing": True}})
+    spec = apply_defaults(parse_spec(), defaults)
+
+    assert spec.training.seed == 7
+    assert plan_training(spec, world_size=2).fingerprint == compute_fingerprint()
+
+
+def test_fingerprint_names_the_version_of_its_algorithm() -> None:
+    assert compute_fingerprint().startswith("v2:")
 
 
 @pytest.mark.parametrize(

@@ -108,12 +108,12 @@ class Checkpoints:
         try:
             manifest = json.loads((folder / _MANIFEST).read_text(encoding="utf-8"))
             files = dict(manifest["files"])
-            owner = manifest["uid"], manifest["fingerprint"]
+            uid, fingerprint = manifest["uid"], manifest["fingerprint"]
         except FileNotFoundError:
             return f"{_MANIFEST} is missing"
         except (ValueError, KeyError, TypeError):
             return f"{_MANIFEST} is damaged"
-        if owner != (self.output.identity.uid, self.output.identity.fingerprint):
+        if uid != self.output.identity.uid or not self.output.identity.has_same_settings(fingerprint):
             return "it belongs to another job"
         for name, size in files.items():
             path = folder / name

@@ -26,6 +26,16 @@ class Identity:
     attempt: int
     fingerprint: str  # hash of model, dataset, method and training settings
 
+    def has_same_settings(self, fingerprint: object) -> bool:
+        """Return whether a stored fingerprint is that of this job's settings.
+
+        A fingerprint of another version of the algorithm cannot be compared and counts as the same: the API server
+        rejects changes of these settings, so only local mode could have changed them.
+        """
+        version, _, _ = self.fingerprint.rpartition(":")
+        stored_version = fingerprint.rpartition(":")[0] if isinstance(fingerprint, str) else version
+        return fingerprint == self.fingerprint or stored_version != version
+
 
 @dataclass(frozen=True)
 class OutputFolder:
@@ -78,7 +88,7 @@ class OutputFolder:
             attempt = holder.get("attempt")
             if isinstance(attempt, int) and attempt > self.identity.attempt:
                 raise OutputError(f"{self.root} is superseded by attempt {attempt}; this is {self.identity.attempt}")
-            if holder.get("fingerprint") == self.identity.fingerprint or overwrite:
+            if self.identity.has_same_settings(holder.get("fingerprint")) or overwrite:
                 return
             raise OutputError(
                 f"{self.root} holds checkpoints of this job with another model, dataset, method or training setting;"
@@ -170,7 +180,7 @@ class OutputFolder:
         return not self.result.exists() and not any(self.checkpoints.glob(f"{CHECKPOINT_PREFIX}*"))
 
     def _has_same_configuration(self, holder: dict[str, object]) -> bool:
-        return holder.get("uid") == self.identity.uid and holder.get("fingerprint") == self.identity.fingerprint
+        return holder.get("uid") == self.identity.uid and self.identity.has_same_settings(holder.get("fingerprint"))
 
     def _remove_staged_files(self) -> None:
         """Delete unpublished files of older attempts."""

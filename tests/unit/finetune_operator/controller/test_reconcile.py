@@ -167,12 +167,26 @@ async def test_unknown_fields_of_a_newer_crd_are_ignored() -> None:
 
 async def test_job_with_unparsable_status_is_not_changed() -> None:
     cluster = RecordingCluster()
-    with pytest.raises(ClusterError, match=r"status cannot be read, the job is left alone: status.phase: "):
-        await run_pass(
-            cluster, {**build_raw_job(), "status": {"phase": "Evaluating"}}, build_cached_state(*running_pods())
-        )
+    status = {"attempts": [{"attempt": 0, "state": "Evaluating"}]}
+    with pytest.raises(
+        ClusterError, match=r"status cannot be read, the job is left alone: status.attempts\[0\].state: "
+    ):
+        await run_pass(cluster, {**build_raw_job(), "status": status}, build_cached_state(*running_pods()))
 
     assert cluster.requests == []
+
+
+async def test_fields_and_values_of_a_newer_release_do_not_stop_a_job() -> None:
+    status = render_status(compute_status_after_observations())
+    status |= {"phase": "Evaluating", "fieldOfANewerRelease": {"a": 1}}
+    status["attempts"][-1]["fault"] = "cosmicRays"
+
+    result = await run_pass(
+        RecordingCluster(), {**build_raw_job(), "status": status}, build_cached_state(*running_pods())
+    )
+
+    assert result.job["status"]["fieldOfANewerRelease"] == {"a": 1}
+    assert read_written_status(result).phase == "Running"
 
 
 def test_empty_status_fields_are_omitted_except_restarts() -> None:

@@ -43,6 +43,17 @@ def test_attempt_succeeds_if_all_nodes_succeed_despite_a_stop_reason() -> None:
     assert ftjob.status.completion_time == LATER
 
 
+def test_an_attempt_that_a_newer_release_stopped_is_judged_by_its_evidence() -> None:
+    ftjob = build_running_job()
+    ftjob, _ = decide_once(ftjob, build_observation(ftjob, running_pod(ftjob, 0), finished_pod(ftjob, 1, **KILLED)))
+    record = ftjob.status.attempts[-1].model_copy(update={"reason": "CosmicRays"})
+    ftjob = ftjob.model_copy(update={"status": ftjob.status.model_copy(update={"attempts": (record,)})})
+
+    ftjob, _ = decide_once(ftjob, build_observation(ftjob, finished_pod(ftjob, 1, **KILLED)), now=LATER)
+
+    assert [record.reason for record in ftjob.status.attempts] == ["ContainerKilled", ""]
+
+
 @pytest.mark.parametrize(
     ("first_pod", "grace_seconds"),
     [

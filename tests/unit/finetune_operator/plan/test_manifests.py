@@ -5,10 +5,12 @@ from typing import Any
 import pytest
 
 from finetune_api.v1alpha1.job import FineTuneJobSpec
+from finetune_api.v1alpha1.status import JobSnapshot, JobStatus
 from finetune_operator import names
-from finetune_operator.plan.manifests import build_children
+from finetune_operator.plan.manifests import build_children, build_config_map
+from finetune_operator.plan.run_plan import plan_run
 from testing.builders.golden import assert_golden
-from testing.builders.jobs import SETTINGS, UID, command
+from testing.builders.jobs import SETTINGS, UID, command, job
 from testing.builders.manifests import (
     ALL_FIELDS,
     build_first_pod_manifest,
@@ -43,6 +45,13 @@ def test_config_map_of_a_job_with_a_command_contains_the_supervisor() -> None:
     assert (trainer["image"], content) == ("registry.example/minimind:1", SETTINGS.supervisor)
     assert trainer["command"] == ["python3", f"{names.CONFIG_DIR}/{name}"]
     assert "initContainers" not in first["spec"]
+
+
+def test_the_config_map_contains_the_defaults_with_which_the_job_began() -> None:
+    status = JobStatus(snapshot=JobSnapshot(image="trainer:v1", defaults='{"numNodes":1}'))
+    config_map = build_config_map(plan_run(job(status=status), attempt=0, settings=SETTINGS))
+
+    assert config_map["data"]["defaults.json"] == '{"numNodes":1}'
 
 
 def test_the_config_map_of_a_training_job_contains_no_supervisor() -> None:

@@ -116,6 +116,26 @@ def test_an_attempt_with_another_fingerprint_is_rejected(output: OutputFolder) -
         OutputFolder(output.root, identity(attempt=1, fingerprint="f2")).check_owner(overwrite=False)
 
 
+def test_an_attempt_continues_after_another_version_of_the_fingerprint(output: OutputFolder) -> None:
+    output.publish(output.checkpoints / "step-00000001", write_weights)
+
+    next_attempt = OutputFolder(output.root, identity(attempt=1, fingerprint="v2:f2"))
+    next_attempt.claim(overwrite=False)
+
+    assert (output.checkpoints / "step-00000001" / "weights").exists()
+    assert json.loads(output.job_file.read_text())["fingerprint"] == "v2:f2"
+
+
+@pytest.mark.parametrize("fingerprint", [None, 3, "v2:other"])
+def test_another_fingerprint_of_the_same_version_is_rejected(tmp_path: Path, fingerprint: object) -> None:
+    output = OutputFolder(tmp_path, identity(fingerprint="v2:f2"))
+    output.claim(overwrite=False)
+    output.job_file.write_text(json.dumps({**json.loads(output.job_file.read_text()), "fingerprint": fingerprint}))
+
+    with pytest.raises(OutputError, match="another model"):
+        output.check_owner(overwrite=False)
+
+
 def test_a_folder_that_contains_only_logs_has_no_owner(tmp_path: Path) -> None:
     (tmp_path / "logs" / "attempt-0").mkdir(parents=True)
 
