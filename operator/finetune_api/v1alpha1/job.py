@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import AwareDatetime, Field, StringConstraints
+from pydantic import AwareDatetime, Field, StringConstraints, field_validator
 
 from finetune_api.v1alpha1.base import (
     CrossFieldRule,
@@ -39,6 +39,7 @@ KIND = "FineTuneJob"
 PLURAL = "finetunejobs"
 MAX_JOB_NAME = 52  # so that pod names `<job>-<5-digit attempt>-<3-digit node rank>` have at most 63 characters
 MAX_NODES = 1000
+MAX_SECONDS = 10**11
 
 
 class Nccl(Model):
@@ -197,6 +198,14 @@ class FineTuneJobSpec(ModelWithRules):
     )
 
     rules: ClassVar[tuple[CrossFieldRule[Any], ...]] = SPEC_RULES
+
+    @field_validator(
+        "active_deadline_seconds", "pending_deadline_seconds", "startup_deadline_seconds", "ttl_seconds_after_finished"
+    )
+    @classmethod
+    def _limit_seconds(cls, value: int | None) -> int | None:
+        """Limit durations to 3,170 years, because later times exceed the range of datetime."""
+        return None if value is None else min(value, MAX_SECONDS)
 
     @property
     def shards_weights(self) -> bool:

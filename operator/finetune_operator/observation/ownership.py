@@ -3,6 +3,7 @@
 from datetime import datetime
 from typing import Any
 
+from finetune_api.untrusted_json import drop_invalid_time
 from finetune_operator import names
 
 RawBody = dict[str, Any]  # a Kubernetes object as the API server sends it
@@ -26,5 +27,5 @@ def has_job_label(child: RawBody) -> bool:
 
 
 def parse_time(text: str | None) -> datetime | None:
-    """Parse a timestamp of the Kubernetes API; return None if it is missing or empty."""
-    return datetime.fromisoformat(text) if text else None
+    """Parse a timestamp of the Kubernetes API; return None if it is missing, empty or out of range."""
+    return drop_invalid_time(datetime.fromisoformat(text)) if text else None

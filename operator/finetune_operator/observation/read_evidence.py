@@ -59,4 +59,4 @@ def _select_finish_time(terminated_state: RawBody, termination: Termination | No
 def find_condition(status: RawBody, condition_type: str) -> RawBody:
     """Return the condition of this type in the status of a pod, or an empty dict."""
     conditions = status.get("conditions") or []
-    return next((condition for condition in conditions if condition["type"] == condition_type), {})
+    return next((condition for condition in conditions if condition.get("type") == condition_type), {})

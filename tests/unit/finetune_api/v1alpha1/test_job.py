@@ -59,3 +59,13 @@ def test_auto_batch_size_is_detected() -> None:
 
     assert training.has_auto_batch_size
     assert not parse_spec(training={"globalBatchSize": 16}).training.has_auto_batch_size
+
+
+@pytest.mark.parametrize(
+    "field",
+    ["activeDeadlineSeconds", "pendingDeadlineSeconds", "startupDeadlineSeconds", "ttlSecondsAfterFinished"],
+)
+def test_durations_beyond_the_range_of_datetime_are_limited(field: str) -> None:
+    parsed = FineTuneJobSpec.model_validate(spec(**{field: 2**53}))
+
+    assert parsed.model_dump(by_alias=True)[field] == 10**11
