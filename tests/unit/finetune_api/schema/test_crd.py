@@ -43,9 +43,15 @@ def test_crd_contains_every_model_field() -> None:
     assert len(SCHEMAS_BY_PATH) > 150
 
 
-@pytest.mark.parametrize("keyword", ["anyOf", "$ref", "$defs", "default", "title", "const", "nullable"])
+@pytest.mark.parametrize("keyword", ["anyOf", "$ref", "$defs", "title", "const", "nullable"])
 def test_crd_contains_no_keyword_forbidden_in_structural_schemas(keyword: str) -> None:
     assert [path for path, schema in SCHEMAS_BY_PATH.items() if keyword in schema] == []
+
+
+def test_crd_contains_only_the_defaults_of_the_subresources() -> None:
+    defaults = {path: schema["default"] for path, schema in SCHEMAS_BY_PATH.items() if "default" in schema}
+
+    assert defaults == {".spec.numNodes": 1, ".status": {"observedGeneration": -1}}
 
 
 def test_every_field_has_a_type_and_a_description() -> None:
@@ -88,8 +94,12 @@ def test_printer_columns_refer_to_status_fields() -> None:
     assert [path for path in paths if path.startswith(".status") and path not in SCHEMAS_BY_PATH] == []
 
 
-def test_status_is_the_only_subresource() -> None:
-    assert CRD_VERSION["subresources"] == {"status": {}}
+def test_scale_subresource_refers_to_existing_fields() -> None:
+    subresources = CRD_VERSION["subresources"]
+
+    assert subresources["status"] == {}
+    assert len(subresources["scale"]) == 3
+    assert [path for path in subresources["scale"].values() if path not in SCHEMAS_BY_PATH] == []
 
 
 def test_every_field_is_mutable_or_has_an_immutability_rule() -> None:
