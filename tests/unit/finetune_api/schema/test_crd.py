@@ -74,8 +74,19 @@ def test_defaults_appear_only_in_descriptions() -> None:
     assert find_spec_schema("lora.r")["description"] == "Rank of the adapter matrices. Default: 8."
 
 
-def test_raw_objects_preserve_unknown_fields() -> None:
-    assert find_spec_schema("podTemplate.affinity")["x-kubernetes-preserve-unknown-fields"] is True
+def test_only_the_deepspeed_config_preserves_unknown_fields() -> None:
+    free_form = [path for path, schema in SCHEMAS_BY_PATH.items() if "x-kubernetes-preserve-unknown-fields" in schema]
+
+    assert free_form == [".spec.deepspeed.config"]
+    assert find_spec_schema("deepspeed.config")["maxProperties"] == 64
+
+
+def test_kubernetes_objects_have_their_fields() -> None:
+    term = ".nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution.nodeSelectorTerms[].matchExpressions[].values"
+
+    assert find_spec_schema(f"podTemplate.affinity{term}")["maxItems"] == 32
+    assert find_spec_schema("env[].valueFrom.secretKeyRef.key")["maxLength"] == 253
+    assert find_spec_schema("volumes[].emptyDir.sizeLimit")["x-kubernetes-int-or-string"] is True
 
 
 @pytest.mark.parametrize("name", ["env", "volumes", "imagePullSecrets"])
