@@ -1,5 +1,8 @@
 """Tests of the CRD on a real API server: validation, immutability, server-side apply, explain and printer columns."""
 
+import copy
+import json
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +18,7 @@ pytestmark = pytest.mark.cluster
 RawBody = dict[str, Any]
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "manifests" / "examples").glob("*.yaml"))
+CRD_SECONDS = 3.0  # until the API server serves a changed CRD
 SECRET = {"secretKeyRef": {"name": "hub", "key": "token"}}
 
 
@@ -105,6 +109,16 @@ def test_example_is_accepted(deployment: OperatorInstallation, path: Path) -> No
             "spec.env is immutable",
             id="nested pod field",
         ),
+        pytest.param(
+            {"env": [{"name": "HF_TOKEN", "valueFrom": {"configMapKeyRef": {"name": "hub", "key": "token"}}}]},
+            "spec.env is immutable",
+            id="replaced key of a pod field",
+        ),
+        pytest.param(
+            {"podTemplate": {"securityContext": {"runAsUser": None, "runAsGroup": 1000}}},
+            "only while the job is suspended",
+            id="replaced key of the pod template",
+        ),
         pytest.param({"image": "other"}, "only while the job is suspended; set spec.suspend to true", id="image"),
         pytest.param(
             {"podTemplate": {"securityContext": {"runAsUser": 0}}}, "only while the job is suspended", id="pod template"
@@ -118,6 +132,151 @@ def test_changes_to_immutable_fields_are_rejected(
     deployment: OperatorInstallation, job: RawBody, fields: RawBody, message: str
 ) -> None:
     assert message in get_rejection_message(patch_job, deployment, job, fields)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        pytest.param(
+            {"podTemplate": {"affinity": {"nodeAfinity": {}}}},
+            ".affinity.nodeAfinity: field not declared in schema",
+            id="misspelled",
+        ),
+        pytest.param(
+            {"podTemplate": {"securityContext": {"runAsUser": "root"}}}, "runAsUser: expected numeric", id="wrong type"
+        ),
+        pytest.param(
+            {"podTemplate": {"containerSecurityContext": {"capabilities": {"add": ["A"] * 65}}}},
+            "at most 64 items",
+            id="long list",
+        ),
+        pytest.param(
+            {"env": [{"name": f"A{number}", "value": "x" * 32768} for number in range(3)]},
+            "at most 65536 characters",
+            id="large environment",
+        ),
+        pytest.param(
+            {"deepspeed": {"config": {f"key{number}": 1 for number in range(65)}}}, "at most 64 items", id="many keys"
+        ),
+    ],
+)
+def test_kubernetes_objects_are_validated_and_bounded(
+    deployment: OperatorInstallation, fields: RawBody, message: str
+) -> None:
+    assert message in get_rejection_message(apply_dry_run, deployment, build_job("bad", **fields))
+
+
+@pytest.fixture
+def permissive_crd(deployment: OperatorInstallation) -> Iterator[Callable[[], None]]:
+    """Replace the CRD by one without the bounds of env and affinity; return a function that restores it."""
+    name = "finetunejobs.finetune.dev"
+    crd = json.loads(deployment.kubectl("get", "crd", name, "-o", "json"))
+    metadata = {key: crd["metadata"][key] for key in ("name", "labels", "annotations") if key in crd["metadata"]}
+    strict_crd = {"apiVersion": crd["apiVersion"], "kind": crd["kind"], "metadata": metadata, "spec": crd["spec"]}
+    permissive = copy.deepcopy(strict_crd)
+    properties = permissive["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"]
+    del properties["env"]["x-kubernetes-validations"]
+    properties["podTemplate"]["properties"]["affinity"] = {
+        "type": "object",
+        "x-kubernetes-preserve-unknown-fields": True,
+    }
+
+    def restore() -> None:
+        deployment.kubectl("replace", "-f", "-", stdin=json.dumps(strict_crd))
+        time.sleep(CRD_SECONDS)
+
+    deployment.kubectl("replace", "-f", "-", stdin=json.dumps(permissive))
+    time.sleep(CRD_SECONDS)
+    yield restore
+    restore()
+
+
+def test_stored_job_that_violates_a_newer_schema_keeps_working(
+    deployment: OperatorInstallation, job_name: str, permissive_crd: Callable[[], None]
+) -> None:
+    job = build_job(
+        job_name,
+        env=[{"name": f"A{number}", "value": "x" * 32768} for number in range(3)],
+        podTemplate={"affinity": {"nodeAffinity": "none", "invented": {"a": 1}}},
+    )
+    try:
+        deployment.kubectl("create", "--validate=false", "-f", "-", stdin=json.dumps(job))
+        permissive_crd()
+        patch_job(deployment, job, {"ttlSecondsAfterFinished": 600})
+        deployment.kubectl("wait", f"ftj/{job_name}", "--for=jsonpath={.status.observedGeneration}=2", "--timeout=30s")
+        stored = deployment.get_job(job_name)
+    finally:
+        deployment.delete(job_name)
+
+    assert stored["status"]["phase"] == "Suspended"
+    assert stored["spec"]["podTemplate"]["affinity"] == {"nodeAffinity": "none"}, "unknown fields are pruned"
+
+
+def test_disruption_budget_with_max_unavailable_counts_the_nodes_of_the_job(
+    deployment: OperatorInstallation, job_name: str
+) -> None:
+    deployment.apply(build_job(job_name, suspend=False, podTemplate={"schedulerName": "nobody"}))
+    budget = {
+        "apiVersion": "policy/v1",
+        "kind": "PodDisruptionBudget",
+        "metadata": {"name": job_name},
+        "spec": {"maxUnavailable": "50%", "selector": {"matchLabels": {"finetune.dev/job-name": job_name}}},
+    }
+    try:
+        deployment.kubectl("wait", f"ftj/{job_name}", "--for=jsonpath={.status.replicas}=2", "--timeout=30s")
+        deployment.apply(budget)
+        deployment.kubectl("wait", f"pdb/{job_name}", "--for=jsonpath={.status.expectedPods}=2", "--timeout=60s")
+        scale = json.loads(deployment.kubectl("get", "ftj", job_name, "--subresource=scale", "-o", "json"))
+        uid = deployment.get_job(job_name)["metadata"]["uid"]
+    finally:
+        deployment.kubectl("delete", "pdb", job_name, "--ignore-not-found")
+        deployment.delete(job_name)
+
+    assert scale["spec"] == {"replicas": 2}
+    assert scale["status"] == {
+        "replicas": 2,
+        "selector": f"finetune.dev/job-uid={uid},finetune.dev/attempt=0",
+    }
+
+
+def test_job_cannot_be_scaled(deployment: OperatorInstallation, job: RawBody) -> None:
+    name = job["metadata"]["name"]
+
+    message = get_rejection_message(deployment.kubectl, "scale", f"ftj/{name}", "--replicas=3")
+
+    assert "spec.numNodes is immutable; delete and recreate the job" in message
+
+
+def test_job_without_num_nodes_has_a_scale(deployment: OperatorInstallation, job_name: str) -> None:
+    try:
+        deployment.apply(build_job(job_name, numNodes=None))
+        scale = json.loads(deployment.kubectl("get", "ftj", job_name, "--subresource=scale", "-o", "json"))
+        deployment.apply(build_job(job_name, numNodes=1))
+    finally:
+        deployment.delete(job_name)
+
+    assert scale["spec"] == {"replicas": 1}
+
+
+def test_new_job_is_in_progress_before_the_first_status_write(deployment: OperatorInstallation, job_name: str) -> None:
+    namespace, name = "finetune-system", "deployment/finetune-operator"
+    replicas = deployment.kubectl("get", "-n", namespace, name, "-o", "jsonpath={.spec.replicas}")
+    try:
+        deployment.kubectl("scale", "-n", namespace, name, "--replicas=0")
+        deployment.kubectl(
+            "wait", "-n", namespace, "--for=delete", "pods", "-l", "app.kubernetes.io/name=finetune-operator"
+        )
+        deployment.apply(build_job(job_name))
+        status = deployment.get_job(job_name)["status"]
+    finally:
+        deployment.kubectl("scale", "-n", namespace, name, f"--replicas={replicas}")
+        deployment.kubectl("rollout", "status", "-n", namespace, name, "--timeout=120s")
+    assert status == {"observedGeneration": -1}
+
+    try:
+        deployment.kubectl("wait", f"ftj/{job_name}", "--for=jsonpath={.status.phase}=Suspended", "--timeout=60s")
+    finally:
+        deployment.delete(job_name)
 
 
 def test_mutable_fields_can_be_changed(deployment: OperatorInstallation, job: RawBody) -> None:
@@ -150,7 +309,7 @@ def test_second_apply_of_the_same_job_changes_nothing(deployment: OperatorInstal
     finally:
         deployment.delete(job_name)
 
-    assert after["spec"] == before["spec"] == job["spec"], "the API server adds no defaults"
+    assert after["spec"] == before["spec"] == job["spec"], "the API server adds no default except numNodes"
     assert after["metadata"]["generation"] == before["metadata"]["generation"] == 1
 
 

@@ -4,6 +4,7 @@ from typing import Any
 
 from finetune_api.schema.cel_rules import list_name_rules, list_spec_rules, list_transition_rules
 from finetune_api.schema.json_schema import Schema, build_editor_schema, build_structural_schema
+from finetune_api.schema.status_schema import build_status_schema
 from finetune_api.v1alpha1.base import build_validation_schema
 from finetune_api.v1alpha1.job import GROUP, KIND, MAX_JOB_NAME, PLURAL, VERSION, FineTuneJob, FineTuneJobSpec
 from finetune_api.v1alpha1.status import JobStatus
@@ -24,6 +25,12 @@ WIDE_COLUMNS = (  # additional columns of `kubectl get ftj -o wide`
     ("Reason", "string", f"{RUNNING_CONDITION}.reason"),
     ("Message", "string", f"{RUNNING_CONDITION}.message"),
 )
+
+SCALE = {  # for PodDisruptionBudgets with percentages or maxUnavailable (decisions/410)
+    "specReplicasPath": ".spec.numNodes",
+    "statusReplicasPath": ".status.replicas",
+    "labelSelectorPath": ".status.selector",
+}
 
 
 def build_crd() -> dict[str, Any]:
@@ -49,7 +56,7 @@ def build_crd() -> dict[str, Any]:
                     "served": True,
                     "storage": True,
                     "schema": {"openAPIV3Schema": _build_object_schema()},
-                    "subresources": {"status": {}},
+                    "subresources": {"status": {}, "scale": SCALE},
                     "additionalPrinterColumns": [
                         *({"name": name, "type": kind, "jsonPath": path} for name, kind, path in COLUMNS),
                         *(
@@ -96,7 +103,7 @@ def _build_object_schema() -> Schema:
             "kind": {"type": "string", "description": f"{KIND}."},
             "metadata": {"type": "object"},
             "spec": _build_spec_schema(),
-            "status": build_structural_schema(JobStatus, describe_defaults=False),
+            "status": build_status_schema(),
         },
     }
 
@@ -104,4 +111,6 @@ def _build_object_schema() -> Schema:
 def _build_spec_schema() -> Schema:
     schema = build_structural_schema(FineTuneJobSpec, describe_defaults=True)
     del schema["x-kubernetes-validations"]  # the cross-field rules are added below, together with the transition rules
+    # the scale subresource is unavailable for an object without a number of replicas
+    schema["properties"]["numNodes"]["default"] = FineTuneJobSpec.model_fields["num_nodes"].default
     return {**schema, **build_validation_schema((*list_spec_rules(), *list_transition_rules()))}

@@ -53,7 +53,7 @@ def _inline_references(schema: Schema, definitions: dict[str, Schema]) -> Schema
         keywords.pop("default", None)
     if "const" in keywords:  # structural schemas have no const
         keywords["enum"] = [keywords.pop("const")]
-    if "x-kubernetes-int-or-string" in keywords:
+    if "x-kubernetes-int-or-string" in keywords and "anyOf" in keywords:
         keywords["type"] = [option["type"] for option in keywords.pop("anyOf")]
     (inner_schema,) = [option for option in keywords.pop("anyOf", [{}]) if option.get("type") != "null"]
     if reference := inner_schema.get("$ref") or schema.get("$ref"):

@@ -5,12 +5,14 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import AwareDatetime, Field, StringConstraints, field_validator
 
 from finetune_api.v1alpha1.base import (
+    CelRule,
     CrossFieldRule,
     Model,
     ModelWithRules,
     NonEmpty,
     StatusModel,
     build_list_map_schema,
+    build_validation_schema,
 )
 from finetune_api.v1alpha1.command import Command
 from finetune_api.v1alpha1.dataset import Dataset
@@ -40,6 +42,13 @@ PLURAL = "finetunejobs"
 MAX_JOB_NAME = 52  # so that pod names `<job>-<5-digit attempt>-<3-digit node rank>` have at most 63 characters
 MAX_NODES = 1000
 MAX_SECONDS = 10**11
+
+
+# A rule of the list itself: the API server skips it for stored jobs as long as their list is unchanged.
+ENV_SIZE_RULE = CelRule(
+    "self.map(e, has(e.value) ? e.value.size() : 0).sum() <= 65536",
+    "the values of all variables must have at most 65536 characters; put large values into a ConfigMap",
+)
 
 
 class Nccl(Model):
@@ -157,8 +166,8 @@ class FineTuneJobSpec(ModelWithRules):
     env: tuple[EnvVar, ...] = Field(
         default=(),
         max_length=128,
-        description="Additional environment variables of every rank.",
-        json_schema_extra=build_list_map_schema("name"),
+        description="Additional environment variables of every rank, with at most 65536 characters in all values.",
+        json_schema_extra={**build_list_map_schema("name"), **build_validation_schema([ENV_SIZE_RULE])},
     )
     volumes: tuple[Volume, ...] = Field(
         default=(),

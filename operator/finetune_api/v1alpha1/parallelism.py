@@ -5,7 +5,7 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from finetune_api.v1alpha1.base import CelRule, CrossFieldRule, Model, ModelWithRules
-from finetune_api.v1alpha1.pod_types import RawObject
+from finetune_api.v1alpha1.pod_types import FreeFormObject
 
 
 class Deepspeed(ModelWithRules):
@@ -16,7 +16,7 @@ class Deepspeed(ModelWithRules):
         description="What is sharded: optimizer states (zero1), also gradients (zero2), also weights (zero3); _offload "
         "keeps optimizer states, and with zero3 also weights, in host memory.",
     )
-    config: RawObject | None = Field(
+    config: FreeFormObject | None = Field(
         default=None,
         description="A DeepSpeed config instead of a preset; batch, optimizer and precision are those of the job.",
     )

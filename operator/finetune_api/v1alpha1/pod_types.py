@@ -6,6 +6,17 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import AfterValidator, Field, StringConstraints
 
 from finetune_api.v1alpha1.base import CelRule, CrossFieldRule, Model, ModelWithRules, build_validation_schema
+from finetune_api.v1alpha1.kubernetes_types import (
+    Affinity,
+    ConfigMapSource,
+    EmptyDirSource,
+    EnvVarSource,
+    HostPathSource,
+    NfsSource,
+    PodSecurityContext,
+    SecretSource,
+    SecurityContext,
+)
 from finetune_supervisor.contract import to_camel
 
 RESERVED_PREFIX = "finetune.dev"
@@ -57,6 +68,7 @@ Quantity = Annotated[
     Field(
         json_schema_extra={
             "x-kubernetes-int-or-string": True,
+            "maxLength": 64,
             **build_validation_schema(
                 [
                     CelRule(
@@ -68,7 +80,9 @@ Quantity = Annotated[
         }
     ),
 ]
-RawObject = Annotated[dict[str, Any], Field(json_schema_extra={"x-kubernetes-preserve-unknown-fields": True})]
+FreeFormObject = Annotated[
+    dict[str, Any], Field(json_schema_extra={"x-kubernetes-preserve-unknown-fields": True, "maxProperties": 64})
+]
 Labels = Annotated[dict[str, Annotated[str, StringConstraints(max_length=4096)]], Field(max_length=64)]
 
 
@@ -94,7 +108,7 @@ class EnvVar(Model):
 
     name: EnvName = Field(description="Name of the variable.")
     value: str | None = Field(default=None, max_length=32768, description="Literal value.")
-    value_from: RawObject | None = Field(
+    value_from: EnvVarSource | None = Field(
         default=None, description="Source of the value (secretKeyRef, configMapKeyRef, fieldRef), as in a pod."
     )
 
@@ -130,11 +144,11 @@ class Volume(ModelWithRules):
     persistent_volume_claim: PersistentVolumeClaimSource | None = Field(
         default=None, description="A PersistentVolumeClaim in the job's namespace."
     )
-    config_map: RawObject | None = Field(default=None, description="A ConfigMap source, as in a pod.")
-    secret: RawObject | None = Field(default=None, description="A Secret source, as in a pod.")
-    empty_dir: RawObject | None = Field(default=None, description="An emptyDir source, as in a pod.")
-    nfs: RawObject | None = Field(default=None, description="An NFS source, as in a pod.")
-    host_path: RawObject | None = Field(
+    config_map: ConfigMapSource | None = Field(default=None, description="A ConfigMap source, as in a pod.")
+    secret: SecretSource | None = Field(default=None, description="A Secret source, as in a pod.")
+    empty_dir: EmptyDirSource | None = Field(default=None, description="An emptyDir source, as in a pod.")
+    nfs: NfsSource | None = Field(default=None, description="An NFS source, as in a pod.")
+    host_path: HostPathSource | None = Field(
         default=None, description="A hostPath source, as in a pod; the restricted pod security level rejects it."
     )
 
@@ -183,17 +197,17 @@ class PodTemplate(ModelWithRules):
     annotations: Labels = Field(default={}, description="Extra annotations; finetune.dev/ is reserved.")
     node_selector: Labels = Field(default={}, description="Labels that a Kubernetes node must have.")
     tolerations: tuple[Toleration, ...] = Field(default=(), max_length=32, description="Tolerations of the pods.")
-    affinity: RawObject | None = Field(default=None, description="Affinity, as in a pod.")
+    affinity: Affinity | None = Field(default=None, description="Affinity, as in a pod.")
     priority_class_name: ObjectName | None = Field(default=None, description="PriorityClass of the pods.")
     scheduler_name: ObjectName | None = Field(default=None, description="Scheduler to use instead of the default.")
     runtime_class_name: ObjectName | None = Field(default=None, description="RuntimeClass, such as nvidia.")
     service_account_name: ObjectName | None = Field(
         default=None, description="ServiceAccount of the pods; its token is not mounted."
     )
-    security_context: RawObject | None = Field(
+    security_context: PodSecurityContext | None = Field(
         default=None, description="Replaces the pod's securityContext (default: non-root 1000, seccomp RuntimeDefault)."
     )
-    container_security_context: RawObject | None = Field(
+    container_security_context: SecurityContext | None = Field(
         default=None,
         description="Replaces the container's securityContext (default: no capabilities), e.g. for IPC_LOCK.",
     )

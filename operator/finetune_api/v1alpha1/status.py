@@ -2,7 +2,7 @@
 
 from datetime import datetime
 from enum import StrEnum
-from typing import Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AwareDatetime, Field, field_validator
 from pydantic.dataclasses import dataclass
@@ -10,6 +10,21 @@ from pydantic.dataclasses import dataclass
 from finetune_api.untrusted_json import drop_invalid_time
 from finetune_api.v1alpha1.base import MESSAGE_CONFIG, StatusModel, build_list_map_schema
 from finetune_supervisor.messages import TrainingProgress
+
+# Bounds are part of the CRD, not of these classes, which must be able to parse the status of another release.
+# schema.status_schema adds default bounds and truncates what exceeds a bound.
+MESSAGE_BYTES = 1024
+EVIDENCE_MESSAGE_BYTES = 800
+MAX_LISTED_NODES = 64
+Identifier = Annotated[str, Field(json_schema_extra={"maxLength": 128})]
+KubernetesName = Annotated[str, Field(json_schema_extra={"maxLength": 253})]
+ImageReference = Annotated[str, Field(json_schema_extra={"maxLength": 1024})]
+Message = Annotated[str, Field(json_schema_extra={"maxLength": MESSAGE_BYTES})]
+ExitCode = Annotated[int, Field(json_schema_extra={"minimum": -(2**31), "maximum": 2**31 - 1})]
+
+
+def _build_list_schema(max_items: int, key: str) -> dict[str, Any]:
+    return {"maxItems": max_items, **build_list_map_schema(key)}
 
 
 class Phase(StrEnum):
@@ -54,39 +69,58 @@ class AttemptState(StrEnum):
 class Condition(StatusModel):
     """A condition as defined by metav1.Condition."""
 
-    type: str = Field(
+    type: Identifier = Field(
         description="Running, Complete, Failed, Suspended, Finished, Reconciling, Stalled or TrainerImageOutdated."
     )
     status: Literal["True", "False", "Unknown"] = Field(description="True, False or Unknown.")
     observed_generation: int = Field(default=0, description="metadata.generation for which the condition was set.")
     last_transition_time: AwareDatetime = Field(description="When the status last changed.")
-    reason: str = Field(description="Stable CamelCase identifier.")
-    message: str = Field(default="", description="Explanation in one line.")
+    reason: Identifier = Field(description="Stable CamelCase identifier.")
+    message: Annotated[str, Field(json_schema_extra={"maxLength": 2 * MESSAGE_BYTES})] = Field(
+        default="", description="Explanation in one line."
+    )
 
 
 class Evidence(StatusModel):
     """Evidence of how one node terminated, kept after its pod is deleted."""
 
     node_rank: int = Field(description="Node rank.")
-    pod_name: str = Field(default="", description="Name of its pod.")
-    k8s_node: str = Field(default="", description="Kubernetes node on which it ran.")
+    pod_name: KubernetesName = Field(default="", description="Name of its pod.")
+    k8s_node: KubernetesName = Field(default="", description="Kubernetes node on which it ran.")
     ended: bool = Field(default=False, description="Whether its container ended or its pod is gone.")
-    reason: str = Field(default="", description="Reason of the container or pod status, such as OOMKilled.")
-    disruption: str = Field(default="", description="Reason of the pod's DisruptionTarget condition.")
+    reason: Identifier = Field(default="", description="Reason of the container or pod status, such as OOMKilled.")
+    disruption: Identifier = Field(default="", description="Reason of the pod's DisruptionTarget condition.")
     deleted: bool = Field(
         default=False, description="Whether the pod was deleted by another client during the attempt."
     )
-    outcome: str = Field(
+    outcome: Identifier = Field(
         default="", description="Last outcome reported by the supervisor: succeeded, stopped, failed, running."
     )
-    error_type: str = Field(default="", description="Class of the exception of the rank that failed first.")
+    error_type: Identifier = Field(default="", description="Class of the exception of the rank that failed first.")
     victim: bool = Field(default=False, description="Whether the rank failed only because another rank failed.")
-    exit_code: int | None = Field(default=None, description="Exit code of the container.")
+    exit_code: ExitCode | None = Field(default=None, description="Exit code of the container.")
     rank: int | None = Field(default=None, description="Rank that failed first on this node.")
     signal: int | None = Field(default=None, description="Signal that terminated the rank.")
-    message: str = Field(default="", description="Message of the exception.")
+    message: Annotated[str, Field(json_schema_extra={"maxLength": EVIDENCE_MESSAGE_BYTES})] = Field(
+        default="", description="Message of the exception."
+    )
     last_step: int | None = Field(default=None, description="Last optimizer step that this node reported.")
     finished_at: AwareDatetime | None = Field(default=None, description="When the node ended.")
+
+
+class EvidenceSummary(StatusModel):
+    """Nodes of a stopping attempt whose evidence is equal in all fields that decide the verdict."""
+
+    ranks: Annotated[str, Field(json_schema_extra={"maxLength": 4096})] = Field(
+        description="Node ranks, such as 0-3,7."
+    )
+    observed: bool = Field(default=False, description="Whether their pods were observed.")
+    ended: bool = Field(default=False, description="Whether their containers ended or their pods are gone.")
+    deleted: bool = Field(default=False, description="Whether their pods were deleted by another client.")
+    reason: Identifier = Field(default="", description="Reason of the pod status, such as Relabelled.")
+    disruption: Identifier = Field(default="", description="Reason of the DisruptionTarget condition of their pods.")
+    outcome: Identifier = Field(default="", description="How the nodes ended: succeeded, stopped or failed.")
+    victim: bool = Field(default=False, description="Whether they failed only because another node failed.")
 
 
 class AttemptRecord(StatusModel):
@@ -98,8 +132,10 @@ class AttemptRecord(StatusModel):
         default=False, description="Whether all its objects were created; a pod that is missing later counts as lost."
     )
     not_before: AwareDatetime | None = Field(default=None, description="Earliest time at which its pods are created.")
-    avoids: tuple[str, ...] = Field(
-        default=(), description="Kubernetes nodes that its pods avoid because the job failed there before."
+    avoids: tuple[KubernetesName, ...] = Field(
+        default=(),
+        description="Kubernetes nodes that its pods avoid because the job failed there before.",
+        json_schema_extra={"maxItems": 32},
     )
     start_time: AwareDatetime | None = Field(default=None, description="When the attempt was started.")
     pending_since: AwareDatetime | None = Field(
@@ -117,24 +153,34 @@ class AttemptRecord(StatusModel):
         description="Seconds from the failure to the next completed step; only if the attempt completed a step itself.",
     )
     steps_lost: int | None = Field(default=None, description="Optimizer steps that had to be repeated.")
-    reason: str = Field(default="", description="Reason why the attempt ended.")
+    reason: Identifier = Field(default="", description="Reason why the attempt ended.")
     fault: Fault | None = Field(
         default=None,
         description="Category of a failure's cause.",
     )
-    action: str = Field(default="", description="Action of the operator: Restart, Repair, Fail, Suspend or Complete.")
+    action: Identifier = Field(
+        default="", description="Action of the operator: Restart, Repair, Fail, Suspend or Complete."
+    )
     node_rank: int | None = Field(default=None, description="Rank of the node that caused the attempt to end.")
     rank: int | None = Field(default=None, description="Rank that caused the attempt to end.")
-    k8s_node: str = Field(default="", description="Kubernetes node of the node that caused the attempt to end.")
-    message: str = Field(default="", description="Cause of the end of the attempt in one line.")
-    spec_hash: str = Field(
+    k8s_node: KubernetesName = Field(
+        default="", description="Kubernetes node of the node that caused the attempt to end."
+    )
+    message: Message = Field(default="", description="Cause of the end of the attempt in one line.")
+    spec_hash: Identifier = Field(
         default="",
         description="Hash of the spec fields that can be changed while the job is suspended; an attempt whose spec has"
         " another hash is stopped and started again with the changed spec.",
     )
     evidence: tuple[Evidence, ...] = Field(
         default=(),
-        description="Evidence of the nodes; after the attempt has ended, only of the eight most relevant nodes.",
+        description="Evidence of the 64 most relevant nodes; after the attempt has ended, of the eight most relevant.",
+        json_schema_extra=_build_list_schema(64, "nodeRank"),
+    )
+    evidence_summary: tuple[EvidenceSummary, ...] = Field(
+        default=(),
+        description="All other nodes while the attempt is stopping.",
+        json_schema_extra={"maxItems": 64},
     )
 
 
@@ -159,13 +205,17 @@ class Progress(TrainingProgress):
 class JobSnapshot(StatusModel):
     """What the job began with; later attempts use it too, also after an upgrade of the operator (decisions/127)."""
 
-    operator_version: str = Field(default="", description="Version of the operator that started the first attempt.")
-    image: str = Field(description="Image of the pods, from spec.image or of the operator's trainer.")
+    operator_version: Identifier = Field(
+        default="", description="Version of the operator that started the first attempt."
+    )
+    image: ImageReference = Field(description="Image of the pods, from spec.image or of the operator's trainer.")
     is_default_image: bool = Field(default=False, description="Whether the image is the operator's trainer image.")
-    image_digest: str = Field(
+    image_digest: ImageReference = Field(
         default="", description="The image with the digest that node 0 pulled; later attempts use it, if it is known."
     )
-    defaults: str = Field(default="", description="Defaults of spec fields as JSON.")
+    defaults: Annotated[str, Field(json_schema_extra={"maxLength": 16_384})] = Field(
+        default="", description="Defaults of spec fields as JSON."
+    )
 
 
 class BatchStatus(StatusModel):
@@ -198,16 +248,18 @@ class NodeStatus(StatusModel):
     """One node of the current attempt."""
 
     node_rank: int = Field(description="Node rank.")
-    pod_name: str = Field(description="Name of its pod.")
-    k8s_node: str = Field(default="", description="Kubernetes node on which it runs.")
-    phase: str = Field(default="", description="Phase of its pod, or the reason why it is pending.")
+    pod_name: KubernetesName = Field(description="Name of its pod.")
+    k8s_node: KubernetesName = Field(default="", description="Kubernetes node on which it runs.")
+    phase: Annotated[str, Field(json_schema_extra={"maxLength": 64})] = Field(
+        default="", description="Phase of its pod, or the reason why it is pending."
+    )
 
 
 class WaitStatus(StatusModel):
     """Reason why the pods of the attempt are not running yet."""
 
-    reason: str = Field(description="Stable CamelCase identifier.")
-    message: str = Field(default="", description="Explanation in one line.")
+    reason: Identifier = Field(description="Stable CamelCase identifier.")
+    message: Message = Field(default="", description="Explanation in one line.")
     since: AwareDatetime = Field(description="Time since which this has been the reason.")
 
 
@@ -224,7 +276,11 @@ class Display(StatusModel):
 class JobStatus(StatusModel):
     """Observed state of the job, written by the operator."""
 
-    observed_generation: int = Field(default=0, description="metadata.generation for which this status was written.")
+    observed_generation: int = Field(
+        default=0,
+        description="metadata.generation for which this status was written; -1 before the first write.",
+        json_schema_extra={"minimum": -1},
+    )
     phase: Phase | None = Field(default=None, description="A one-word summary for people.")
 
     @field_validator("phase", mode="before")
@@ -237,12 +293,13 @@ class JobStatus(StatusModel):
         default=(),
         description="Conditions: Running, Suspended, Complete, Failed, Finished, Reconciling, Stalled,"
         " TrainerImageOutdated.",
-        json_schema_extra=build_list_map_schema("type"),
+        json_schema_extra=_build_list_schema(16, "type"),
     )
     attempt: int | None = Field(default=None, description="Number of the current attempt.")
     attempts: tuple[AttemptRecord, ...] = Field(
         default=(),
         description="The last 20 attempts, oldest first; attempts that caused a node to be avoided are kept longer.",
+        json_schema_extra=_build_list_schema(32, "attempt"),
     )
     restarts: int = Field(default=0, description="Number of restarts after failures.")
     without_progress: RestartCounts = Field(
@@ -262,6 +319,12 @@ class JobStatus(StatusModel):
     progress: Progress | None = Field(default=None, description="Progress of training.")
     batch: BatchStatus | None = Field(default=None, description="Batch sizes of the attempt.")
     repair: Repair | None = Field(default=None, description="Changes after an out-of-memory failure.")
-    nodes: tuple[NodeStatus, ...] = Field(default=(), description="Nodes of the current attempt.")
-    output: str | None = Field(default=None, description="Claim and folder of the output.")
+    nodes: tuple[NodeStatus, ...] = Field(
+        default=(),
+        description="Nodes of the current attempt, at most 64: those that are not running come first.",
+        json_schema_extra=_build_list_schema(MAX_LISTED_NODES, "nodeRank"),
+    )
+    replicas: int = Field(default=0, description="Number of existing pods of the current attempt.")
+    selector: str = Field(default="", description="Label selector of the pods of the current attempt.")
+    output: Message | None = Field(default=None, description="Claim and folder of the output.")
     display: Display | None = Field(default=None, description="Formatted columns of `kubectl get`.")

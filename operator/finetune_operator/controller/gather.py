@@ -9,6 +9,7 @@ from finetune_api.v1alpha1.job import FineTuneJob
 from finetune_api.v1alpha1.status import AttemptState, Progress
 from finetune_operator import names
 from finetune_operator.failures.create_rejections import collect_claim_names
+from finetune_operator.failures.summarise_evidence import count_nodes
 from finetune_operator.kube.cluster import Cluster
 from finetune_operator.observation.ownership import RawBody, find_controlling_owner, get_controller_uid
 from finetune_operator.observation.pods import Claim, NodeObservation, Observation, RejectedCreate, observe_pods
@@ -113,7 +114,7 @@ def _find_unlisted_pod_names(job: FineTuneJob, listed_observation: Observation) 
         return []
     observed_nodes = listed_observation.nodes_of_attempt(record.attempt)
     observed_ranks = {node.node_rank for node in observed_nodes if not node.has_disappeared}
-    ranks = range(len(record.evidence) or job.spec.num_nodes)
+    ranks = range(count_nodes(record) or job.spec.num_nodes)
     return [names.pod_name(job.metadata.name, record.attempt, rank) for rank in ranks if rank not in observed_ranks]
 
 

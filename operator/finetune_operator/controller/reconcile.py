@@ -6,6 +6,7 @@ from datetime import datetime, timedelta
 
 from pydantic import ValidationError
 
+from finetune_api.schema.status_schema import bound_status
 from finetune_api.schema.validation_errors import explain_validation_error
 from finetune_api.v1alpha1.job import FineTuneJob, ObjectMeta
 from finetune_api.v1alpha1.status import JobStatus
@@ -64,13 +65,14 @@ async def reconcile(dependencies: PassDependencies, job: RawBody, cached: Cached
         observation = await observe_uncached(cluster, parsed, observation, cached)
         decision = decide(parsed, observation, now(), settings)
     # Postpone a cosmetic status write, such as new progress, if the last write was less than 5 s ago.
-    has_changed = decision.status != parsed.status
-    if has_changed and (delay := _compute_status_write_delay(parsed.status, decision.status, cached)):
+    status = _bound_new_status(decision.status, parsed.status)
+    has_changed = status != parsed.status
+    if has_changed and (delay := _compute_status_write_delay(parsed.status, status, cached)):
         rejected_creates = await execute_actions(cluster, parsed.metadata, decision.actions, now=now())
         return PassResult(job, min(delay, decision.requeue_after or delay), rejected_creates)
     # Write the status before acting: if this process dies in between, the next pass repeats nothing.
     if has_changed:
-        job = await cluster.write_status(job, _keep_unknown_fields(job, render_status(decision.status)))
+        job = await cluster.write_status(job, _keep_unknown_fields(job, render_status(status)))
     # Execute the actions. After a status write, requeue at once, because no event triggers the next step.
     rejected_creates = await execute_actions(cluster, parsed.metadata, decision.actions, now=now())
     should_requeue_now = has_changed or rejected_creates != cached.rejected_creates
@@ -87,6 +89,11 @@ def _compute_status_write_delay(
     if without_cosmetic_fields(current_status) != without_cosmetic_fields(new_status):
         return None
     return STATUS_WRITE_INTERVAL - cached.time_since_status_write
+
+
+def _bound_new_status(new_status: JobStatus, current_status: JobStatus) -> JobStatus:
+    """Bound a changed status, because the API server rejects a status that exceeds the bounds of the CRD."""
+    return new_status if new_status == current_status else bound_status(new_status)
 
 
 def render_status(status: JobStatus) -> RawBody:
@@ -128,8 +135,9 @@ async def reconcile_degraded(
 
 
 async def _carry_out(dependencies: PassDependencies, job: RawBody, status: JobStatus, decision: Decision) -> PassResult:
-    if decision.status != status:
-        job = await dependencies.cluster.write_status(job, _keep_unknown_fields(job, render_status(decision.status)))
+    new_status = _bound_new_status(decision.status, status)
+    if new_status != status:
+        job = await dependencies.cluster.write_status(job, _keep_unknown_fields(job, render_status(new_status)))
     metadata = ObjectMeta.model_validate(job["metadata"])
     await execute_actions(dependencies.cluster, metadata, decision.actions, now=dependencies.now())
     return PassResult(job, decision.requeue_after)

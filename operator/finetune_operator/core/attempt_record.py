@@ -12,9 +12,11 @@ from finetune_operator.core.snapshot import renew_snapshot
 from finetune_operator.core.spec_hash import compute_spec_hash
 from finetune_operator.failures.node_avoidance import find_nodes_to_avoid, prune_attempts
 from finetune_operator.failures.rules import select_most_relevant
+from finetune_operator.failures.summarise_evidence import measure_evidence_bytes, store_evidence
 from finetune_operator.observation.pods import PodPhase
 
 MAX_KEPT_EVIDENCE = 8  # number of nodes per ended attempt whose evidence is kept (decisions/106)
+MAX_KEPT_BYTES = 48 * 1024  # size of the evidence of all ended attempts; beyond, only root causes are kept
 
 
 def build_next_attempt(context: JobContext, status: JobStatus) -> AttemptRecord:
@@ -58,20 +60,33 @@ def record_start(context: JobContext) -> AttemptRecord:
 def with_record(status: JobStatus, record: AttemptRecord) -> JobStatus:
     """Replace the record of the current attempt in the status, and record the downtime before that attempt.
 
-    An ended attempt keeps the evidence of a few nodes only: etcd limits an object to 1.5 MB, and the evidence of twenty
-    attempts with a thousand nodes would need ten times that size.
+    The evidence of a large job is bounded, because etcd limits an object to 1.5 MB (decisions/409).
     """
     if record.end_time is not None:
-        record = record.model_copy(update={"evidence": select_most_relevant(record.evidence, limit=MAX_KEPT_EVIDENCE)})
+        evidence = select_most_relevant(record.evidence, limit=MAX_KEPT_EVIDENCE)
+        record = record.model_copy(update={"evidence": evidence, "evidence_summary": ()})
+    else:
+        record = store_evidence(record)
     return status.model_copy(update={"attempts": (*record_downtime(status.attempts[:-1], record), record)})
 
 
 def with_next_attempt(context: JobContext, status: JobStatus, record: AttemptRecord) -> JobStatus:
     """Append the record of a new attempt to the status, with the image and the hash of the spec that it uses."""
     record = record.model_copy(update={"spec_hash": compute_spec_hash(context.job.spec)})
-    attempts = prune_attempts((*status.attempts, record), context.now)
+    attempts = prune_attempts((*_prune_evidence(status.attempts), record), context.now)
     snapshot = renew_snapshot(context.job, context.settings)
     return status.model_copy(update={"attempt": record.attempt, "attempts": attempts, "snapshot": snapshot})
+
+
+def _prune_evidence(ended_attempts: tuple[AttemptRecord, ...]) -> tuple[AttemptRecord, ...]:
+    """Keep only the evidence of the root cause in older attempts once the newer ones fill MAX_KEPT_BYTES."""
+    remaining_bytes = MAX_KEPT_BYTES
+    kept: list[AttemptRecord] = []
+    for record in reversed(ended_attempts):
+        remaining_bytes -= measure_evidence_bytes(record.evidence)
+        evidence = record.evidence if remaining_bytes >= 0 else select_most_relevant(record.evidence, limit=1)
+        kept.append(record if evidence == record.evidence else record.model_copy(update={"evidence": evidence}))
+    return tuple(reversed(kept))
 
 
 def record_downtime(ended_attempts: tuple[AttemptRecord, ...], record: AttemptRecord) -> tuple[AttemptRecord, ...]:

@@ -11,12 +11,14 @@ from finetune_api.termination import Outcome
 from finetune_api.v1alpha1.job import FineTuneJob
 from finetune_api.v1alpha1.reasons import Reason
 from finetune_api.v1alpha1.status import (
+    MAX_LISTED_NODES,
     AttemptState,
     BatchStatus,
     JobStatus,
     NodeStatus,
     WaitStatus,
 )
+from finetune_operator import names
 from finetune_operator.core.conditions import ConditionBuilder, build_conditions, keep_transition_times
 from finetune_operator.core.pending_reasons import REJECTED_REASONS, PendingReason
 from finetune_operator.core.phase import derive_phase
@@ -39,6 +41,7 @@ def derive_status(job: FineTuneJob, context: StatusContext) -> JobStatus:
     """Return the status of the job with its derived fields: conditions, phase, waiting, progress, columns."""
     status = job.status
     nodes = context.observation.nodes_of_attempt(status.attempt) if status.attempt is not None else ()
+    existing_nodes = tuple(node for node in nodes if node.phase is not PodPhase.GONE)
     progress = find_newest_progress(status, nodes, context.observation.progress)
     status = status.model_copy(
         update={
@@ -48,7 +51,9 @@ def derive_status(job: FineTuneJob, context: StatusContext) -> JobStatus:
             "batch": _derive_batch_status(resolve_current_batch(job, context.observation)),
             "output": _derive_output(job),
             # deleted pods are omitted, because replicas with different tombstones would overwrite each other's status
-            "nodes": tuple(_derive_node_status(node) for node in nodes if node.phase is not PodPhase.GONE),
+            "nodes": _derive_node_statuses(existing_nodes),
+            "replicas": len(existing_nodes),
+            "selector": _derive_selector(job, status.attempt),
         }
     )
     phase = derive_phase(job, status, nodes)
@@ -68,14 +73,20 @@ def derive_status(job: FineTuneJob, context: StatusContext) -> JobStatus:
 
 def without_cosmetic_fields(status: JobStatus) -> JobStatus:
     """Return the status without the fields whose write may be delayed (decisions/110)."""
-    update: dict[str, object] = {"nodes": (), "display": None, "progress": None}
+    update: dict[str, object] = {"nodes": (), "replicas": 0, "display": None, "progress": None}
     if status.attempts:
         last_record = status.attempts[-1]
         decisive_evidence = tuple(
             evidence for evidence in last_record.evidence if evidence.ended and evidence.outcome != Outcome.STOPPED
         )
         record = last_record.model_copy(
-            update={"evidence": decisive_evidence, "last_step": None, "first_step": None, "first_step_time": None}
+            update={
+                "evidence": decisive_evidence,
+                "evidence_summary": (),
+                "last_step": None,
+                "first_step": None,
+                "first_step_time": None,
+            }
         )
         update["attempts"] = (*status.attempts[:-1], record)
     return status.model_copy(update=update)
@@ -113,6 +124,19 @@ def _derive_output(job: FineTuneJob) -> str | None:
     if output is None:
         return None
     return f"{output.persistent_volume_claim.claim_name}:{output.sub_path or folder}"
+
+
+def _derive_selector(job: FineTuneJob, attempt: int | None) -> str:
+    """Return the label selector of the current pods, which the scale subresource contains."""
+    selector = f"{names.JOB_UID}={job.metadata.uid}"
+    return selector if attempt is None else f"{selector},{names.ATTEMPT}={attempt}"
+
+
+def _derive_node_statuses(existing_nodes: tuple[NodeObservation, ...]) -> tuple[NodeStatus, ...]:
+    """Return the status of at most MAX_LISTED_NODES nodes by rank, preferring those that are not running."""
+    by_relevance = sorted(existing_nodes, key=lambda node: node.phase is PodPhase.RUNNING and not node.is_terminating)
+    listed_nodes = sorted(by_relevance[:MAX_LISTED_NODES], key=lambda node: node.node_rank)
+    return tuple(_derive_node_status(node) for node in listed_nodes)
 
 
 def _derive_node_status(node: NodeObservation) -> NodeStatus:

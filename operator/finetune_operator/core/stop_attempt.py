@@ -17,6 +17,7 @@ from finetune_operator.core.suspend_and_resume import record_suspension
 from finetune_operator.failures.merge_evidence import collect_initial_evidence, merge_evidence
 from finetune_operator.failures.restart_budget import plan_restart
 from finetune_operator.failures.rules import NODE_LOST_DISRUPTIONS, judge
+from finetune_operator.failures.summarise_evidence import restore_evidence
 from finetune_operator.failures.verdict import Verdict, with_verdict
 from finetune_operator.plan.run_plan import GRACE_SECONDS, RunPlan, plan_run
 
@@ -55,8 +56,9 @@ def begin_stopping(context: JobContext, reason: StopReason, *, message: str = ""
 def continue_stopping(context: JobContext) -> Decision:
     """Delete the running pods of every attempt; judge the attempt once no pod can run."""
     # add the evidence that arrived since the last pass (decisions/102)
+    recorded_evidence = restore_evidence(context.record, context.job.metadata.name)
     record = context.record.model_copy(
-        update={"evidence": merge_evidence(context.record.evidence, context.nodes), **summarise_steps(context)}
+        update={"evidence": merge_evidence(recorded_evidence, context.nodes), **summarise_steps(context)}
     )
     # judge the attempt once no process can run
     running_pods = context.running_pods()

@@ -53,6 +53,11 @@ def merge_evidence(recorded_evidence: tuple[Evidence, ...], nodes: tuple[NodeObs
     )
 
 
+def is_final(recorded: Evidence) -> bool:
+    """Return whether later observations of the node cannot change its recorded evidence."""
+    return bool(recorded.pod_name) and recorded.ended and (not recorded.deleted or recorded.reason == RESTARTED)
+
+
 def _merge_node_evidence(recorded: Evidence, node: NodeObservation | None) -> Evidence:
     if node is None:
         return recorded
@@ -60,7 +65,7 @@ def _merge_node_evidence(recorded: Evidence, node: NodeObservation | None) -> Ev
     if not recorded.pod_name and not recorded.deleted:
         return _build_observed_evidence(node)
     # keep the evidence of the first termination of a node
-    if recorded.ended and (not recorded.deleted or recorded.reason == RESTARTED):
+    if is_final(recorded):
         return recorded
     observed = node.evidence
     # a stale cache must not overwrite an observed termination

@@ -279,7 +279,7 @@ _LATEST_TIME = datetime.max.replace(tzinfo=UTC)
 
 def judge(node_evidence: Iterable[Evidence]) -> Verdict | None:
     """Return the verdict on the earliest failure that is not a victim; None if no node failed."""
-    verdicts = [judge_node(evidence) for evidence in node_evidence if not _has_succeeded(evidence)]
+    verdicts = [judge_node(evidence) for evidence in node_evidence if not has_succeeded(evidence)]
     if not verdicts:
         return None
     return min(verdicts, key=_build_sort_key)
@@ -290,7 +290,7 @@ def select_most_relevant(node_evidence: tuple[Evidence, ...], *, limit: int) -> 
     if len(node_evidence) <= limit:
         return node_evidence
     by_relevance = sorted(
-        node_evidence, key=lambda evidence: (_has_succeeded(evidence), _build_sort_key(judge_node(evidence)))
+        node_evidence, key=lambda evidence: (has_succeeded(evidence), _build_sort_key(judge_node(evidence)))
     )
     return tuple(sorted(by_relevance[:limit], key=lambda evidence: evidence.node_rank))
 
@@ -304,7 +304,8 @@ def judge_node(evidence: Evidence) -> Verdict:
     raise AssertionError("unexplained_failure matches any evidence")
 
 
-def _has_succeeded(evidence: Evidence) -> bool:
+def has_succeeded(evidence: Evidence) -> bool:
+    """Return whether the node reported success and ended with exit code 0."""
     return evidence.outcome == Outcome.SUCCEEDED and evidence.exit_code == 0
 
 

@@ -71,7 +71,7 @@ class ApiClient:
         Raises:
             ApiError: The API server returned an error or did not respond.
         """
-        request_content = None if body is None else json.dumps(body, allow_nan=False, separators=(",", ":")).encode()
+        request_content = None if body is None else encode_json(body)
         headers = {"Content-Type": "application/json"} if request_content else None
         try:
             async with self._request_session.request(
@@ -125,6 +125,12 @@ class ApiClient:
                     yield json.loads(line)
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:  # ValueError if a line is truncated
             raise _build_no_response_error("WATCH", path, error) from error
+
+
+def encode_json(body: RawBody) -> bytes:
+    """Encode as UTF-8, because escape sequences would double the size of most texts that are not in ASCII."""
+    text = json.dumps(body, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
+    return text.encode(errors="replace")  # a lone surrogate cannot be encoded
 
 
 def parse_error(status: int, content: bytes, headers: Mapping[str, str]) -> ApiError:

@@ -2,8 +2,9 @@
 
 from datetime import UTC, datetime
 
+from finetune_api.bounded_text import truncate_text, truncate_text_start
 from finetune_api.termination import Termination
-from finetune_api.v1alpha1.status import Evidence
+from finetune_api.v1alpha1.status import EVIDENCE_MESSAGE_BYTES, Evidence
 from finetune_operator.observation.ownership import RawBody, parse_time
 
 MAX_MESSAGE_CHARACTERS = 600  # maximum length of the message of a node in the status
@@ -41,9 +42,9 @@ def _select_message(
 ) -> str:
     """Return the most specific message; a termination message is truncated at its end, a log at its start."""
     if termination:
-        return termination.message[:MAX_MESSAGE_CHARACTERS]
+        return truncate_text(termination.message[:MAX_MESSAGE_CHARACTERS], EVIDENCE_MESSAGE_BYTES)
     text: str = status.get("message") or disruption.get("message") or terminated_state.get("message") or ""
-    return text.strip()[-MAX_MESSAGE_CHARACTERS:]
+    return truncate_text_start(text.strip()[-MAX_MESSAGE_CHARACTERS:], EVIDENCE_MESSAGE_BYTES)
 
 
 def _select_finish_time(terminated_state: RawBody, termination: Termination | None) -> datetime | None:

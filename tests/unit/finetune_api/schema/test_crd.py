@@ -43,9 +43,15 @@ def test_crd_contains_every_model_field() -> None:
     assert len(SCHEMAS_BY_PATH) > 150
 
 
-@pytest.mark.parametrize("keyword", ["anyOf", "$ref", "$defs", "default", "title", "const", "nullable"])
+@pytest.mark.parametrize("keyword", ["anyOf", "$ref", "$defs", "title", "const", "nullable"])
 def test_crd_contains_no_keyword_forbidden_in_structural_schemas(keyword: str) -> None:
     assert [path for path, schema in SCHEMAS_BY_PATH.items() if keyword in schema] == []
+
+
+def test_crd_contains_only_the_defaults_of_the_subresources() -> None:
+    defaults = {path: schema["default"] for path, schema in SCHEMAS_BY_PATH.items() if "default" in schema}
+
+    assert defaults == {".spec.numNodes": 1, ".status": {"observedGeneration": -1}}
 
 
 def test_every_field_has_a_type_and_a_description() -> None:
@@ -68,8 +74,19 @@ def test_defaults_appear_only_in_descriptions() -> None:
     assert find_spec_schema("lora.r")["description"] == "Rank of the adapter matrices. Default: 8."
 
 
-def test_raw_objects_preserve_unknown_fields() -> None:
-    assert find_spec_schema("podTemplate.affinity")["x-kubernetes-preserve-unknown-fields"] is True
+def test_only_the_deepspeed_config_preserves_unknown_fields() -> None:
+    free_form = [path for path, schema in SCHEMAS_BY_PATH.items() if "x-kubernetes-preserve-unknown-fields" in schema]
+
+    assert free_form == [".spec.deepspeed.config"]
+    assert find_spec_schema("deepspeed.config")["maxProperties"] == 64
+
+
+def test_kubernetes_objects_have_their_fields() -> None:
+    term = ".nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution.nodeSelectorTerms[].matchExpressions[].values"
+
+    assert find_spec_schema(f"podTemplate.affinity{term}")["maxItems"] == 32
+    assert find_spec_schema("env[].valueFrom.secretKeyRef.key")["maxLength"] == 253
+    assert find_spec_schema("volumes[].emptyDir.sizeLimit")["x-kubernetes-int-or-string"] is True
 
 
 @pytest.mark.parametrize("name", ["env", "volumes", "imagePullSecrets"])
@@ -88,8 +105,12 @@ def test_printer_columns_refer_to_status_fields() -> None:
     assert [path for path in paths if path.startswith(".status") and path not in SCHEMAS_BY_PATH] == []
 
 
-def test_status_is_the_only_subresource() -> None:
-    assert CRD_VERSION["subresources"] == {"status": {}}
+def test_scale_subresource_refers_to_existing_fields() -> None:
+    subresources = CRD_VERSION["subresources"]
+
+    assert subresources["status"] == {}
+    assert len(subresources["scale"]) == 3
+    assert [path for path in subresources["scale"].values() if path not in SCHEMAS_BY_PATH] == []
 
 
 def test_every_field_is_mutable_or_has_an_immutability_rule() -> None:

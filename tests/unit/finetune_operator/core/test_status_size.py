@@ -1,50 +1,122 @@
-"""Test that the largest possible status stays below 1.5 MB, the object size limit of etcd."""
+"""Tests that the status of the largest job stays below 256 KiB in every state, with texts of any language."""
 
 import json
+from datetime import timedelta
+from typing import Any
 
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from finetune_api.schema.status_schema import bound_status
 from finetune_api.v1alpha1.job import MAX_NODES, FineTuneJob
-from finetune_api.v1alpha1.status import AttemptState, JobStatus
+from finetune_api.v1alpha1.status import AttemptState, JobStatus, Phase
 from finetune_operator.controller.reconcile import render_status
+from finetune_operator.core.attempt_record import with_next_attempt
+from finetune_operator.core.job_context import JobContext
 from finetune_operator.failures.node_avoidance import MAX_KEPT_ATTEMPTS
+from finetune_operator.kube.api_client import encode_json
 from finetune_operator.observation.pods import Observation
-from testing.builders.jobs import RawBody, build_observation, decide_once, finished_pod, job, running_pod
+from testing.builders.jobs import (
+    NOW,
+    SETTINGS,
+    RawBody,
+    build_observation,
+    decide_once,
+    finished_pod,
+    job,
+    pod,
+    running_pod,
+    terminating_pod,
+)
 
-MAX_OBJECT_BYTES = 1_500_000
-SPEC_AND_METADATA_BYTES = 200_000
+MAX_STATUS_BYTES = 256 * 1024
+TEXTS = ("NCCL communicator was aborted. " * 40, "训练进程失败" * 200, "😀" * 1000, "\x01<&" * 500)
+ROOT_CAUSE = 700
 
 
-def failed_pod(ftjob: FineTuneJob, node_rank: int, *, attempt: int) -> RawBody:
-    """Return a failed pod with a message of maximum length; every node except node 700 is a victim."""
-    error_text = "RuntimeError: " + "NCCL communicator was aborted. " * 40
-    message = {
-        "final": True,
-        "outcome": "failed",
-        "errorType": "DistBackendError",
-        "rank": node_rank,
-        "message": error_text,
+def failed_pod(ftjob: FineTuneJob, node_rank: int, text: str, *, attempt: int) -> RawBody:
+    """Return a failed pod on a Kubernetes node with a name of maximum length; all except one node are victims."""
+    message: RawBody = {"final": True, "outcome": "failed", "errorType": "DistBackendError", "rank": node_rank}
+    message |= {
+        "message": f"RuntimeError: {text}",
+        "progress": {"step": 12345},
+        "time": NOW.timestamp() + node_rank % 7,
     }
-    message |= {"victim": True} if node_rank != 700 else {"errorType": "ValueError", "message": "bad"}
-    message |= {"time": 1767268800.0 + node_rank % 7, "progress": {"step": 12345}}
-    return finished_pod(
-        ftjob, node_rank, attempt=attempt, finishedAt="2026-01-01T12:00:00Z", message=json.dumps(message)
-    )
+    message |= {"errorType": "StorageFault"} if node_rank == ROOT_CAUSE else {"victim": True}
+    body = finished_pod(ftjob, node_rank, attempt=attempt, message=json.dumps(message))
+    body["spec"]["nodeName"] = f"n{node_rank}".ljust(253, "x")
+    return body
 
 
 def measure_status_bytes(status: JobStatus) -> int:
-    return len(json.dumps(render_status(status), separators=(",", ":")))
+    """Return the size of the status as JSON in UTF-8, in which the API server escapes < and &."""
+    content = encode_json(render_status(bound_status(status)))
+    return len(content) + 5 * sum(content.count(character) for character in (b"<", b">", b"&"))
 
 
-def test_status_of_the_largest_job_with_all_kept_attempts_fits_into_etcd() -> None:
-    ftjob, _ = decide_once(job(numNodes=MAX_NODES, restartPolicy={"maxRestarts": 99}), Observation(is_fresh=True))
-    ftjob, _ = decide_once(ftjob, build_observation(ftjob, *(running_pod(ftjob, rank) for rank in range(MAX_NODES))))
-    all_failed = build_observation(ftjob, *(failed_pod(ftjob, rank, attempt=0) for rank in range(MAX_NODES)))
-    ftjob, _ = decide_once(ftjob, all_failed)
-    assert ftjob.status.attempts[-1].state is AttemptState.STOPPING
-    stopping_bytes = measure_status_bytes(ftjob.status)
+def fail_attempt(ftjob: FineTuneJob, text: str, now: Any) -> tuple[FineTuneJob, int]:
+    """Run the current attempt until it failed; return the job and the size of its largest status."""
+    attempt = ftjob.status.attempts[-1].attempt
+    running = [running_pod(ftjob, rank, attempt=attempt) for rank in range(MAX_NODES)]
+    failed = [failed_pod(ftjob, rank, text, attempt=attempt) for rank in range(MAX_NODES)]
+    sizes = []
+    for pods in (running, failed, failed):
+        ftjob, _ = decide_once(ftjob, build_observation(ftjob, *pods), now=now)
+        ftjob = ftjob.model_copy(update={"status": bound_status(ftjob.status)})
+        sizes.append(measure_status_bytes(ftjob.status))
+    return ftjob, max(sizes)
 
-    ftjob, _ = decide_once(ftjob, all_failed)
-    ended_attempt = ftjob.status.attempts[0]
-    assert (ended_attempt.state, ended_attempt.node_rank, len(ended_attempt.evidence)) == (AttemptState.FAILED, 700, 8)
-    assert 700 in [evidence.node_rank for evidence in ended_attempt.evidence]
-    ended_attempt_bytes = len(ended_attempt.model_dump_json(by_alias=True, exclude_none=True))
-    assert stopping_bytes + (MAX_KEPT_ATTEMPTS - 1) * ended_attempt_bytes + SPEC_AND_METADATA_BYTES < MAX_OBJECT_BYTES
+
+@pytest.mark.parametrize("text", TEXTS, ids=["ascii", "chinese", "emoji", "escaped"])
+def test_status_of_the_largest_job_with_all_kept_attempts_is_below_256_kib(text: str) -> None:
+    ftjob, _ = decide_once(
+        job(name="j" * 52, numNodes=MAX_NODES, restartPolicy={"maxRestarts": 99, "maxInfrastructureRestarts": 99}),
+        Observation(is_fresh=True),
+    )
+    ftjob, first_size = fail_attempt(ftjob, text, NOW)
+    failed = ftjob.status.attempts[0]
+    assert (failed.state, failed.node_rank, len(failed.evidence)) == (AttemptState.FAILED, ROOT_CAUSE, 8)
+    # the other attempts end as the first one did, and each avoids one more Kubernetes node
+    status, next_record = ftjob.status.model_copy(update={"attempts": (failed,)}), ftjob.status.attempts[1]
+    for number in range(1, MAX_KEPT_ATTEMPTS):
+        update = {"attempt": number, "avoids": tuple(f"n{rank}".ljust(253, "x") for rank in range(number))}
+        context = JobContext(ftjob, Observation(), NOW, SETTINGS)
+        status = with_next_attempt(context, status, next_record.model_copy(update=update))
+        if number < MAX_KEPT_ATTEMPTS - 1:
+            ended = failed.model_copy(update=update)
+            status = status.model_copy(update={"attempts": (*status.attempts[:-1], ended)})
+    ftjob, last_size = fail_attempt(ftjob.model_copy(update={"status": status}), text, NOW + timedelta(days=2))
+
+    assert len(ftjob.status.attempts) == MAX_KEPT_ATTEMPTS
+    assert ftjob.status.attempts[-2].node_rank == ROOT_CAUSE
+    assert max(first_size, last_size) < MAX_STATUS_BYTES
+
+
+def test_status_lists_at_most_64_nodes_and_those_that_do_not_run_first() -> None:
+    ftjob, _ = decide_once(job(numNodes=100), Observation(is_fresh=True))
+    pods = [running_pod(ftjob, rank) for rank in range(98)]
+    pods += [pod(ftjob, 98), terminating_pod(running_pod(ftjob, 99))]
+    ftjob, _ = decide_once(ftjob, build_observation(ftjob, *pods))
+
+    assert [node.node_rank for node in ftjob.status.nodes] == [*range(62), 98, 99]
+    assert ftjob.status.replicas == 100
+
+
+@settings(max_examples=50, deadline=None)
+@given(reason=st.text(max_size=5000), message=st.text(max_size=5000), phase=st.sampled_from(("Pending", "Failed")))
+def test_hostile_pod_status_gives_a_bounded_status(reason: str, message: str, phase: str) -> None:
+    ftjob, _ = decide_once(job(), Observation(is_fresh=True))
+    waiting = {"name": "trainer", "state": {"waiting": {"reason": reason, "message": message * 9}}}
+    pods = [
+        pod(ftjob, rank, phase=phase, reason=reason, message=message * 9, containerStatuses=[waiting])
+        for rank in (0, 1)
+    ]
+    for _ in range(3):
+        ftjob, _ = decide_once(ftjob, build_observation(ftjob, *pods))
+        bounded = bound_status(ftjob.status)
+        ftjob = ftjob.model_copy(update={"status": JobStatus.model_validate(render_status(bounded))})
+        assert ftjob.status == bounded
+
+    assert isinstance(ftjob.status.phase, Phase)
+    assert measure_status_bytes(ftjob.status) < MAX_STATUS_BYTES
