@@ -90,12 +90,12 @@ class ApiClient:
         parsed: RawBody = json.loads(content)
         return parsed
 
-    async def list_pages(self, path: str, *, selector: str = "") -> AsyncIterator[RawBody]:
+    async def list_pages(self, path: str, *, selector: str = "", page_size: int = PAGE_SIZE) -> AsyncIterator[RawBody]:
         """Yield the pages of a consistent LIST.
 
         resourceVersion=0 is not used, because such a response may be older than an earlier one.
         """
-        params = {"limit": str(PAGE_SIZE), **({"labelSelector": selector} if selector else {})}
+        params = {"limit": str(page_size), **({"labelSelector": selector} if selector else {})}
         while True:
             page = await self.call("GET", path, params=params)
             yield page

@@ -149,7 +149,6 @@ class Manager:
             await self._resync_with_retries()
             await self._start_kopf(stop_event)
             group.create_task(self._watch_kopf())
-            group.create_task(self._resync_periodically())
             group.create_task(self._controller.prune_tombstones())
             self._is_started = True
             logger.info("watching", extra={"jobs": len(self._controller.jobs)})
@@ -179,6 +178,8 @@ class Manager:
             await self._election.acquire()
             election = self._election
             self._controller.start_leading(lambda: election.is_leading)
+        # List the jobs again, because a standby only watches them.
+        group.create_task(self._resync_periodically())
         logger.info("leading")
         self._metrics.leader.set(1)
         self._workers = [group.create_task(self._controller.run_worker()) for _ in range(self._options.workers)]
@@ -233,8 +234,8 @@ class Manager:
 
     async def _resync_periodically(self) -> None:
         while True:
-            await asyncio.sleep(RESYNC_INTERVAL_SECONDS)
             await self._resync_with_retries()
+            await asyncio.sleep(RESYNC_INTERVAL_SECONDS)
 
     def _add_checks(self) -> None:
         for informer in self._controller.informers:
