@@ -31,8 +31,6 @@ from finetune_operator.settings import Settings
 
 logger = logging.getLogger(__name__)
 
-# Each TLS connection needs a buffer of 256 KiB, and the API server would queue more concurrent requests anyway.
-MAX_CONNECTIONS = 32
 RESYNC_INTERVAL_SECONDS = 600.0
 RETRY_INTERVAL_SECONDS = 5.0
 DRAIN_TIMEOUT_SECONDS = 10.0
@@ -76,7 +74,7 @@ async def run_operator(options: OperatorOptions) -> None:
     async with AsyncExitStack() as stack:
         middlewares = (RequestCounter(metrics.requests),)
         request_session = await stack.enter_async_context(
-            open_session(credentials, connections=MAX_CONNECTIONS, middlewares=middlewares)
+            open_session(credentials, connections=0, middlewares=middlewares)
         )
         watch_session = await stack.enter_async_context(
             open_session(credentials, connections=0, middlewares=middlewares)
