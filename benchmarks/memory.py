@@ -22,9 +22,7 @@ from typing import Any
 import yaml
 
 from benchmarks.rig import (
-    METRICS_PORT,
     NAMESPACE,
-    TerminateOnExit,
     read_metrics,
     start_operator,
     wait_until_operator_ready,
@@ -70,21 +68,18 @@ def main() -> int:
 async def measure(*, finished: int, running: int) -> MemoryUse:
     """Start the operator with these jobs and return its memory after it has reconciled all of them."""
     api = HttpApi()
-    # a third of the attempts of a job is enough to look at one restart per job
     for number in range(finished):
         put_job(api, f"finished-{number}", is_finished=True)
     for number in range(running):
         put_job(api, f"running-{number}", is_finished=False)
-    with tempfile.TemporaryDirectory() as folder:
-        log = Path(folder, "operator.log")
-        async with serve_api(api) as url:
-            with log.open("wb") as log_file, start_operator(write_kubeconfig(Path(folder), url), log_file) as operator:
+    async with serve_api(api) as url:
+        with tempfile.TemporaryDirectory() as folder:
+            kubeconfig = write_kubeconfig(Path(folder), url)
+            with start_operator(kubeconfig, create_operator_log()) as operator:
                 await wait_until_operator_ready(timeout_seconds=600)
                 await wait_until_idle(jobs=finished + running)
                 await asyncio.sleep(SETTLE_SECONDS)
-                use = read_memory(operator.pid)
-        print(log.read_text(), file=sys.stderr, end="")
-    return use
+                return read_memory(operator.pid)
 
 
 def put_job(api: HttpApi, name: str, *, is_finished: bool) -> None:

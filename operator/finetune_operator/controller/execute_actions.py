@@ -78,7 +78,7 @@ async def _execute_all_actions(
     return _collect_rejected_creates(results)
 
 
-def _collect_rejected_creates(results: Iterable[bool | None | BaseException]) -> tuple[RejectedCreate, ...]:
+def _collect_rejected_creates(results: Iterable[bool | BaseException | None]) -> tuple[RejectedCreate, ...]:
     rejected_creates = []
     for result in results:
         if isinstance(result, NameTaken):

@@ -104,7 +104,7 @@ def _pack(body: RawBody) -> CachedJob:
     status = body.get("status") or {}
     attempt = status.get("attempt")
     return CachedJob(
-        content=json.dumps(project_job(body), separators=(",", ":"), ensure_ascii=False).encode(),
+        content=json.dumps(project_job(body), separators=(",", ":"), ensure_ascii=False).encode(errors="surrogatepass"),
         version=body["metadata"]["resourceVersion"],
         attempt=attempt if isinstance(attempt, int) else None,
         phase=status.get("phase", "Queued"),

@@ -37,7 +37,8 @@ def decide_degraded(
     """
     spec, metadata = job.get("spec") or {}, job["metadata"]
     if status.completion_time is not None:
-        ttl = _read_seconds({"ttlSecondsAfterFinished": default_ttl_seconds, **spec}, "ttlSecondsAfterFinished")
+        field = "ttlSecondsAfterFinished"
+        ttl = _read_seconds(spec if spec.get(field) is not None else {field: default_ttl_seconds}, field)
         has_expired = ttl is not None and now >= status.completion_time + ttl
         delete_job = (DeleteJob(metadata["uid"]),) if has_expired else ()
         return Decision(status, (*_delete_pods(pods, ABORT_GRACE_SECONDS), *delete_job), requeue_after=RETRY_INTERVAL)
