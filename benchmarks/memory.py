@@ -1,7 +1,7 @@
 """Measures the operator's memory with many finished and running jobs, without a cluster.
 
 Starts the operator as a process against the in-memory API server of testing.fakes, waits until it has listed
-everything and reconciled every job once, and prints resident and peak memory.
+everything and reconciled every job once, and prints resident and peak memory (VmRSS and VmHWM of /proc).
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import yaml
 
 from benchmarks.rig import (
     NAMESPACE,
+    create_operator_log,
     read_metrics,
     start_operator,
     wait_until_operator_ready,

@@ -34,6 +34,13 @@ class SlowWebhook:
         return web.json_response({"method": request.method})
 
 
+class RejectingWebhook(SlowWebhook):
+    """Server that rejects every request."""
+
+    async def respond(self, request: web.Request) -> web.Response:
+        return build_status_response(403, "Forbidden", f"{request.method} denied")
+
+
 @asynccontextmanager
 async def connect_to(webhook: SlowWebhook) -> AsyncIterator[ApiClient]:
     app = web.Application()
@@ -82,13 +89,7 @@ async def test_the_timeout_of_a_request_does_not_include_the_wait_for_a_slot(mon
 
 
 async def test_a_slot_is_free_again_after_an_error() -> None:
-    webhook = SlowWebhook()
-
-    async def reject(_: web.Request) -> web.Response:
-        return build_status_response(403, "Forbidden", "denied")
-
-    webhook.respond = reject  # type: ignore[method-assign]
-    async with connect_to(webhook) as client:
+    async with connect_to(RejectingWebhook()) as client:
         for _ in range(MAX_CREATES + 1):
             with pytest.raises(api_client.ApiError, match="denied"):
                 await asyncio.wait_for(client.call("POST", PODS_PATH, body={}), timeout=30)
