@@ -57,9 +57,11 @@ search: setup ## search more histories for violated invariants; HISTORIES=100000
 demo: setup ## run a job on two nodes of a throwaway cluster until it is Complete; ARGS=--keep keeps the cluster
 	@$(RUN) -m testing.demo $(ARGS)
 
-.PHONY: bench bench-recovery soak bench-trainer bench-failures bench-gpu
+.PHONY: bench bench-memory bench-recovery soak bench-trainer bench-failures bench-gpu
 bench: setup ## measure reconcile latency and throughput on a real API server; ARGS="--jobs 1000 --nodes 2 --no-floor" for many jobs
 	@$(RUN) -m benchmarks $(ARGS)
+bench-memory: setup ## measure the operator's memory without a cluster; ARGS="--finished 10000 --running 1000"
+	@$(RUN) -m benchmarks.memory $(ARGS)
 bench-recovery: setup ## measure the recovery time after the kill of a rank, by stage, with real pods
 	@$(RUN) -m benchmarks.recovery $(ARGS)
 soak: setup ## run jobs with faults while the operator is killed every minute; MINUTES=30 JOBS=500

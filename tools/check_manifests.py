@@ -25,6 +25,7 @@ CHART_SETTINGS: dict[str, tuple[str, ...]] = {
         'tolerations=[{"key":"control-plane","operator":"Exists"}]',
         'priorityClassName="system-cluster-critical"',
         'extraArgs=["--log-level=debug"]',
+        'defaults={"ttlSecondsAfterFinished":2592000}',
         'podMonitor={"enabled":true,"labels":{"release":"prometheus"}}',
         'networkPolicy={"enabled":true,"namespaces":["a","b"],"metricsFrom":[{"namespaceSelector":{}}]}',
     ),

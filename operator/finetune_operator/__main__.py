@@ -53,6 +53,11 @@ def parse_flags(arguments: Sequence[str], environment: Mapping[str, str]) -> arg
 
     add_flag("--trainer-image", "image of jobs without spec.image")
     add_flag("--cluster-domain", "DNS domain of the cluster", default="cluster.local")
+    add_flag(
+        "--default-ttl-seconds",
+        "seconds until finished jobs without spec.ttlSecondsAfterFinished are deleted; empty: never",
+        parse=_parse_ttl_seconds,
+    )
     add_flag("--kubeconfig", "kubeconfig, for running outside of a cluster")
     add_flag("--context", "context of the kubeconfig")
     add_flag("--metrics-port", "port of /metrics, /healthz and /readyz", default="8080", parse=int)
@@ -87,6 +92,7 @@ def build_options(flags: argparse.Namespace) -> OperatorOptions:
             version=_read_version(),
             supervisor=pack_supervisor(),
             cluster_domain=flags.cluster_domain,
+            default_ttl_seconds=flags.default_ttl_seconds,
         ),
         namespaces=tuple(dict.fromkeys(flags.namespaces)),
         kubeconfig=flags.kubeconfig or None,
@@ -109,6 +115,14 @@ def _parse_positive_integer(text: str) -> int:
     if (number := int(text)) < 1:
         raise argparse.ArgumentTypeError(f"{text}: must be at least 1")
     return number
+
+
+def _parse_ttl_seconds(text: str) -> int | None:
+    if not text:
+        return None
+    if not text.isdecimal() or not text.isascii():
+        raise argparse.ArgumentTypeError(f"{text}: must be a number of seconds, or empty to keep finished jobs")
+    return int(text)
 
 
 def _parse_log_level(text: str) -> str:

@@ -12,3 +12,4 @@ class Settings:
     supervisor: str = ""  # base64-encoded zip file, used by jobs with a command; empty if no pods are created
     cluster_domain: str = "cluster.local"
     on_cluster: bool = True  # False in local mode, without memory limits and other Kubernetes nodes
+    default_ttl_seconds: int | None = None  # of finished jobs without spec.ttlSecondsAfterFinished; None keeps them

@@ -105,6 +105,13 @@ class HttpApi:
         self._oldest_version = self._version
         self._history.clear()
 
+    def restore(self, version: int) -> None:
+        """Go back to an earlier resourceVersion with the current objects, as after a restore of etcd from a backup."""
+        self._version = version
+        self._oldest_version = 0
+        self._history.clear()
+        self.close_watches()
+
     def send(self, event: RawBody) -> None:
         """Send an event, such as a BOOKMARK, to all watch streams."""
         for queue in self._watchers:

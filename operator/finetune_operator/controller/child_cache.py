@@ -8,6 +8,7 @@ from typing import NamedTuple
 from finetune_operator import names
 from finetune_operator.controller.tombstones import Tombstone, prune_tombstones
 from finetune_operator.observation.ownership import RawBody
+from finetune_operator.observation.projection import project_ended_pod
 
 
 class JobKey(NamedTuple):
@@ -48,6 +49,13 @@ class ChildCache:
     def pods(self, key: JobKey) -> tuple[RawBody, ...]:
         """Return the existing pods of all attempts of the job."""
         return tuple(self._pods.get(key, {}).values())
+
+    def reduce_ended_pods(self, key: JobKey) -> tuple[RawBody, ...]:
+        """Replace the ended pods of a finished job by their identities, and return the replacements."""
+        pods = self._pods.get(key, {})
+        reduced_pods = [reduced for pod in pods.values() if "spec" in pod and (reduced := project_ended_pod(pod))]
+        pods.update({pod["metadata"]["uid"]: pod for pod in reduced_pods})
+        return tuple(reduced_pods)
 
     def services(self, key: JobKey) -> tuple[RawBody, ...]:
         """Return the existing services of the job."""

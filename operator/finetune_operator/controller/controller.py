@@ -7,7 +7,7 @@ from collections.abc import Callable
 from datetime import timedelta
 
 from finetune_operator import names
-from finetune_operator.controller.child_cache import ChildCache, JobKey
+from finetune_operator.controller.child_cache import ChildCache, JobKey, get_owning_job_key
 from finetune_operator.controller.gather import CachedState
 from finetune_operator.controller.job_cache import JobCache, get_job_key, get_namespaced_name
 from finetune_operator.controller.progress_poller import ProgressPoller
@@ -16,9 +16,11 @@ from finetune_operator.controller.workqueue import QueueClosed, WorkQueue
 from finetune_operator.kube.api_client import ApiClient
 from finetune_operator.kube.cluster import ClusterError, Conflict, NotFound, collection_path, read_job
 from finetune_operator.kube.informer import Informer
+from finetune_operator.kube.resource_versions import check_version_order
 from finetune_operator.metrics import Metrics
 from finetune_operator.observation.ownership import RawBody
 from finetune_operator.observation.pods import RejectedCreate
+from finetune_operator.observation.projection import project_ended_pod, project_pod, project_service
 
 logger = logging.getLogger(__name__)
 
@@ -31,6 +33,7 @@ class LeaseLost(Exception):
 LABEL_SELECTOR = names.JOB_UID
 TOMBSTONE_PRUNE_INTERVAL_SECONDS = 60.0
 DEBOUNCE_SECONDS = 0.02
+JOB_PAGE_SIZE = 50  # of a LIST of jobs, each of which may have more than a MB
 DEGRADED_AFTER_ERRORS = 3  # consecutive unexpected errors
 Namespaces = tuple[str, ...] | tuple[None]  # (None,) means the whole cluster
 
@@ -54,12 +57,27 @@ class Controller:
         self.queue: WorkQueue[JobKey] = WorkQueue(on_wait=metrics.queue_wait.observe)
         self.children = ChildCache(on_change=self.enqueue_debounced, current_attempt=self.jobs.current_attempt)
         self.progress_poller = ProgressPoller(self.jobs, self.children, on_progress=self.enqueue)
-        handlers = (("Pod", self.children.on_pod_event), ("Service", self.children.on_service_event))
-        self.informers = tuple(
-            Informer(api, collection_path(kind, namespace), selector=LABEL_SELECTOR, on_change=on_change)
-            for kind, on_change in handlers
+        self._pod_informers = {
+            namespace: Informer(
+                api,
+                collection_path("Pod", namespace),
+                selector=LABEL_SELECTOR,
+                on_change=self.children.on_pod_event,
+                project=self._project_pod,
+            )
+            for namespace in namespaces
+        }
+        service_informers = (
+            Informer(
+                api,
+                collection_path("Service", namespace),
+                selector=LABEL_SELECTOR,
+                on_change=self.children.on_service_event,
+                project=project_service,
+            )
             for namespace in namespaces
         )
+        self.informers = (*self._pod_informers.values(), *service_informers)
 
     def enqueue(self, key: JobKey) -> None:
         """Enqueue a known job if this replica leads; a standby enqueues all jobs when it starts leading."""
@@ -73,7 +91,7 @@ class Controller:
 
     def on_job_event(self, body: RawBody) -> None:
         """Store an added or modified job, and enqueue it if it is newer than the cached one."""
-        if self.jobs.store_if_newer(body):
+        if self._store_job(body):
             self.enqueue(get_job_key(body))
 
     def on_job_deleted(self, key: JobKey) -> None:
@@ -88,16 +106,25 @@ class Controller:
         self._status_written_at.pop(key, None)
 
     async def resync_jobs(self) -> None:
-        """Compare the cache with a LIST to find changes that kopf's watch missed, such as deletions between watches."""
+        """Compare the cache with a LIST to find changes that kopf's watch missed, such as deletions between watches.
+
+        Raises:
+            ApiError: The jobs could not be listed.
+            StateRolledBack: The API server went back to an earlier state.
+        """
         for namespace in self._namespaces:
-            listed_jobs: list[RawBody] = []
+            path = collection_path(names.FINETUNEJOB_KIND, namespace)
+            known_version = self.jobs.newest_version()
+            listed_keys: set[JobKey] = set()
             version = ""
-            async for page in self._api.list_pages(collection_path(names.FINETUNEJOB_KIND, namespace)):
-                listed_jobs.extend(page["items"])
+            async for page in self._api.list_pages(path, page_size=JOB_PAGE_SIZE):
                 version = page["metadata"]["resourceVersion"]
-            for body in listed_jobs:
-                self.on_job_event(body)
-            for key in self.jobs.find_missing_jobs(listed_jobs, list_version=version):
+                check_version_order(path, known_version=known_version, current_version=version)
+                for body in page["items"]:
+                    self.jobs.check_listed_version(body, list_version=version)
+                    self.on_job_event(body)
+                    listed_keys.add(get_job_key(body))
+            for key in self.jobs.find_missing_jobs(listed_keys, list_version=version):
                 if namespace in (None, key.namespace):
                     self.on_job_deleted(key)
 
@@ -173,7 +200,7 @@ class Controller:
         self.queue.reset_backoff(key)
         self._last_errors.pop(key, None)
         self._count_restarts(job, result.job)
-        self.jobs.store_if_newer(result.job)
+        self._store_job(result.job)
         if result.job is not job:  # this pass wrote the status, even if the watch delivered it earlier
             self._status_written_at[key] = time.monotonic()
         self._rejected_creates[key] = result.rejected_creates
@@ -187,11 +214,26 @@ class Controller:
         try:
             job = await read_job(self._api, job)
             result = await reconcile_degraded(self._dependencies, job, self._cached_state(key), problem=problem)
-            self.jobs.store_if_newer(result.job)
+            self._store_job(result.job)
         except NotFound:
             self.on_job_deleted(key)
         except Exception:  # as in _run_pass
             logger.exception("degraded pass failed", extra={"job": get_namespaced_name(job)})
+
+    def _store_job(self, body: RawBody) -> bool:
+        """Store a job if it is newer than the cached one. Of the pods of a finished job, only identities are kept."""
+        is_newer, key = self.jobs.store_if_newer(body), get_job_key(body)
+        if is_newer and self.jobs.is_finished(key):
+            informer = self._pod_informers.get(key.namespace) or self._pod_informers.get(None)
+            for pod in self.children.reduce_ended_pods(key):
+                if informer is not None:
+                    informer.replace(pod)
+        return is_newer
+
+    def _project_pod(self, pod: RawBody) -> RawBody:
+        key = get_owning_job_key(pod)
+        is_finished = key is not None and self.jobs.is_finished(key)
+        return (project_ended_pod(pod) if is_finished else None) or project_pod(pod)
 
     def _cached_state(self, key: JobKey) -> CachedState:
         written_at = self._status_written_at.get(key)

@@ -1,6 +1,7 @@
 """Executes the actions of a decision as concurrent API requests and returns the rejected creates."""
 
 import asyncio
+from collections.abc import Iterable
 from datetime import datetime
 
 from finetune_api.v1alpha1.job import ObjectMeta
@@ -15,8 +16,12 @@ from finetune_operator.core.actions import (
     DeleteService,
     EmitEvent,
 )
-from finetune_operator.kube.cluster import Cluster, CreateRejected, NameTaken, ObjectRef
+from finetune_operator.kube.cluster import Cluster, ClusterError, CreateRejected, NameTaken, ObjectRef
 from finetune_operator.observation.pods import RejectedCreate
+
+# The limits apply to each job, so that slow admission webhooks in one namespace delay other jobs little.
+MAX_CONCURRENT_POD_CREATES = 16
+POD_CREATE_SECONDS = 20.0  # no create of a pass starts later; the next pass continues
 
 
 async def execute_actions(
@@ -28,12 +33,35 @@ async def execute_actions(
         ClusterError: A request failed for a reason other than a rejected create; all other requests have ended.
     """
     other_actions = [action for action in actions if not _creates_pod(action)]
-    pod_creates = [action for action in actions if _creates_pod(action)]
+    pod_creates = [action for action in actions if isinstance(action, Create) and _creates_pod(action)]
     rejected_creates = await _execute_all_actions(cluster, job, other_actions, now)
     # do not create pods that would mount a foreign ConfigMap (decisions/111)
     if any(rejected.kind == "ConfigMap" for rejected in rejected_creates):
         return rejected_creates
-    return (*rejected_creates, *await _execute_all_actions(cluster, job, pod_creates, now))
+    return (*rejected_creates, *await _create_pods(cluster, pod_creates))
+
+
+async def _create_pods(cluster: Cluster, creates: list[Create]) -> tuple[RejectedCreate, ...]:
+    """Create pods within the limits of one pass and return the rejected creates.
+
+    Raises:
+        ClusterError: A create failed for another reason, or the time was too short for all of them.
+    """
+    slots, loop = asyncio.Semaphore(MAX_CONCURRENT_POD_CREATES), asyncio.get_running_loop()
+    deadline = loop.time() + POD_CREATE_SECONDS
+
+    async def create(action: Create) -> bool:
+        async with slots:
+            if loop.time() >= deadline:
+                return False
+            await cluster.create(action.manifest)
+            return True
+
+    results = await asyncio.gather(*(create(action) for action in creates), return_exceptions=True)
+    rejected_creates = _collect_rejected_creates(results)
+    if (delayed := results.count(False)) and not rejected_creates:
+        raise ClusterError(f"{delayed} of {len(creates)} pods are created later, because each create takes long")
+    return rejected_creates
 
 
 def _creates_pod(action: Action) -> bool:
@@ -47,6 +75,10 @@ async def _execute_all_actions(
     results = await asyncio.gather(
         *(_execute_action(cluster, job, action, now) for action in actions), return_exceptions=True
     )
+    return _collect_rejected_creates(results)
+
+
+def _collect_rejected_creates(results: Iterable[bool | BaseException | None]) -> tuple[RejectedCreate, ...]:
     rejected_creates = []
     for result in results:
         if isinstance(result, NameTaken):

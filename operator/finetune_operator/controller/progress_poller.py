@@ -92,15 +92,28 @@ class ProgressPoller:
         self._clear_failures(key)
 
     async def run(self, *, interval_seconds: float = POLL_INTERVAL_SECONDS) -> None:
-        """Poll all jobs every `interval_seconds`, until cancelled."""
-        connector = aiohttp.TCPConnector(limit=MAX_CONCURRENT_POLLS, force_close=True)
-        async with aiohttp.ClientSession(connector=connector, timeout=POLL_TIMEOUT) as session:
+        """Poll all jobs every `interval_seconds`, until cancelled.
+
+        Pods that did not respond to their last poll are polled separately, so that they do not delay the others.
+        """
+        connector = aiohttp.TCPConnector(limit=2 * MAX_CONCURRENT_POLLS, force_close=True)
+
+        async def poll_repeatedly(selects: Callable[[JobKey], bool]) -> None:
             while True:
-                await self.poll_all(session)
+                await self.poll_all(session, selects=selects)
                 await asyncio.sleep(interval_seconds)
 
-    async def poll_all(self, session: aiohttp.ClientSession) -> None:
-        """Poll node rank 0 of every running job once."""
+        async with (
+            aiohttp.ClientSession(connector=connector, timeout=POLL_TIMEOUT) as session,
+            asyncio.TaskGroup() as group,
+        ):
+            group.create_task(poll_repeatedly(lambda key: key not in self._failing_since))
+            group.create_task(poll_repeatedly(lambda key: key in self._failing_since))
+
+    async def poll_all(
+        self, session: aiohttp.ClientSession, *, selects: Callable[[JobKey], bool] = lambda _: True
+    ) -> None:
+        """Poll node rank 0 of every running job that is selected once."""
         # the request timeout includes waiting for a free connection, but not waiting for this semaphore
         semaphore = asyncio.Semaphore(MAX_CONCURRENT_POLLS)
 
@@ -118,7 +131,7 @@ class ProgressPoller:
         # jobs whose node rank 0 no longer runs are not unreachable
         for key in self._failing_since.keys() - {target.key for target in targets}:
             self._clear_failures(key)
-        await asyncio.gather(*(poll(target) for target in targets))
+        await asyncio.gather(*(poll(target) for target in targets if selects(target.key)))
 
     def _find_targets(self) -> list[PollTarget]:
         targets = []

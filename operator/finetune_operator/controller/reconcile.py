@@ -130,7 +130,8 @@ async def reconcile_degraded(
     if job["metadata"].get("deletionTimestamp") is not None:
         return PassResult(job)
     pods = select_controlled_objects(job["metadata"]["uid"], cached.pods)
-    decision = decide_degraded(job, status, pods, dependencies.now(), problem=problem)
+    ttl_seconds = dependencies.settings.default_ttl_seconds
+    decision = decide_degraded(job, status, pods, dependencies.now(), problem=problem, default_ttl_seconds=ttl_seconds)
     return await _carry_out(dependencies, job, status, decision)
 
 

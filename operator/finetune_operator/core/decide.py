@@ -275,7 +275,7 @@ def _clean_up_finished_job(context: JobContext) -> Decision:
     status = acknowledge_generation(context.status, context.job.metadata.generation)
     kept_by_sidecars, requeue_after = context.find_pods_kept_by_sidecars()
     actions = context.build_deletions([*context.running_pods(), *kept_by_sidecars], ABORT_GRACE_SECONDS)
-    ttl, ended = context.job.spec.ttl_seconds_after_finished, context.status.completion_time
+    ttl, ended = context.ttl_seconds, context.status.completion_time
     if ttl is None or ended is None:
         return Decision(status, actions, requeue_after=requeue_after)
     remaining = ended + timedelta(seconds=ttl) - context.now

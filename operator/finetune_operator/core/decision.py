@@ -59,6 +59,6 @@ def _find_earliest_requeue(context: JobContext, status: JobStatus, requeue_after
         delays += [deadline - context.now for deadline in start_deadlines if deadline is not None]
     if (timeout_at := deadlines.pending_timeout_at(context, status.waiting)) is not None:
         delays.append(timeout_at - context.now)
-    if status.completion_time is not None and context.job.spec.ttl_seconds_after_finished is not None:
-        delays.append(timedelta(seconds=context.job.spec.ttl_seconds_after_finished))
+    if status.completion_time is not None and context.ttl_seconds is not None:
+        delays.append(timedelta(seconds=context.ttl_seconds))
     return min((delay for delay in delays if delay > timedelta()), default=None)

@@ -22,15 +22,23 @@ _MAX_SECONDS = 10 * 365 * 86_400  # longer limits count as absent
 
 
 def decide_degraded(
-    job: RawBody, status: JobStatus, pods: Iterable[RawBody], now: datetime, *, problem: str
+    job: RawBody,
+    status: JobStatus,
+    pods: Iterable[RawBody],
+    now: datetime,
+    *,
+    problem: str,
+    default_ttl_seconds: int | None = None,
 ) -> Decision:
     """Return the decision with a Stalled condition that states the problem.
 
     pods: the live pods that the job controls.
+    default_ttl_seconds: applies if the spec has no ttlSecondsAfterFinished; None keeps the finished job.
     """
     spec, metadata = job.get("spec") or {}, job["metadata"]
     if status.completion_time is not None:
-        ttl = _read_seconds(spec, "ttlSecondsAfterFinished")
+        field = "ttlSecondsAfterFinished"
+        ttl = _read_seconds(spec if spec.get(field) is not None else {field: default_ttl_seconds}, field)
         has_expired = ttl is not None and now >= status.completion_time + ttl
         delete_job = (DeleteJob(metadata["uid"]),) if has_expired else ()
         return Decision(status, (*_delete_pods(pods, ABORT_GRACE_SECONDS), *delete_job), requeue_after=RETRY_INTERVAL)

@@ -43,6 +43,12 @@ class JobContext:
         """Reason why pods of the current attempt do not start; None without such a pod or an attempt."""
         return find_pending_reason(self.job, self.observation, self.nodes, self.now) if self.status.attempts else None
 
+    @property
+    def ttl_seconds(self) -> int | None:
+        """Time after which the finished job is deleted, by default that of the operator; None keeps the job."""
+        own_ttl = self.job.spec.ttl_seconds_after_finished
+        return self.settings.default_ttl_seconds if own_ttl is None else own_ttl
+
     def running_pods(self) -> list[NodeObservation]:
         """Return the pods of all attempts in which a process may still run."""
         return [node for node in self.observation.live_nodes() if node.may_run(self.now)]

@@ -12,6 +12,9 @@ from finetune_operator.observation.ownership import RawBody
 RETRY_DELAYS_SECONDS = (0.1, 0.5)  # delays before the two retries; the work queue handles longer outages
 MAX_RETRY_AFTER_SECONDS = 2.0  # the work queue handles a longer Retry-After
 PAGE_SIZE = 500
+# Each TLS connection needs a buffer of 256 KiB, and the API server would queue more concurrent requests anyway.
+MAX_CREATES = 32  # concurrent POST requests, which admission webhooks of one namespace may delay for long
+MAX_OTHER_REQUESTS = 32
 REQUEST_TIMEOUT = aiohttp.ClientTimeout(total=30, sock_connect=5)
 WATCH_READ_TIMEOUT_SECONDS = 90.0  # the API server sends a bookmark every 60 seconds
 NO_RESPONSE = 0
@@ -29,7 +32,11 @@ class ApiError(Exception):
 
 
 class ApiClient:
-    """JSON client for the API server. Requests share a bounded connection pool; each watch has its own connection."""
+    """JSON client for the API server, with separate limits of concurrent creates and of other requests.
+
+    request_session: a session without a limit of connections, because the timeout of aiohttp includes the wait for a
+    free connection. The limits of this class are applied before the timeout of a request begins.
+    """
 
     def __init__(
         self, server: str, *, request_session: aiohttp.ClientSession, watch_session: aiohttp.ClientSession
@@ -37,6 +44,8 @@ class ApiClient:
         self._server = server.rstrip("/")
         self._request_session = request_session
         self._watch_session = watch_session
+        self._create_slots = asyncio.Semaphore(MAX_CREATES)
+        self._other_slots = asyncio.Semaphore(MAX_OTHER_REQUESTS)
 
     async def call(
         self,
@@ -73,15 +82,19 @@ class ApiClient:
         """
         request_content = None if body is None else encode_json(body)
         headers = {"Content-Type": "application/json"} if request_content else None
+        slots = self._create_slots if method == "POST" else self._other_slots
         try:
-            async with self._request_session.request(
-                method,
-                self._server + path,
-                data=request_content,
-                params=params,
-                headers=headers,
-                timeout=REQUEST_TIMEOUT,
-            ) as response:
+            async with (
+                slots,
+                self._request_session.request(
+                    method,
+                    self._server + path,
+                    data=request_content,
+                    params=params,
+                    headers=headers,
+                    timeout=REQUEST_TIMEOUT,
+                ) as response,
+            ):
                 content = await response.read()
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise _build_no_response_error(method, path, error) from error
@@ -90,12 +103,12 @@ class ApiClient:
         parsed: RawBody = json.loads(content)
         return parsed
 
-    async def list_pages(self, path: str, *, selector: str = "") -> AsyncIterator[RawBody]:
+    async def list_pages(self, path: str, *, selector: str = "", page_size: int = PAGE_SIZE) -> AsyncIterator[RawBody]:
         """Yield the pages of a consistent LIST.
 
         resourceVersion=0 is not used, because such a response may be older than an earlier one.
         """
-        params = {"limit": str(PAGE_SIZE), **({"labelSelector": selector} if selector else {})}
+        params = {"limit": str(page_size), **({"labelSelector": selector} if selector else {})}
         while True:
             page = await self.call("GET", path, params=params)
             yield page

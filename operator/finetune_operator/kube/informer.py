@@ -6,7 +6,8 @@ import random
 import time
 from collections.abc import Callable
 
-from finetune_operator.kube.api_client import ApiClient, ApiError
+from finetune_operator.kube.api_client import WATCH_READ_TIMEOUT_SECONDS, ApiClient, ApiError
+from finetune_operator.kube.resource_versions import check_version_order
 from finetune_operator.observation.ownership import RawBody
 
 logger = logging.getLogger(__name__)
@@ -26,7 +27,15 @@ class Informer:
     Objects are indexed by uid, so an object that is recreated under its name causes a deletion and an addition.
     """
 
-    def __init__(self, api: ApiClient, path: str, *, selector: str, on_change: ChangeHandler) -> None:
+    def __init__(
+        self,
+        api: ApiClient,
+        path: str,
+        *,
+        selector: str,
+        on_change: ChangeHandler,
+        project: Callable[[RawBody], RawBody] = lambda body: body,
+    ) -> None:
         self.path = path
         self.synced = asyncio.Event()
         self.last_contact = time.monotonic()  # time of the last data from the API server
@@ -34,17 +43,29 @@ class Informer:
         self._api = api
         self._selector = selector
         self._on_change = on_change
+        self._project = project  # reduces an object to the fields that are cached
         self._objects: dict[str, RawBody] = {}
         self._version: str | None = None  # resourceVersion of the next watch; None requires a LIST
+        self._newest_version = ""  # the last resourceVersion of any response
         self._failures = 0
         self._last_error = ""  # message of the last error, empty after a success
+
+    def replace(self, body: RawBody) -> None:
+        """Replace the cached body of this version of an object, for example by a smaller one, without a report."""
+        cached = self._objects.get(body["metadata"]["uid"])
+        if cached is not None and cached["metadata"]["resourceVersion"] == body["metadata"]["resourceVersion"]:
+            self._objects[body["metadata"]["uid"]] = body
 
     def seconds_since_activity(self) -> float:
         """Return the seconds since the last received data or failed request."""
         return time.monotonic() - self.last_activity
 
     async def run(self) -> None:
-        """List and watch the collection until cancelled."""
+        """List and watch the collection until cancelled.
+
+        Raises:
+            StateRolledBack: The API server went back to an earlier state.
+        """
         while True:
             started_at = time.monotonic()
             retry_after = 0.0
@@ -65,14 +86,16 @@ class Informer:
         async for page in self._api.list_pages(self.path, selector=self._selector):
             self._record_contact()
             version = page["metadata"]["resourceVersion"]
+            check_version_order(self.path, known_version=self._newest_version, current_version=version)
             kind, api_version = page["kind"].removesuffix("List"), page["apiVersion"]
             for item in page["items"]:  # a LIST omits kind and apiVersion of its items
-                listed_objects[item["metadata"]["uid"]] = {"kind": kind, "apiVersion": api_version, **item}
+                body = self._project({"kind": kind, "apiVersion": api_version, **item})
+                listed_objects[item["metadata"]["uid"]] = body
         for uid in self._objects.keys() - listed_objects.keys():
             self._on_change(self._objects.pop(uid), None)
         for body in listed_objects.values():
             self._store(body)
-        self._version = version
+        self._version = self._newest_version = version
         self.synced.set()
 
     async def _watch(self) -> None:
@@ -82,15 +105,15 @@ class Informer:
             body = event["object"]
             match event["type"]:
                 case "ADDED" | "MODIFIED":
-                    self._store(body)
+                    self._store(self._project(body))
                 case "DELETED":
-                    self._remove(body)
+                    self._remove(self._project(body))
                 case "ERROR":
                     raise ApiError(body.get("message", "watch failed"), status=body.get("code", 500))
-            self._version = body["metadata"]["resourceVersion"]  # a BOOKMARK contains only the resourceVersion
+            # a BOOKMARK contains only the resourceVersion
+            self._version = self._newest_version = body["metadata"]["resourceVersion"]
 
     def _store(self, body: RawBody) -> None:
-        body["metadata"].pop("managedFields", None)  # managedFields are unused and account for half the size of a pod
         uid = body["metadata"]["uid"]
         cached = self._objects.get(uid)
         if cached is None or cached["metadata"]["resourceVersion"] != body["metadata"]["resourceVersion"]:
@@ -99,7 +122,6 @@ class Informer:
 
     def _remove(self, body: RawBody) -> None:
         """Remove the object and report the body from the watch event, which may be newer than the cached body."""
-        body["metadata"].pop("managedFields", None)
         if self._objects.pop(body["metadata"]["uid"], None) is not None:
             self._on_change(body, None)
 
@@ -107,6 +129,9 @@ class Informer:
         self._failures += 1
         # the error is usually 410 Gone, because the resourceVersion is too old
         if 400 <= error.status < 500 and error.status != 429:
+            self._version = None
+        # without even a bookmark, the version may be unknown to the API server, which then sends nothing for long
+        if time.monotonic() - self.last_contact >= WATCH_READ_TIMEOUT_SECONDS:
             self._version = None
         level = logging.INFO if error.status == STATUS_GONE else logging.WARNING
         if error.message == self._last_error:

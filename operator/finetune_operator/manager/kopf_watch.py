@@ -14,12 +14,13 @@ import aiohttp
 import kopf
 
 from finetune_operator import names
-from finetune_operator.controller.controller import Controller
+from finetune_operator.controller.controller import JOB_PAGE_SIZE, Controller
 from finetune_operator.controller.job_cache import get_job_key
 
 WATCH_SECONDS = 300  # must be an integer, because the API server rejects "300.0"
 MAX_BACKOFF_SECONDS = 5.0
 RELOGIN_SECONDS = 2.0
+WORKER_IDLE_SECONDS = 0.2
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,9 @@ def build_settings() -> kopf.OperatorSettings:
     settings.networking.request_timeout = 30.0
     settings.networking.connect_timeout = 5.0
     settings.watching.server_timeout = WATCH_SECONDS
+    settings.watching.chunk_size = JOB_PAGE_SIZE
+    # kopf keeps a task per job until this time after the last event; the first LIST starts one for every job
+    settings.queueing.idle_timeout = WORKER_IDLE_SECONDS
     # no shutdown timeout is needed, because the grace period of the pod limits the shutdown
     settings.process.ultimate_exiting_timeout = None
     return settings

@@ -31,8 +31,6 @@ from finetune_operator.settings import Settings
 
 logger = logging.getLogger(__name__)
 
-# Each TLS connection needs a buffer of 256 KiB, and the API server would queue more concurrent requests anyway.
-MAX_CONNECTIONS = 32
 RESYNC_INTERVAL_SECONDS = 600.0
 RETRY_INTERVAL_SECONDS = 5.0
 DRAIN_TIMEOUT_SECONDS = 10.0
@@ -76,7 +74,7 @@ async def run_operator(options: OperatorOptions) -> None:
     async with AsyncExitStack() as stack:
         middlewares = (RequestCounter(metrics.requests),)
         request_session = await stack.enter_async_context(
-            open_session(credentials, connections=MAX_CONNECTIONS, middlewares=middlewares)
+            open_session(credentials, connections=0, middlewares=middlewares)
         )
         watch_session = await stack.enter_async_context(
             open_session(credentials, connections=0, middlewares=middlewares)
@@ -149,7 +147,6 @@ class Manager:
             await self._resync_with_retries()
             await self._start_kopf(stop_event)
             group.create_task(self._watch_kopf())
-            group.create_task(self._resync_periodically())
             group.create_task(self._controller.prune_tombstones())
             self._is_started = True
             logger.info("watching", extra={"jobs": len(self._controller.jobs)})
@@ -179,6 +176,8 @@ class Manager:
             await self._election.acquire()
             election = self._election
             self._controller.start_leading(lambda: election.is_leading)
+        # List the jobs again, because a standby only watches them.
+        group.create_task(self._resync_periodically())
         logger.info("leading")
         self._metrics.leader.set(1)
         self._workers = [group.create_task(self._controller.run_worker()) for _ in range(self._options.workers)]
@@ -233,8 +232,8 @@ class Manager:
 
     async def _resync_periodically(self) -> None:
         while True:
-            await asyncio.sleep(RESYNC_INTERVAL_SECONDS)
             await self._resync_with_retries()
+            await asyncio.sleep(RESYNC_INTERVAL_SECONDS)
 
     def _add_checks(self) -> None:
         for informer in self._controller.informers:

@@ -75,6 +75,15 @@ def test_images_are_configurable(helm: Path) -> None:
     assert container["env"] == [{"name": "FINETUNE_TRAINER_IMAGE", "value": "registry.example/trainer:v9"}]
 
 
+@pytest.mark.parametrize(("seconds", "value"), [("2592000", ["2592000"]), ("0", ["0"]), ("null", [])])
+def test_default_ttl_is_passed_to_the_operator_if_it_is_set(helm: Path, seconds: str, value: list[str]) -> None:
+    documents = render_documents(helm, f'defaults={{"ttlSecondsAfterFinished":{seconds}}}')
+
+    (deployment,) = (document for document in documents if document["kind"] == "Deployment")
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    assert [e["value"] for e in container["env"] if e["name"] == "FINETUNE_DEFAULT_TTL_SECONDS"] == value
+
+
 def test_training_pods_accept_traffic_only_from_peers_operator_and_scrapers(helm: Path) -> None:
     scraper = {"podSelector": {"matchLabels": {"app": "prometheus"}}}
     settings = json.dumps({"enabled": True, "metricsFrom": [scraper]})
@@ -108,7 +117,16 @@ def test_network_policies_are_disabled_by_default(helm: Path) -> None:
     assert "NetworkPolicy" not in list_kinds(render_documents(helm, 'watchNamespaces=["a"]'))
 
 
-@pytest.mark.parametrize("setting", ['replicas="two"', "replicaCount=2", "watchNamespaces=[1]", 'image="x:v1"'])
+@pytest.mark.parametrize(
+    "setting",
+    [
+        'replicas="two"',
+        "replicaCount=2",
+        "watchNamespaces=[1]",
+        'image="x:v1"',
+        'defaults={"ttlSecondsAfterFinished":"30d"}',
+    ],
+)
 def test_invalid_value_is_rejected(helm: Path, setting: str) -> None:
     with pytest.raises(subprocess.CalledProcessError):
         render_chart(helm, setting)

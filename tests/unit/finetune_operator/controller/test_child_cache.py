@@ -136,3 +136,17 @@ def test_pruning_is_bounded_ordered_and_idempotent(
     assert len([t for t in retained if t.attempt != current_attempt]) <= MAX_OLD_TOMBSTONES
     names_before = {t.pod["metadata"]["name"] for t in tombstones if t.attempt == current_attempt}
     assert names_before == {t.pod["metadata"]["name"] for t in retained if t.attempt == current_attempt}
+
+
+def test_ended_pods_are_reduced_once_and_other_pods_stay() -> None:
+    cache = CacheUnderTest()
+    running = pod("a-0-1", spec={}, status={"phase": "Running"})
+    for body in (pod("a-0-0", spec={"nodeName": "n"}, status={"phase": "Failed", "message": "x"}), running):
+        cache.children.on_pod_event(None, body)
+
+    (reduced,) = cache.children.reduce_ended_pods(KEY)
+
+    assert (reduced["metadata"]["name"], reduced["status"]) == ("a-0-0", {"phase": "Failed"})
+    assert cache.children.pods(KEY) == (reduced, running)
+    assert cache.children.reduce_ended_pods(KEY) == ()
+    assert cache.children.reduce_ended_pods(JobKey("default", "unknown")) == ()

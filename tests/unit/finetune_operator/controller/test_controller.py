@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from finetune_operator.controller.controller import Controller, LeaseLost
+from finetune_operator.controller.controller import JOB_PAGE_SIZE, Controller, LeaseLost
 from finetune_operator.controller.job_cache import get_job_key
 from finetune_operator.controller.reconcile import PassDependencies
 from finetune_operator.kube.cluster import KubernetesCluster
+from finetune_operator.kube.resource_versions import StateRolledBack
 from finetune_operator.metrics import Metrics
 from finetune_operator.observation.ownership import RawBody
 from testing.builders.jobs import SETTINGS, spec
@@ -221,6 +222,60 @@ async def test_resync_detects_jobs_and_deletions_that_the_watch_missed() -> None
         await controller.resync_jobs()
         assert get_job_key(deleted) not in controller.jobs
         await wait_until(lambda: "new-0-0" in list_pod_names(api))
+
+
+async def test_resync_compares_page_by_page() -> None:
+    api = HttpApi()
+    for number in range(JOB_PAGE_SIZE + 1):
+        put_job(api, f"job-{number}")
+    async with running_controller(api, is_leader=False) as (controller, _):
+        assert len(controller.jobs) == JOB_PAGE_SIZE + 1
+        api.remove("finetunejobs", "job-7", silently=True)
+        await controller.resync_jobs()
+        assert len(controller.jobs) == JOB_PAGE_SIZE
+
+
+async def test_resync_detects_that_etcd_was_restored() -> None:
+    api = HttpApi()
+    put_job(api, "a")
+    async with running_controller(api, is_leader=False) as (controller, _):
+        api.restore(50)
+        with pytest.raises(StateRolledBack, match="to 50"):
+            await controller.resync_jobs()
+
+
+async def test_resync_detects_a_restored_job_after_the_versions_have_caught_up() -> None:
+    api = HttpApi()
+    put_job(api, "a")
+    async with running_controller(api, is_leader=False) as (controller, _):
+        api.restore(50)
+        put_job(api, "a", spec=spec(suspend=True))  # version 51
+        api.restore(5000)
+        with pytest.raises(StateRolledBack, match=r"default/a: .* to 51"):
+            await controller.resync_jobs()
+
+
+async def test_only_the_identity_of_the_ended_pods_of_a_finished_job_is_cached() -> None:
+    api = HttpApi()
+    async with running_controller(api, is_leader=False) as (controller, _):
+        job = put_job(api, "a")
+        controller.on_job_event(job)
+        for rank in range(2):
+            put_ended_pod(api, job, f"a-0-{rank}")
+        await wait_until(lambda: len(controller.children.pods(get_job_key(job))) == 2)
+        assert all("spec" in pod for pod in controller.children.pods(get_job_key(job)))
+        controller.on_job_event(put_job(api, "a", status={"completionTime": "2026-01-01T00:00:00Z"}))
+        put_ended_pod(api, job, "a-0-2")
+        await wait_until(lambda: len(controller.children.pods(get_job_key(job))) == 3)
+        [pod_informer, _] = controller.informers
+        cached_pods = controller.children.pods(get_job_key(job))
+        assert [set(pod) for pod in cached_pods] == [{"metadata", "status"}] * 3
+        assert {id(pod) for pod in pod_informer._objects.values()} == {id(pod) for pod in cached_pods}
+
+
+def put_ended_pod(api: HttpApi, job: RawBody, name: str) -> None:
+    labels = {"finetune.dev/job-uid": job["metadata"]["uid"]}
+    api.put("pods", {"metadata": {"name": name, "labels": labels}, "spec": {}, "status": {"phase": "Succeeded"}})
 
 
 async def test_pods_of_an_unknown_job_are_cached_but_not_enqueued() -> None:

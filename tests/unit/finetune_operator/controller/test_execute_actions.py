@@ -1,5 +1,6 @@
 """Tests of the API requests that execute the actions of a decision."""
 
+import asyncio
 import contextlib
 from datetime import timedelta
 
@@ -7,11 +8,14 @@ import pytest
 
 from finetune_api.v1alpha1.status import AttemptState
 from finetune_operator import names
+from finetune_operator.controller import execute_actions
+from finetune_operator.controller.execute_actions import MAX_CONCURRENT_POD_CREATES
 from finetune_operator.kube.cluster import ClusterError, CreateRejected, NameTaken
 from finetune_operator.observation.pods import RejectedCreate
 from testing.builders.jobs import (
     NOW,
     UID,
+    RawBody,
     finished_pod,
     job,
     running_pod,
@@ -90,3 +94,38 @@ async def test_next_attempt_deletes_the_config_map_of_the_previous_attempt() -> 
     await run_pass(cluster, build_raw_job(status), build_cached_state())
 
     assert f"delete ConfigMap {names.config_map_name('bert', UID, 0)}" in cluster.requests
+
+
+class SlowCluster(RecordingCluster):
+    """Cluster whose creates of pods take 10 ms each."""
+
+    open_creates = 0
+    most_open_creates = 0
+
+    async def create(self, manifest: RawBody) -> None:
+        await super().create(manifest)
+        if manifest["kind"] == "Pod":
+            self.open_creates += 1
+            self.most_open_creates = max(self.most_open_creates, self.open_creates)
+            await asyncio.sleep(0.01)
+            self.open_creates -= 1
+
+
+async def test_a_job_has_a_limited_number_of_creates_in_flight() -> None:
+    cluster = SlowCluster()
+    nodes = 3 * MAX_CONCURRENT_POD_CREATES
+    await run_pass(cluster, build_raw_job(compute_status_after_observations(numNodes=nodes), numNodes=nodes))
+
+    assert cluster.most_open_creates == MAX_CONCURRENT_POD_CREATES
+    assert len(list_create_requests(cluster)) == nodes + 2
+
+
+async def test_a_pass_ends_although_creates_are_slow_and_the_next_pass_continues(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(execute_actions, "POD_CREATE_SECONDS", 0.005)  # less than one create takes
+    cluster, nodes = SlowCluster(), 3 * MAX_CONCURRENT_POD_CREATES
+    with pytest.raises(ClusterError, match=f"{nodes - MAX_CONCURRENT_POD_CREATES} of {nodes} pods are created later"):
+        await run_pass(cluster, build_raw_job(compute_status_after_observations(numNodes=nodes), numNodes=nodes))
+
+    assert len(list_create_requests(cluster)) == MAX_CONCURRENT_POD_CREATES + 2

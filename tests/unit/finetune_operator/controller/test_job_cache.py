@@ -6,6 +6,7 @@ import pytest
 
 from finetune_operator.controller.child_cache import JobKey
 from finetune_operator.controller.job_cache import JobCache, get_namespaced_name
+from finetune_operator.kube.resource_versions import StateRolledBack
 from finetune_operator.observation.ownership import RawBody
 
 KEY = JobKey("default", "u1")
@@ -50,20 +51,62 @@ def test_recreated_job_of_the_same_name_has_a_different_key() -> None:
     assert set(jobs) == {KEY, JobKey("default", "u2")}
 
 
-def test_managed_fields_are_not_stored() -> None:
+@pytest.mark.parametrize("field", ["managedFields", "annotations", "labels"])
+def test_unused_metadata_is_not_stored(field: str) -> None:
     jobs = JobCache()
     delivered = job_body("1")
-    delivered["metadata"]["managedFields"] = [{"manager": "kubectl"}]
+    delivered["metadata"][field] = {"kubectl.kubernetes.io/last-applied-configuration": "{}"}
     jobs.store_if_newer(delivered)
     assert jobs.get(KEY) == job_body("1")
-    assert "managedFields" in delivered["metadata"], "kopf's object must not be modified"
+    assert field in delivered["metadata"], "kopf's object must not be modified"
+
+
+def test_a_change_of_the_returned_body_does_not_change_the_cache() -> None:
+    jobs = JobCache()
+    jobs.store_if_newer(job_body("1", status={"attempt": 0}))
+    body = jobs.get(KEY)
+    assert body is not None
+    body["status"]["attempt"] = 7
+    assert jobs.get(KEY) == job_body("1", status={"attempt": 0})
+
+
+def test_text_that_is_not_valid_unicode_is_stored() -> None:
+    jobs = JobCache()
+    jobs.store_if_newer(job_body("1", spec={"name": "\ud800"}))
+    assert jobs.get(KEY) == job_body("1", spec={"name": "\ud800"})
+
+
+def test_a_listed_job_older_than_the_cached_one_is_detected_unless_it_was_stored_after_the_list() -> None:
+    jobs = JobCache()
+    jobs.store_if_newer(job_body("1000"))
+    jobs.check_listed_version(job_body("900"), list_version="999")  # our own write after the LIST
+    jobs.check_listed_version(job_body("1000"), list_version="1500")
+    jobs.check_listed_version(job_body("7", uid="unknown"), list_version="1500")
+    with pytest.raises(StateRolledBack, match="default/a: the API server went back from resourceVersion 1000 to 900"):
+        jobs.check_listed_version(job_body("900"), list_version="1500")
+
+
+def test_the_newest_version_is_the_largest_number() -> None:
+    jobs = JobCache()
+    assert jobs.newest_version() == ""
+    for version, uid in (("9", "a"), ("10", "b"), ("zebra", "c")):
+        jobs.store_if_newer(job_body(version, uid=uid))
+    assert jobs.newest_version() == "10"
+
+
+@pytest.mark.parametrize(("status", "is_finished"), [({}, False), ({"completionTime": "2026-01-01T00:00:00Z"}, True)])
+def test_a_job_with_a_completion_time_is_finished(status: RawBody, is_finished: bool) -> None:
+    jobs = JobCache()
+    jobs.store_if_newer(job_body("1", status=status))
+    assert jobs.is_finished(KEY) is is_finished
+    assert not jobs.is_finished(JobKey("default", "unknown"))
 
 
 def test_jobs_not_in_a_list_are_missing_unless_newer_than_the_list() -> None:
     jobs = JobCache()
     for version, uid in (("5", "listed"), ("6", "deleted"), ("12", "newer than the list")):
         jobs.store_if_newer(job_body(version, uid=uid))
-    missing = jobs.find_missing_jobs([job_body("5", uid="listed")], list_version="10")
+    missing = jobs.find_missing_jobs({JobKey("default", "listed")}, list_version="10")
     assert missing == (JobKey("default", "deleted"),)
 
 

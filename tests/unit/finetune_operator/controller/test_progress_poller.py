@@ -12,6 +12,7 @@ from aiohttp import web
 
 from finetune_api.v1alpha1.status import Progress
 from finetune_operator import names
+from finetune_operator.controller import progress_poller
 from finetune_operator.controller.child_cache import ChildCache, JobKey
 from finetune_operator.controller.job_cache import JobCache
 from finetune_operator.controller.progress_poller import (
@@ -175,10 +176,22 @@ def test_only_node_0_of_the_current_attempt_is_polled(pods: tuple[RawBody, ...],
     assert find_rank_zero_host(pods, job_uid="u", attempt=1) == host
 
 
+def add_silent_job(setup: "PollerUnderTest", uid: str) -> None:
+    """Add a job whose pod did not respond to its last poll."""
+    key, metadata = JobKey("default", uid), {"name": "a", "namespace": "default", "uid": uid, "resourceVersion": "1"}
+    setup.jobs.store_if_newer({"metadata": metadata, "status": {"attempt": 1}})
+    silent_pod = pod(address="localhost", uid=uid)
+    silent_pod["metadata"]["labels"][names.JOB_UID] = uid
+    silent_pod["metadata"]["ownerReferences"][0]["uid"] = uid
+    setup.children.on_pod_event(None, silent_pod)
+    setup.poller._failing_since[key] = (f"localhost:{setup.port}", 0.0)
+
+
 class PollerUnderTest:
     """Progress poller with one job, whose only pod serves its status on this port."""
 
     def __init__(self, port: int) -> None:
+        self.port = port
         self.clock = 0.0
         self.advanced: list[JobKey] = []
         self.jobs = JobCache()
@@ -284,3 +297,29 @@ async def test_pods_are_polled_at_fixed_intervals() -> None:
             for _ in range(3):
                 await polls.acquire()
         task.cancel()
+
+
+async def test_pods_that_do_not_respond_do_not_delay_the_polls_of_other_pods(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress_poller, "POLL_TIMEOUT", aiohttp.ClientTimeout(total=5))
+    monkeypatch.setattr(progress_poller, "MAX_CONCURRENT_POLLS", 2)
+    polls = asyncio.Semaphore(0)
+    silent_polls = 0
+
+    async def respond(request: web.Request) -> web.Response:
+        nonlocal silent_polls
+        if request.host.startswith("localhost"):
+            silent_polls += 1
+            await asyncio.sleep(60)
+        polls.release()
+        return status_response(progress={"step": 1})
+
+    async with run_status_server(respond) as port:
+        setup = PollerUnderTest(port)
+        for number in range(4):
+            add_silent_job(setup, f"silent-{number}")
+        task = asyncio.create_task(setup.poller.run(interval_seconds=0.01))
+        async with asyncio.timeout(4):  # less than the timeout of one poll
+            for _ in range(20):
+                await polls.acquire()
+        task.cancel()
+    assert silent_polls == 2

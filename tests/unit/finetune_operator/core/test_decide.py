@@ -1,6 +1,7 @@
 """Tests of decide() during the lifecycle of a job."""
 
 import json
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -13,6 +14,7 @@ from finetune_operator.core.pending_reasons import CREATE_CONTAINER_TIMEOUT, IMA
 from finetune_operator.observation.pods import Claim, Observation, RejectedCreate
 from testing.builders.jobs import (
     NOW,
+    SETTINGS,
     build_observation,
     decide_once,
     finished_pod,
@@ -185,6 +187,19 @@ def test_finished_job_is_deleted_only_after_its_ttl() -> None:
     assert decide_once(completed, build_observation(ftjob, *success), now=NOW + timedelta(seconds=30))[1].actions == (
         DeleteJob(ftjob.metadata.uid),
     )
+
+
+@pytest.mark.parametrize(("own_ttl", "deleted_at"), [(None, 60), (30, 30), (90, 90)], ids=["unset", "less", "more"])
+def test_default_ttl_of_the_operator_applies_unless_the_job_has_its_own(own_ttl: int | None, deleted_at: int) -> None:
+    settings = replace(SETTINGS, default_ttl_seconds=60)
+    ftjob = build_running_job(ttlSecondsAfterFinished=own_ttl)
+    success = [finished_pod(ftjob, rank, exit_code=0, message=termination_message("succeeded")) for rank in (0, 1)]
+    completed, decision = decide_once(ftjob, build_observation(ftjob, *success), settings=settings)
+    assert decision.requeue_after == timedelta(seconds=deleted_at)
+    for seconds in (deleted_at - 1, deleted_at):
+        now = NOW + timedelta(seconds=seconds)
+        _, decision = decide_once(completed, build_observation(ftjob, *success), now=now, settings=settings)
+        assert decision.actions == ((DeleteJob(ftjob.metadata.uid),) if seconds == deleted_at else ())
 
 
 def test_job_stopped_early_is_complete_and_reports_the_kept_weights() -> None:

@@ -65,6 +65,17 @@ def test_a_finished_job_is_deleted_after_its_ttl() -> None:
     assert DeleteJob("uid-1") in decide(finished, ttlSecondsAfterFinished=60, seconds=60).actions
 
 
+@pytest.mark.parametrize(("own_ttl", "deleted_at"), [(None, 60), (30, 30), (90, 90)], ids=["unset", "less", "more"])
+def test_default_ttl_applies_unless_the_job_has_its_own(own_ttl: int | None, deleted_at: int) -> None:
+    finished = RUNNING.model_copy(update={"completion_time": NOW})
+    body = {"metadata": {"uid": "uid-1"}, "spec": {} if own_ttl is None else {"ttlSecondsAfterFinished": own_ttl}}
+
+    for seconds in (deleted_at - 1, deleted_at):
+        now = NOW + timedelta(seconds=seconds)
+        decision = decide_degraded(body, finished, (), now, problem="x", default_ttl_seconds=60)
+        assert (DeleteJob("uid-1") in decision.actions) is (seconds == deleted_at)
+
+
 @pytest.mark.parametrize("value", ["60", -1, 10**30, 1.5, True, None, {"a": 1}])
 def test_time_limit_with_an_invalid_type_or_value_is_ignored(value: object) -> None:
     decision = decide(activeDeadlineSeconds=value, ttlSecondsAfterFinished=value, suspend="true", seconds=1e6)

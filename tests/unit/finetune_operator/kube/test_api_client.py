@@ -1,6 +1,98 @@
-"""Tests of the encoding of request bodies."""
+"""Tests of the encoding of requests, and of the limits of concurrent ones while an admission webhook is slow."""
 
-from finetune_operator.kube.api_client import encode_json
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from finetune_operator.kube import api_client
+from finetune_operator.kube.api_client import MAX_CREATES, MAX_OTHER_REQUESTS, ApiClient, encode_json
+from finetune_operator.kube.credentials import ClusterCredentials, open_session
+from testing.fakes.http_api import build_status_response
+
+STATUS_PATH = "/apis/finetune.dev/v1alpha1/namespaces/other/finetunejobs/a/status"
+PODS_PATH = "/api/v1/namespaces/slow/pods"
+
+
+class SlowWebhook:
+    """Server that answers creates only after `release` is set, and other requests at once."""
+
+    def __init__(self) -> None:
+        self.release = asyncio.Event()
+        self.open_creates = 0
+        self.most_open_creates = 0
+
+    async def respond(self, request: web.Request) -> web.Response:
+        if request.method == "POST":
+            self.open_creates += 1
+            self.most_open_creates = max(self.most_open_creates, self.open_creates)
+            await self.release.wait()
+            self.open_creates -= 1
+        return web.json_response({"method": request.method})
+
+
+class RejectingWebhook(SlowWebhook):
+    """Server that rejects every request."""
+
+    async def respond(self, request: web.Request) -> web.Response:
+        return build_status_response(403, "Forbidden", f"{request.method} denied")
+
+
+@asynccontextmanager
+async def connect_to(webhook: SlowWebhook) -> AsyncIterator[ApiClient]:
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", webhook.respond)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    try:
+        async with open_session(ClusterCredentials(server=url), connections=0) as session:
+            yield ApiClient(url, request_session=session, watch_session=session)
+    finally:
+        await runner.cleanup()
+
+
+async def wait_for_open_creates(webhook: SlowWebhook) -> None:
+    async with asyncio.timeout(30):  # only reached if the test fails
+        while webhook.open_creates < MAX_CREATES:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+async def test_status_writes_and_deletes_do_not_wait_for_slow_creates() -> None:
+    webhook = SlowWebhook()
+    async with connect_to(webhook) as client:
+        creates = [asyncio.create_task(client.call("POST", PODS_PATH, body={})) for _ in range(3 * MAX_CREATES)]
+        await wait_for_open_creates(webhook)
+        others = [client.call("PUT", STATUS_PATH, body={}) for _ in range(2 * MAX_OTHER_REQUESTS)]
+        async with asyncio.timeout(30):  # only reached if the test fails
+            await asyncio.gather(*others, client.call("DELETE", f"{PODS_PATH}/a"))
+        assert not any(create.done() for create in creates)
+        webhook.release.set()
+        await asyncio.gather(*creates)
+    assert webhook.most_open_creates == MAX_CREATES
+
+
+async def test_the_timeout_of_a_request_does_not_include_the_wait_for_a_slot(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(api_client, "REQUEST_TIMEOUT", aiohttp.ClientTimeout(total=0.5))
+    monkeypatch.setattr(api_client, "MAX_CREATES", 1)
+    webhook = SlowWebhook()
+    async with connect_to(webhook) as client:
+        webhook.release.set()
+        async with client._create_slots:  # the only slot is in use for longer than the timeout
+            waiting_create = asyncio.create_task(client.call_once("POST", PODS_PATH, body={}))
+            await asyncio.sleep(1.0)
+        assert await waiting_create == {"method": "POST"}
+
+
+async def test_a_slot_is_free_again_after_an_error() -> None:
+    async with connect_to(RejectingWebhook()) as client:
+        for _ in range(MAX_CREATES + 1):
+            with pytest.raises(api_client.ApiError, match="denied"):
+                await asyncio.wait_for(client.call("POST", PODS_PATH, body={}), timeout=30)
 
 
 def test_texts_are_encoded_in_utf_8() -> None:

@@ -13,6 +13,7 @@ import pytest
 from finetune_operator.kube import api_client, credentials
 from finetune_operator.kube import informer as informer_module
 from finetune_operator.kube.informer import Informer
+from finetune_operator.kube.resource_versions import StateRolledBack
 from finetune_operator.observation.ownership import RawBody
 from testing.fakes.api_client import serve_and_connect
 from testing.fakes.dead_peer import drop_incoming_packets_of_process
@@ -255,12 +256,58 @@ async def test_changes_in_other_namespaces_are_not_reported() -> None:
     assert recorder.changes == ["added a", "added d"]
 
 
-async def test_managed_fields_are_not_stored() -> None:
+async def test_only_the_projection_of_an_object_is_cached_and_reported() -> None:
+    def project(body: RawBody) -> RawBody:
+        return {"metadata": {name: body["metadata"][name] for name in ("name", "uid", "resourceVersion")}}
+
     api = HttpApi()
-    api.put("pods", {"metadata": {"name": "a", "labels": LABELS, "managedFields": [{"manager": "kubelet"}]}})
-    async with running_informer(api) as (_, recorder):
-        [body] = recorder.objects.values()
-        assert "managedFields" not in body["metadata"]
+    put_pod(api, "listed", spec={"nodeName": "n"})
+    recorder = ChangeRecorder()
+    async with serve_and_connect(api) as server:
+        informer = Informer(server, "/api/v1/pods", selector="managed=test", on_change=recorder.record, project=project)
+        task = asyncio.create_task(informer.run())
+        await wait_until(lambda: api.open_watch_count == 1)
+        put_pod(api, "watched", spec={"nodeName": "n"})
+        await wait_until(lambda: len(recorder.objects) == 2)
+        task.cancel()
+    for cached in (recorder.objects, informer._objects):
+        assert [set(body) for body in cached.values()] == [{"metadata"}, {"metadata"}]
+
+
+async def test_a_replacement_of_another_version_is_ignored() -> None:
+    api = HttpApi()
+    pod = put_pod(api, "a")
+    async with running_informer(api) as (informer, recorder):
+        uid, metadata = pod["metadata"]["uid"], pod["metadata"]
+        informer.replace({"metadata": {**metadata, "resourceVersion": "1"}})
+        informer.replace({"metadata": {**metadata, "uid": "unknown"}})
+        assert informer._objects[uid]["kind"] == "Pod"
+        informer.replace({"metadata": metadata})
+        assert informer._objects == {uid: {"metadata": metadata}}
+    assert recorder.changes == ["added a"]
+
+
+async def test_a_list_older_than_an_earlier_response_ends_the_informer() -> None:
+    api = HttpApi()
+    put_pod(api, "a")
+    async with serve_and_connect(api) as server:
+        informer = Informer(server, "/api/v1/pods", selector="managed=test", on_change=lambda *_: None)
+        task = asyncio.create_task(informer.run())
+        await wait_until(lambda: api.open_watch_count == 1)
+        api.faults.append(ScriptedFault("GET", "pods", 410))
+        api.restore(50)
+        with pytest.raises(StateRolledBack, match="went back from resourceVersion 101 to 50"):
+            await asyncio.wait_for(task, 60)
+
+
+async def test_a_watch_without_a_bookmark_is_followed_by_a_list(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a restore of etcd, a watch at a version of the lost state delivers nothing."""
+    monkeypatch.setattr(api_client, "WATCH_READ_TIMEOUT_SECONDS", 0.2)
+    monkeypatch.setattr(informer_module, "WATCH_READ_TIMEOUT_SECONDS", 0.2)
+    api = HttpApi()
+    async with running_informer(api):
+        await wait_until(lambda: api.open_watch_count == 1)
+        await wait_until(lambda: len([r for r in api.find_requests("GET", "pods") if "watch" not in r.params]) == 2)
 
 
 async def test_watch_delivers_objects_of_one_megabyte() -> None:

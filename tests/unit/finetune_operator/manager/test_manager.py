@@ -19,7 +19,7 @@ import yaml
 from finetune_operator.__main__ import build_options, parse_flags
 from finetune_operator.observation.ownership import RawBody
 from testing.builders.jobs import spec
-from testing.fakes.http_api import HttpApi, ScriptedFault, serve_api
+from testing.fakes.http_api import HttpApi, RecordedRequest, ScriptedFault, serve_api
 
 REPOSITORY = Path(__file__).parents[4]
 
@@ -237,6 +237,30 @@ async def test_permanent_error_of_the_job_watch_ends_the_process(tmp_path: Path)
     assert api.objects["leases", "default", "finetune-operator"]["spec"]["holderIdentity"] == ""
 
 
+async def test_restore_of_etcd_from_a_backup_ends_the_process(tmp_path: Path) -> None:
+    """Watches at a version of the lost state deliver nothing, so the operator reads everything anew after a restart."""
+    api = HttpApi()
+    async with serve_api(api) as url, running_operator(url, tmp_path) as operator:
+        await wait_until(lambda: operator.has_logged("leading") and api.open_watch_count == 3)
+        api.faults.append(ScriptedFault("GET", "pods", 410))
+        api.restore(1)
+        assert await asyncio.wait_for(operator.process.wait(), 30) == 1
+    assert "etcd was restored from a backup" in json.dumps(operator.records)
+    assert api.objects["leases", "default", "finetune-operator"]["spec"]["holderIdentity"] == ""
+
+
+async def test_jobs_are_listed_again_in_small_pages_once_a_standby_leads(tmp_path: Path) -> None:
+    api = HttpApi()
+    async with serve_api(api) as url, running_operator(url, tmp_path) as operator:
+        await wait_until(lambda: operator.has_logged("leading"))
+        await wait_until(lambda: len(list_job_lists(api)) == 3)  # at the start, by kopf, and as the leader
+    assert {request.params["limit"] for request in list_job_lists(api)} == {"50"}
+
+
+def list_job_lists(api: HttpApi) -> list[RecordedRequest]:
+    return [request for request in api.find_requests("GET", "finetunejobs") if "watch" not in request.params]
+
+
 async def test_operator_waits_and_logs_a_warning_if_the_crd_is_missing(tmp_path: Path) -> None:
     api = HttpApi()
     api.faults.append(ScriptedFault("GET", "", 404, times=1))
@@ -252,6 +276,10 @@ async def test_operator_waits_and_logs_a_warning_if_the_crd_is_missing(tmp_path:
     [
         pytest.param(["--trainer-image", ""], "--trainer-image is missing", id="no image"),
         pytest.param(["--workers", "0"], "--workers: 0: must be at least 1", id="no workers"),
+        pytest.param(
+            ["--default-ttl-seconds", "1d"], "1d: must be a number of seconds, or empty", id="TTL with a unit"
+        ),
+        pytest.param(["--default-ttl-seconds", "-1"], "-1: must be a number of seconds, or empty", id="negative TTL"),
         pytest.param(["--log-level", "loud"], "--log-level: loud: must be one of", id="unknown level"),
     ],
 )
@@ -278,6 +306,12 @@ def test_flags_override_environment_variables() -> None:
     options = build_options(parse_flags(flags, environment))
     assert (options.settings.trainer_image, options.namespaces) == ("flag", ("three",))
     assert (options.leader_election, options.workers) == (True, 4)
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("", None), ("0", 0), ("86400", 86400)])
+def test_default_ttl_is_read_from_the_environment(text: str, seconds: int | None) -> None:
+    environment = {"FINETUNE_TRAINER_IMAGE": "x", "FINETUNE_DEFAULT_TTL_SECONDS": text}
+    assert build_options(parse_flags([], environment)).settings.default_ttl_seconds == seconds
 
 
 async def test_a_missing_kubeconfig_ends_the_process_with_a_message(tmp_path: Path) -> None:
