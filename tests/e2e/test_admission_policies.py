@@ -26,6 +26,8 @@ POLICIES = {
         "requiredPodLabels": [{"name": QUEUE, "values": ["small", "large"]}],
     },
 }
+NO_LIMITS = {"maxGpus": 1000, "images": [], "requiredPodLabels": []}
+UNRESTRICTED_NAMESPACE = "default"  # PodSecurity would reject some pods first in a namespace with the level restricted
 TOKEN = {"name": "token", "projected": {"sources": [{"serviceAccountToken": {"path": "token"}}]}}
 
 
@@ -40,12 +42,11 @@ def policies(deployment: OperatorInstallation) -> Iterator[None]:
     """Enable the policies for this module, and wait until the API server enforces all of them."""
     configure(deployment, POLICIES)
     wait_for_rejection(deployment, build_job(image="elsewhere.example/trainer"))
-    for change in ({"hostNetwork": True}, {}):
-        wait_for_rejection(deployment, build_pod({}, owned=bool(change), **change), OPERATOR)
-    wait_for_rejection(deployment, build_service({}), OPERATOR)
+    for body in (build_pod(owned=False), build_pod(hostNetwork=True), build_service()):
+        wait_for_rejection(deployment, body, OPERATOR)
     yield
-    configure(deployment, {"operator": {"enabled": False}, "jobs": {"maxGpus": None}})
     deployment.install_operator()
+    wait_until_accepted(deployment, build_job(podTemplate={}))
 
 
 def wait_for_rejection(deployment: OperatorInstallation, body: RawBody, *options: str) -> None:
@@ -57,71 +58,75 @@ def wait_for_rejection(deployment: OperatorInstallation, body: RawBody, *options
 
 def find_rejection(deployment: OperatorInstallation, body: RawBody, *options: str) -> str | None:
     """Return the API server's error message for a create, or None if it accepts the object."""
+    namespace = body["metadata"].get("namespace", deployment.namespace)
+    arguments = ("create", "--dry-run=server", "-f", "-", "--namespace", namespace, *options)
     try:
-        deployment.kubectl("create", "--dry-run=server", "-f", "-", *options, stdin=yaml.safe_dump(body))
+        deployment.kubectl(*arguments, stdin=yaml.safe_dump(body))
     except RuntimeError as error:
         return str(error)
     return None
 
 
 def build_job(**fields: Any) -> RawBody:
-    job_spec = spec(suspend=True, podTemplate={"labels": {QUEUE: "small"}}, **fields)
+    job_spec = spec(**{"suspend": True, "podTemplate": {"labels": {QUEUE: "small"}}, **fields})
     metadata = {"name": f"limits-{secrets.token_hex(3)}"}
     return {"apiVersion": "finetune.dev/v1alpha1", "kind": "FineTuneJob", "metadata": metadata, "spec": job_spec}
 
 
-def build_pod(metadata: RawBody, *, owned: bool = True, **fields: Any) -> RawBody:
-    """Build the operator's own pod of a node with changed spec fields."""
+def build_pod(*, owned: bool = True, namespace: str = UNRESTRICTED_NAMESPACE, **fields: Any) -> RawBody:
+    """Build the operator's own pod of a node with changed spec fields; `volumes` are added."""
     body = pod(parsed_job(), 0)
     del body["status"], body["metadata"]["uid"], body["spec"]["nodeName"]
-    body["metadata"].update({"namespace": "finetune-jobs", **metadata})
+    body["metadata"]["namespace"] = namespace
     if not owned:
         del body["metadata"]["ownerReferences"]
-    body["spec"].update(fields)
+    volumes = [*body["spec"]["volumes"], *fields.pop("volumes", ())]
+    (container,) = body["spec"]["containers"]
+    container["ports"] = []  # with hostNetwork, ports would have to be ports of the host
+    container["securityContext"] = fields.pop("containerSecurityContext", {})
+    body["spec"].update(fields, volumes=volumes)
     return body
 
 
-def build_service(spec_fields: RawBody) -> RawBody:
-    metadata = build_pod({})["metadata"]
-    return {"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": {"ports": [{"port": 80}], **spec_fields}}
+def build_service(**fields: Any) -> RawBody:
+    service_spec = {"ports": [{"port": 80}], **fields}
+    return {"apiVersion": "v1", "kind": "Service", "metadata": build_pod()["metadata"], "spec": service_spec}
+
+
+CONFIG_MAP = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": build_pod(owned=False)["metadata"]}
 
 
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        pytest.param(build_pod({}, owned=False), "no controller of kind FineTuneJob", id="no owner"),
-        pytest.param(build_pod({"namespace": "kube-system"}), "found kube-system", id="system namespace"),
-        pytest.param(build_pod({}, hostNetwork=True), "spec.hostNetwork", id="host network"),
-        pytest.param(build_pod({}, hostPID=True), "spec.hostPID", id="host pid"),
-        pytest.param(build_pod({}, automountServiceAccountToken=True), "automountServiceAccountToken", id="token"),
-        pytest.param(build_pod({}, volumes=[TOKEN]), "projected ServiceAccount token", id="projected token"),
+        pytest.param(build_pod(owned=False), "no controller of kind FineTuneJob", id="no owner"),
+        pytest.param(build_pod(namespace="kube-system"), "found kube-system", id="system namespace"),
+        pytest.param(build_pod(hostNetwork=True), "spec.hostNetwork", id="host network"),
+        pytest.param(build_pod(hostPID=True), "spec.hostPID", id="host pid"),
+        pytest.param(build_pod(automountServiceAccountToken=True), "automountServiceAccountToken", id="token"),
+        pytest.param(build_pod(volumes=[TOKEN]), "projected ServiceAccount token", id="projected token"),
         pytest.param(
-            build_pod({}, volumes=[{"name": "root", "hostPath": {"path": "/"}}]), "hostPath in volume root", id="host path"
+            build_pod(volumes=[{"name": "root", "hostPath": {"path": "/"}}]), "hostPath in volume root", id="host path"
         ),
         pytest.param(
-            build_pod({}, containers=[{"name": "x", "image": "x", "securityContext": {"privileged": True}}]),
-            "found true in container x",
-            id="privileged",
+            build_pod(containerSecurityContext={"privileged": True}), "found true in container trainer", id="privileged"
         ),
-        pytest.param(build_service({}), "headless Services", id="service with address"),
-        pytest.param(
-            {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "alien"}},
-            "no controller of kind FineTuneJob",
-            id="config map without owner",
-        ),
+        pytest.param(build_service(), "headless Services", id="service with address"),
+        pytest.param(CONFIG_MAP, "no controller of kind FineTuneJob", id="config map without owner"),
     ],
 )
 def test_operator_account_cannot_create_an_object_that_breaks_a_rule(
     deployment: OperatorInstallation, body: RawBody, message: str
 ) -> None:
-    namespaced = {**body, "metadata": {"namespace": deployment.namespace, **body["metadata"]}}
-    options = ("--namespace", namespaced["metadata"]["namespace"], OPERATOR)
-
-    rejection = find_rejection(deployment, namespaced, *options)
+    rejection = find_rejection(deployment, body, OPERATOR)
 
     assert rejection is not None
     assert message in rejection
     assert "ValidatingAdmissionPolicy 'finetune-operator-" in rejection
+
+
+def test_operator_account_can_create_a_pod_of_a_job(deployment: OperatorInstallation) -> None:
+    assert find_rejection(deployment, build_pod(), OPERATOR) is None
 
 
 def test_operator_account_cannot_delete_an_object_of_others(deployment: OperatorInstallation) -> None:
@@ -164,16 +169,16 @@ def test_job_over_a_limit_is_rejected(deployment: OperatorInstallation, fields: 
 def test_job_from_before_the_limits_can_be_suspended_but_not_enlarged(deployment: OperatorInstallation) -> None:
     body = build_job(resources={"limits": {"nvidia.com/gpu": 4}}, image="elsewhere.example/trainer:v1")
     name = body["metadata"]["name"]
-    configure(deployment, {**POLICIES, "jobs": {"maxGpus": None, "images": [], "requiredPodLabels": []}})
+    configure(deployment, {**POLICIES, "jobs": NO_LIMITS})
     wait_until_accepted(deployment, body)
     deployment.apply(body)
     try:
         configure(deployment, POLICIES)
         wait_for_rejection(deployment, {**body, "metadata": {"name": f"{name}-2"}})
 
-        patch_spec(deployment, name, {"ttlSecondsAfterFinished": 60, "numNodes": 1})
-        with pytest.raises(RuntimeError, match="found 3 nodes x 4 GPUs = 12; a job may have at most 4"):
-            patch_spec(deployment, name, {"numNodes": 3})
+        patch_spec(deployment, name, {"ttlSecondsAfterFinished": 60, "resources": {"limits": {"nvidia.com/gpu": 3}}})
+        with pytest.raises(RuntimeError, match="found 2 nodes x 4 GPUs = 8; a job may have at most 4"):
+            patch_spec(deployment, name, {"resources": {"limits": {"nvidia.com/gpu": 4}}})
     finally:
         deployment.delete(name)
 
