@@ -170,7 +170,7 @@ def test_star_in_an_image_pattern_stands_for_any_characters(helm: Path) -> None:
     [
         'admissionPolicies.jobs={"maxGpu":8}',
         'admissionPolicies.jobs={"maxGpus":-1}',
-        'admissionPolicies.jobs={"images":["a\"b"]}',
+        'admissionPolicies.jobs={"images":["a"b"]}',
         'admissionPolicies.jobs={"validationActions":[]}',
     ],
 )

@@ -11,6 +11,7 @@ import socket
 import sys
 import threading
 import time
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from socketserver import TCPServer
 from typing import Any
@@ -136,7 +137,5 @@ def bind_server(port: int, handler: type[BoundedRequestHandler]) -> BoundedServe
 
 def _end_connection(request: socket.socket) -> None:
     """Shut down a connection, so that the thread that reads from or writes to it ends."""
-    try:
+    with suppress(OSError):  # the connection may have ended by itself
         request.shutdown(socket.SHUT_RDWR)
-    except OSError:  # the connection has ended by itself
-        pass

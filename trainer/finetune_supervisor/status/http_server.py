@@ -159,7 +159,7 @@ def start_status_server(
     class Handler(BoundedRequestHandler):
         server_version = "finetune"
 
-        def do_GET(self) -> None:
+        def do_GET(self) -> None:  # noqa: N802  http.server requires this name
             if self.path == "/status":
                 body = json.dumps(render_status(node, snapshot(), now=time.time()))
                 self._respond(200, "application/json", body)
@@ -169,7 +169,7 @@ def start_status_server(
             else:
                 self._respond(404, "text/plain", "available paths: /status, /metrics\n")
 
-        def do_POST(self) -> None:
+        def do_POST(self) -> None:  # noqa: N802  http.server requires this name
             self._respond(*_handle_report(self, reports))
 
         def _respond(self, code: int, content_type: str, body: str) -> None:

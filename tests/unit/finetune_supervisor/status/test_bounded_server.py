@@ -5,7 +5,7 @@ import threading
 import time
 import urllib.request
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -65,7 +65,7 @@ def test_request_that_arrives_byte_by_byte_ends_at_its_deadline(
     monkeypatch.setattr(bounded_server, "REQUEST_SECONDS", 0.5)
     started_at = time.monotonic()
 
-    with connect(server) as connection, pytest.raises(ConnectionError):
+    with connect(server) as connection, suppress(ConnectionError):
         while time.monotonic() < started_at + 20:
             connection.sendall(b"G")
             time.sleep(0.05)
@@ -73,13 +73,11 @@ def test_request_that_arrives_byte_by_byte_ends_at_its_deadline(
     assert time.monotonic() - started_at < 5
 
 
-def test_request_over_the_size_limit_is_not_answered(server: BoundedServer) -> None:
+def test_request_over_the_size_limit_gets_no_response(server: BoundedServer) -> None:
     header = b"X-Header: " + b"x" * 60_000 + b"\r\n"
     with connect(server) as connection:
-        try:
+        with suppress(ConnectionError):
             connection.sendall(b"GET /status HTTP/1.1\r\n" + header * 2 + b"\r\n")
-        except ConnectionError:
-            pass
 
         assert read_until_closed(connection) == b""
     assert len(header) * 2 > MAX_REQUEST_BYTES
