@@ -56,7 +56,7 @@ def assert_events_are_shown(deployment: OperatorInstallation, job: str, reasons:
     described = [line.split() for line in deployment.kubectl("describe", "ftj", job).splitlines()]
     for reason in reasons:
         assert [row[1] for row in rows if row[2] == reason] == ["Normal"]
-        assert [row[3] for row in described if row[:2] == ["Normal", reason]] == ["finetune.dev/finetune-operator,"]
+        assert [row[3] for row in described if row[:2] == ["Normal", reason]] == ["finetune.dev/finetune-operator"]
     assert all(re.fullmatch(r"([0-9]+[smh])+", row[0]) for row in rows[1:])
 
 
