@@ -1,4 +1,4 @@
-"""Check that links and anchors in all Markdown files exist and that prose is wrapped.
+"""Check that links, anchors and tests named in all Markdown files exist and that prose is wrapped.
 
 Links to files outside docs/ are absolute URLs of the repository, so that they work on the documentation site; the check
 also verifies their paths.
@@ -15,6 +15,7 @@ ROOT = Path(__file__).resolve().parent.parent
 REPOSITORY = re.compile(r"https://github\.com/finetune-operator/finetune-operator/(?:blob|tree)/main/")
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 FENCE = re.compile(r"^(```|~~~).*?^\1", re.MULTILINE | re.DOTALL)
+TEST_NAME = re.compile(r"`(test_[a-z0-9_]+)`")
 UNWRAPPED = ("|", "<!--", "[", "#")  # tables, comments, link definitions and headings cannot be wrapped
 MAX_WIDTH = 110
 
@@ -24,7 +25,7 @@ def main() -> int:
     problems = [
         problem
         for path in list_markdown_files()
-        for check in (find_broken_links, find_long_lines)
+        for check in (find_broken_links, find_missing_tests, find_long_lines)
         for problem in check(path)
     ]
     for problem in problems:
@@ -55,6 +56,13 @@ def find_broken_links(path: Path) -> Iterator[str]:
             yield f"{path.relative_to(ROOT)}: {link}: {target.relative_to(ROOT)} has no heading #{anchor}"
 
 
+def find_missing_tests(path: Path) -> Iterator[str]:
+    """Yield an error message for each test that a page names and that does not exist."""
+    for name in TEST_NAME.findall(path.read_text()):
+        if name not in list_tests():
+            yield f"{path.relative_to(ROOT)}: {name}: no such test; name a function or module in tests/"
+
+
 def find_long_lines(path: Path) -> Iterator[str]:
     """Yield an error message for each line of prose longer than MAX_WIDTH, except in generated text."""
     prose = path.read_text().partition("<!-- Generated")[0]
@@ -62,6 +70,16 @@ def find_long_lines(path: Path) -> Iterator[str]:
     for number, line in enumerate(text.splitlines(), 1):
         if len(line) > MAX_WIDTH and not line.startswith(UNWRAPPED):
             yield f"{path.relative_to(ROOT)}:{number}: {len(line)} characters; wrap prose at {MAX_WIDTH}"
+
+
+@cache
+def list_tests() -> frozenset[str]:
+    """Return the names of all test functions and test modules."""
+    paths = list((ROOT / "tests").rglob("test_*.py"))
+    functions = (
+        name for path in paths for name in re.findall(r"^(?:async )?def (test_\w+)", path.read_text(), re.MULTILINE)
+    )
+    return frozenset((*functions, *(path.stem for path in paths)))
 
 
 @cache

@@ -28,6 +28,8 @@ CHART_SETTINGS: dict[str, tuple[str, ...]] = {
         'defaults={"ttlSecondsAfterFinished":2592000}',
         'podMonitor={"enabled":true,"labels":{"release":"prometheus"}}',
         'networkPolicy={"enabled":true,"namespaces":["a","b"],"metricsFrom":[{"namespaceSelector":{}}]}',
+        'admissionPolicies={"operator":{"enabled":true},"jobs":{"maxGpus":8,"images":["registry.example/*"],'
+        '"requiredPodLabels":[{"name":"queue"}]}}',
     ),
 }
 THIRD_PARTY_KINDS = ("PodMonitor",)  # kinds that the schema of Kubernetes does not contain

@@ -4,13 +4,17 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
+from datetime import UTC, datetime
 from typing import Any
 from uuid import uuid4
 
 import pytest
 import pytest_asyncio
 
+from finetune_api.v1alpha1.job import ObjectMeta
 from finetune_operator import names
+from finetune_operator.controller.events import build_event
+from finetune_operator.core.actions import EmitEvent
 from finetune_operator.kube.api_client import ApiClient, ApiError
 from finetune_operator.kube.cluster import (
     ClusterError,
@@ -328,20 +332,15 @@ async def test_event_emitted_twice_is_stored_once(
     api: ApiClient, cluster: KubernetesCluster, bert_job: RawBody, caplog: pytest.LogCaptureFixture
 ) -> None:
     namespace, uid = bert_job["metadata"]["namespace"], bert_job["metadata"]["uid"]
-    involved = {
-        "apiVersion": names.API_VERSION,
-        "kind": "FineTuneJob",
-        "name": "bert",
-        "namespace": namespace,
-        "uid": uid,
-    }
-    event = {"metadata": {"name": "bert.1", "namespace": namespace}, "involvedObject": involved, "reason": "Tested"}
+    metadata = ObjectMeta(name="bert", namespace=namespace, uid=uid)
+    event = build_event(metadata, EmitEvent("Normal", "Tested", "語" * 2000, "tested-0"), datetime.now(UTC))
     with caplog.at_level(logging.WARNING):
         await cluster.emit_event(event)
         await cluster.emit_event(event)
     assert caplog.records == []
     events = await api.call("GET", collection_path("Event", namespace))
-    assert [item["reason"] for item in events["items"] if item["metadata"]["name"] == "bert.1"] == ["Tested"]
+    stored_events = [item for item in events["items"] if item["metadata"]["name"] == event["metadata"]["name"]]
+    assert [(item["reason"], item["action"]) for item in stored_events] == [("Tested", "Tested")]
 
 
 async def test_informer_reports_changes_in_order_and_relists_after_expiry(

@@ -1,8 +1,10 @@
 """Test of running jobs during install, upgrade and uninstall of the chart."""
 
+import re
 from collections.abc import Callable
 
 import pytest
+import yaml
 
 from testing.processes.cluster_training import build_training_fields, wait_for_checkpoint
 from testing.processes.operator_stack import (
@@ -38,3 +40,35 @@ def test_running_job_survives_upgrade_and_uninstall_of_the_chart(
     assert finished["status"].get("restarts", 0) == 0
 
     deployment.install_operator()
+
+
+def dry_run_second_release(deployment: OperatorInstallation, *settings: str) -> str:
+    options = ("--namespace", "other", "--dry-run=server", "--set-json", "installCRD=false")
+    return deployment.helm(
+        "install", "second", str(CHART), *options, *(word for setting in settings for word in ("--set-json", setting))
+    )
+
+
+def test_release_that_overlaps_with_another_one_is_rejected(deployment: OperatorInstallation) -> None:
+    labels = {"app.kubernetes.io/name": "finetune-operator", "app.kubernetes.io/instance": "third"}
+    third = {
+        "apiVersion": "rbac.authorization.k8s.io/v1",
+        "kind": "RoleBinding",
+        "metadata": {"name": "third-finetune-operator", "labels": labels},
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "third-finetune-operator"},
+        "subjects": [{"kind": "ServiceAccount", "name": "third-finetune-operator", "namespace": "third"}],
+    }
+    first_message = "finetune-operator in namespace finetune-system (all namespaces)"
+    third_message = f"third in namespace third ({deployment.namespace})"
+    deployment.apply(third)
+    try:
+        with pytest.raises(RuntimeError, match=re.escape(f"namespaces: {first_message}, {third_message};")):
+            dry_run_second_release(deployment)
+        with pytest.raises(RuntimeError, match=re.escape(f"namespaces: {first_message}, {third_message};")):
+            dry_run_second_release(deployment, f'watchNamespaces=["{deployment.namespace}"]')
+        with pytest.raises(RuntimeError, match=re.escape(f"namespaces: {first_message};")):
+            dry_run_second_release(deployment, 'watchNamespaces=["default"]')
+    finally:
+        deployment.kubectl("delete", "-f", "-", stdin=yaml.safe_dump(third))
+
+    assert "kind: Deployment" in dry_run_second_release(deployment, "overlapCheck=false")

@@ -1,6 +1,7 @@
 """Tests of suspend, resume, deadlines, TTL and deletion on a real cluster."""
 
 import json
+import re
 import time
 from collections.abc import Callable
 
@@ -45,6 +46,18 @@ def test_job_created_suspended_starts_when_resumed(deployment: OperatorInstallat
         "patch", "ftj", job, "--type=merge", "-p", '{"spec":{"suspend":false,"network":{"masterPort":29600}}}'
     )
     assert has_condition(deployment.wait_until_finished(job), "Complete")
+    assert_events_are_shown(deployment, job, ("Running", "Completed"))
+
+
+def assert_events_are_shown(deployment: OperatorInstallation, job: str, reasons: tuple[str, ...]) -> None:
+    """Assert that `kubectl get events` and `kubectl describe` show each event once, with its age."""
+    selector = f"involvedObject.name={job},involvedObject.kind=FineTuneJob"
+    rows = [line.split() for line in deployment.kubectl("get", "events", "--field-selector", selector).splitlines()]
+    described = [line.split() for line in deployment.kubectl("describe", "ftj", job).splitlines()]
+    for reason in reasons:
+        assert [row[1] for row in rows if row[2] == reason] == ["Normal"]
+        assert [row[3] for row in described if row[:2] == ["Normal", reason]] == ["finetune.dev/finetune-operator"]
+    assert all(re.fullmatch(r"([0-9]+[smh])+", row[0]) for row in rows[1:])
 
 
 def test_active_deadline_fails_the_job_and_stops_its_pods(

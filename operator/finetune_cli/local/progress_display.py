@@ -40,8 +40,8 @@ class ProgressDisplay:
 
     def print_event(self, event: RawBody) -> None:
         """Print an event with its time, reason and message."""
-        time_of_day = event["lastTimestamp"][11:19]
-        self.print_line(f"{time_of_day} {event['reason']}: {event['message']}")
+        time_of_day = event["eventTime"][11:19]
+        self.print_line(f"{time_of_day} {event['reason']}: {event['note']}")
 
     def update(self, status: JobStatus) -> None:
         """Update the live line, or print a plain line at phase changes and every ten seconds."""

@@ -94,7 +94,7 @@ COLLECTIONS = {
     "Service": ("/api/v1", "services"),
     "ConfigMap": ("/api/v1", "configmaps"),
     "PersistentVolumeClaim": ("/api/v1", "persistentvolumeclaims"),
-    "Event": ("/api/v1", "events"),
+    "Event": ("/apis/events.k8s.io/v1", "events"),
     names.FINETUNEJOB_KIND: (f"/apis/{names.API_VERSION}", names.FINETUNEJOB[2]),
 }
 REJECTION_STATUS_CODES = frozenset({400, 403, 413, 422})

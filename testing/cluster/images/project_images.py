@@ -37,8 +37,8 @@ CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
 PIP_SETTINGS = ("index-url", "extra-index-url", "trusted-host", "timeout", "default-timeout", "proxy", "retries")
 
 
-def get_image_name(target: str) -> str:
-    return f"localhost/finetune-{target}:dev"
+def get_image_name(target: str, *, tag: str = "dev") -> str:
+    return f"localhost/finetune-{target}:{tag}"
 
 
 @dataclass(frozen=True)
@@ -47,11 +47,13 @@ class ImageBuilder:
 
     cache: Cache
     repository: Path = REPOSITORY
+    tag: str = "dev"
 
     def build(self, target: str) -> Path:
         """Return the image as an archive or OCI layout, rebuilt only if its content key has changed."""
         with self.cache.hold_lock("images"):
-            image, key_file = self.cache.images / target, self.cache.images / f"{target}.key"
+            name = target if self.tag == "dev" else f"{target}-{self.tag}"
+            image, key_file = self.cache.images / name, self.cache.images / f"{name}.key"
             key = self.compute_content_key(target)
             if key_file.exists() and key_file.read_text() == key and image.exists():
                 return image
@@ -64,7 +66,7 @@ class ImageBuilder:
             return image
 
     def build_with_docker(self, target: str, archive: Path) -> None:
-        name = get_image_name(target)
+        name = get_image_name(target, tag=self.tag)
         with stage(f"build image {target} with Docker"):
             run(
                 "docker",
@@ -129,7 +131,14 @@ class ImageBuilder:
             self.run_buildah(
                 *("build", "--layers", "--pull-never", "--isolation", "chroot", "--network", "host"),
                 *("--secret", f"id=pip.conf,src={settings}", "--secret", f"id=certificates,src={CERTIFICATES}"),
-                *("--build-arg", f"BASE_IMAGE={base}", "--target", target, "--tag", get_image_name(target)),
+                *(
+                    "--build-arg",
+                    f"BASE_IMAGE={base}",
+                    "--target",
+                    target,
+                    "--tag",
+                    get_image_name(target, tag=self.tag),
+                ),
                 self.repository,
             )
 
@@ -137,7 +146,7 @@ class ImageBuilder:
         """Push the image into the layout; existing layers are not written again."""
         self.run_buildah(
             *("push", "--quiet", "--compression-level", "1"),
-            *(get_image_name(target), f"oci:{layout}:{get_image_name(target)}"),
+            *(get_image_name(target, tag=self.tag), f"oci:{layout}:{get_image_name(target, tag=self.tag)}"),
         )
         keep_newest_image_uncompressed(layout)
 

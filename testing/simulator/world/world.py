@@ -227,7 +227,7 @@ class World:
             )
             line += f" {record.get('state')} created={record.get('created', False)} {record.get('reason', '')}"
         if change.kind == "Event":
-            line += f" {body['reason']}: {body['message']}"
+            line += f" {body['reason']}: {body['note']}"
         self.add_trace(line)
 
     def is_finished(self) -> bool:

@@ -117,6 +117,77 @@ def test_network_policies_are_disabled_by_default(helm: Path) -> None:
     assert "NetworkPolicy" not in list_kinds(render_documents(helm, 'watchNamespaces=["a"]'))
 
 
+def find_policies(documents: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Return the admission policies by name."""
+    policies = (document for document in documents if document["kind"] == "ValidatingAdmissionPolicy")
+    return {policy["metadata"]["name"]: policy["spec"] for policy in policies}
+
+
+def test_admission_policies_are_disabled_by_default(helm: Path) -> None:
+    assert find_policies(render_documents(helm)) == {}
+
+
+def test_operator_policies_apply_to_the_operators_account_only(helm: Path) -> None:
+    documents = render_documents(helm, 'admissionPolicies.operator={"enabled":true}')
+
+    policies = find_policies(documents)
+    bindings = [d["spec"] for d in documents if d["kind"] == "ValidatingAdmissionPolicyBinding"]
+    assert set(policies) == {f"finetune-operator-{suffix}" for suffix in ("owned", "services", "pods")}
+    assert {binding["policyName"] for binding in bindings} == set(policies)
+    for policy in policies.values():
+        (condition,) = policy["matchConditions"]
+        assert condition["expression"].endswith('== "system:serviceaccount:finetune-system:finetune-operator"')
+
+
+@pytest.mark.parametrize("option", ["allowHostPath", "allowPrivileged"])
+def test_operator_policy_can_permit_host_access_of_trusted_jobs(helm: Path, option: str) -> None:
+    strict, permissive = (
+        find_policies(render_documents(helm, f'admissionPolicies.operator={{"enabled":true,"{option}":{value}}}'))
+        for value in ("false", "true")
+    )
+
+    pods = "finetune-operator-pods"
+    removed = [rule for rule in strict[pods]["validations"] if rule not in permissive[pods]["validations"]]
+    assert len(removed) == 1
+    assert option in removed[0]["messageExpression"]
+
+
+@pytest.mark.parametrize(
+    ("limit", "field"),
+    [
+        pytest.param('"maxGpus":0', "spec.numNodes, spec.resources.limits", id="gpus"),
+        pytest.param('"images":["registry.example/*"]', "spec.image", id="images"),
+        pytest.param('"requiredPodLabels":[{"name":"queue"}]', "spec.podTemplate.labels", id="labels"),
+    ],
+)
+def test_only_limits_that_are_set_are_checked(helm: Path, limit: str, field: str) -> None:
+    policies = find_policies(render_documents(helm, f"admissionPolicies.jobs={{{limit}}}"))
+
+    (rule,) = policies["finetune-operator-jobs"]["validations"]
+    assert field in rule["messageExpression"]
+
+
+def test_star_in_an_image_pattern_stands_for_any_characters(helm: Path) -> None:
+    policies = find_policies(render_documents(helm, 'admissionPolicies.jobs={"images":["a.example/*","b:v1"]}'))
+
+    (rule,) = policies["finetune-operator-jobs"]["validations"]
+    assert r'matches("^(a\\.example/.*|b:v1)$")' in rule["expression"]
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        'admissionPolicies.jobs={"maxGpu":8}',
+        'admissionPolicies.jobs={"maxGpus":-1}',
+        'admissionPolicies.jobs={"images":["a"b"]}',
+        'admissionPolicies.jobs={"validationActions":[]}',
+    ],
+)
+def test_invalid_limit_is_rejected(helm: Path, setting: str) -> None:
+    with pytest.raises(subprocess.CalledProcessError):
+        render_chart(helm, setting)
+
+
 @pytest.mark.parametrize(
     "setting",
     [

@@ -51,7 +51,7 @@ def test_operator_has_only_the_required_permissions() -> None:
         *(f"core/services:{verb}" for verb in ("get", "list", "watch", "create", "delete")),
         *(f"core/configmaps:{verb}" for verb in ("get", "create", "delete")),
         "core/persistentvolumeclaims:get",
-        "core/events:create",
+        "events.k8s.io/events:create",
     }
     assert list_permissions(get_object("Role", "finetune-operator-leader")) == {
         f"coordination.k8s.io/leases:{verb}" for verb in ("get", "create", "update")

@@ -3,6 +3,9 @@
 import os
 from pathlib import Path
 
+import pytest
+
+from check_docs import find_missing_tests, list_tests
 from environment import build_uv_environment, delete_unused_environments, read_requirements
 from run_tests import SuiteResult, read_report, render_summary
 
@@ -62,3 +65,17 @@ def test_summary_contains_counts_and_all_skip_reasons() -> None:
         "SKIPPED  1 of e2e: no cluster: not root",
         "FAILED: 2 passed, 1 failed, 1 skipped, 1 error in 2 s",
     ]
+
+
+def test_page_that_names_a_missing_test_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("check_docs.ROOT", tmp_path)
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests" / "test_a.py").write_text("async def test_b() -> None: ...\n    def test_nested(): ...\n")
+    page = tmp_path / "page.md"
+    page.write_text("see `test_a`, `test_b`, `test_nested` and `test_c`")
+    list_tests.cache_clear()
+
+    problems = list(find_missing_tests(page))
+
+    list_tests.cache_clear()
+    assert [problem.split(": ")[1] for problem in problems] == ["test_nested", "test_c"]

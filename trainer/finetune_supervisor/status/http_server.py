@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from socketserver import TCPServer
+from http.server import BaseHTTPRequestHandler
 
 from finetune_supervisor.contract import Node
 from finetune_supervisor.liveness.heartbeat import Heartbeat, to_status_progress
 from finetune_supervisor.messages import to_json_object
+from finetune_supervisor.status.bounded_server import BoundedRequestHandler, BoundedServer, bind_server
 from finetune_supervisor.status.progress_reports import MAX_REPORT_BYTES, REPORT_PATH, ProgressReports
 
 
@@ -134,27 +133,6 @@ def _build_progress_samples(heartbeat: Heartbeat) -> Iterator[_MetricSample]:
             yield name, help_text, "", value
 
 
-class _StatusServer(ThreadingHTTPServer):
-    def server_bind(self) -> None:
-        """Bind without the DNS lookup of the base class, which may be slow in a new pod."""
-        if self.address_family == socket.AF_INET6:
-            self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-        TCPServer.server_bind(self)
-
-
-class _DualStackServer(_StatusServer):
-    """Server on `::` that also accepts IPv4 connections."""
-
-    address_family = socket.AF_INET6
-
-
-def _bind_server(port: int, handler: type[BaseHTTPRequestHandler]) -> ThreadingHTTPServer:
-    try:
-        return _DualStackServer(("::", port), handler)
-    except OSError:  # IPv6 is unavailable, or the port is in use and the next line raises again
-        return _StatusServer(("", port), handler)
-
-
 def _handle_report(request: BaseHTTPRequestHandler, reports: ProgressReports | None) -> tuple[int, str, str]:
     """Record a posted progress report and return status code, content type and body of the response."""
     content_type = "text/plain"
@@ -172,17 +150,16 @@ def _handle_report(request: BaseHTTPRequestHandler, reports: ProgressReports | N
 
 def start_status_server(
     node: Node, snapshot: Callable[[], NodeSnapshot], *, reports: ProgressReports | None = None
-) -> ThreadingHTTPServer:
+) -> BoundedServer:
     """Start the server in a background thread, on all interfaces because the operator polls the pod IP.
 
     Raises: OSError if the port is in use.
     """
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(BoundedRequestHandler):
         server_version = "finetune"
-        timeout = 10.0
 
-        def do_GET(self) -> None:
+        def do_GET(self) -> None:  # noqa: N802  http.server requires this name
             if self.path == "/status":
                 body = json.dumps(render_status(node, snapshot(), now=time.time()))
                 self._respond(200, "application/json", body)
@@ -192,7 +169,7 @@ def start_status_server(
             else:
                 self._respond(404, "text/plain", "available paths: /status, /metrics\n")
 
-        def do_POST(self) -> None:
+        def do_POST(self) -> None:  # noqa: N802  http.server requires this name
             self._respond(*_handle_report(self, reports))
 
         def _respond(self, code: int, content_type: str, body: str) -> None:
@@ -203,9 +180,6 @@ def start_status_server(
             self.end_headers()
             self.wfile.write(data)
 
-        def log_message(self, format: str, *args: object) -> None:  # noqa: A002
-            """Discard the access log, which would flood the training log."""
-
-    server = _bind_server(node.status_port, Handler)
+    server = bind_server(node.status_port, Handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     return server

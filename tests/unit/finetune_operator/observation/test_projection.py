@@ -90,10 +90,15 @@ METADATA = any_of(
         lambda name: {**body, "name": name, "namespace": "default", "resourceVersion": "7"}
     )
 )
-CONTAINERS = ([], [{"name": "proxy", "image": "p"}], [{"name": "trainer"}], [{"name": "trainer", "image": "t:1"}])
+TRAINER_SPECS: tuple[list[RawBody], ...] = (
+    [],
+    [{"name": "proxy", "image": "p"}],
+    [{"name": "trainer"}],
+    [{"name": "trainer", "image": "t:1"}],
+)
 PODS = any_of(
     metadata=METADATA,
-    spec=st.none() | any_of(nodeName=st.sampled_from(["gpu-1", ""]), containers=st.sampled_from(CONTAINERS)),
+    spec=st.none() | any_of(nodeName=st.sampled_from(["gpu-1", ""]), containers=st.sampled_from(TRAINER_SPECS)),
     status=st.none() | STATUSES,
 ).filter(lambda pod: "metadata" in pod)
 
