@@ -225,7 +225,15 @@ def test_disruption_budget_with_max_unavailable_counts_the_nodes_of_the_job(
     try:
         deployment.kubectl("wait", f"ftj/{job_name}", "--for=jsonpath={.status.replicas}=2", "--timeout=30s")
         deployment.apply(budget)
-        deployment.kubectl("wait", f"pdb/{job_name}", "--for=jsonpath={.status.expectedPods}=2", "--timeout=60s")
+        # the disruption controller may have discovered the CRD's resources up to 30 s before their creation, and it
+        # retries only after a change of the budget or a pod
+        for number in range(8):
+            deployment.kubectl("annotate", "pdb", job_name, f"retry={number}", "--overwrite")
+            time.sleep(6)
+            status = json.loads(deployment.kubectl("get", "pdb", job_name, "-o", "json"))["status"]
+            if status["expectedPods"] == 2:
+                break
+        assert status["expectedPods"] == 2, status
         scale = json.loads(deployment.kubectl("get", "ftj", job_name, "--subresource=scale", "-o", "json"))
         uid = deployment.get_job(job_name)["metadata"]["uid"]
     finally:
