@@ -4,13 +4,23 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Annotated, Any, Literal
 
-from pydantic import AwareDatetime, Field, field_validator
+from pydantic import AfterValidator, AwareDatetime, Field, field_validator
 from pydantic.dataclasses import dataclass
 
 from finetune_api.untrusted_json import drop_invalid_time
 from finetune_api.v1alpha1.base import MESSAGE_CONFIG, StatusModel, build_list_map_schema
 from finetune_supervisor.messages import TrainingProgress
 
+MAX_SUSPENDED_SECONDS = 10**11
+
+
+def _require_valid_time(value: datetime) -> datetime:
+    if drop_invalid_time(value) is None:
+        raise ValueError(f"{value.isoformat()} is not between 1970 and 2100")
+    return value
+
+
+StatusTime = Annotated[AwareDatetime, AfterValidator(_require_valid_time)]
 # Bounds are part of the CRD, not of these classes, which must be able to parse the status of another release.
 # schema.status_schema adds default bounds and truncates what exceeds a bound.
 MESSAGE_BYTES = 1024
@@ -74,7 +84,7 @@ class Condition(StatusModel):
     )
     status: Literal["True", "False", "Unknown"] = Field(description="True, False or Unknown.")
     observed_generation: int = Field(default=0, description="metadata.generation for which the condition was set.")
-    last_transition_time: AwareDatetime = Field(description="When the status last changed.")
+    last_transition_time: StatusTime = Field(description="When the status last changed.")
     reason: Identifier = Field(description="Stable CamelCase identifier.")
     message: Annotated[str, Field(json_schema_extra={"maxLength": 2 * MESSAGE_BYTES})] = Field(
         default="", description="Explanation in one line."
@@ -105,7 +115,7 @@ class Evidence(StatusModel):
         default="", description="Message of the exception."
     )
     last_step: int | None = Field(default=None, description="Last optimizer step that this node reported.")
-    finished_at: AwareDatetime | None = Field(default=None, description="When the node ended.")
+    finished_at: StatusTime | None = Field(default=None, description="When the node ended.")
 
 
 class EvidenceSummary(StatusModel):
@@ -131,22 +141,20 @@ class AttemptRecord(StatusModel):
     created: bool = Field(
         default=False, description="Whether all its objects were created; a pod that is missing later counts as lost."
     )
-    not_before: AwareDatetime | None = Field(default=None, description="Earliest time at which its pods are created.")
+    not_before: StatusTime | None = Field(default=None, description="Earliest time at which its pods are created.")
     avoids: tuple[KubernetesName, ...] = Field(
         default=(),
         description="Kubernetes nodes that its pods avoid because the job failed there before.",
         json_schema_extra={"maxItems": 32},
     )
-    start_time: AwareDatetime | None = Field(default=None, description="When the attempt was started.")
-    pending_since: AwareDatetime | None = Field(
+    start_time: StatusTime | None = Field(default=None, description="When the attempt was started.")
+    pending_since: StatusTime | None = Field(
         default=None, description="Time since which at least one node has not been running, across attempts."
     )
-    running_time: AwareDatetime | None = Field(default=None, description="When all nodes were running.")
-    end_time: AwareDatetime | None = Field(default=None, description="When the operator ended the attempt.")
+    running_time: StatusTime | None = Field(default=None, description="When all nodes were running.")
+    end_time: StatusTime | None = Field(default=None, description="When the operator ended the attempt.")
     first_step: int | None = Field(default=None, description="Optimizer step from which the attempt resumed.")
-    first_step_time: AwareDatetime | None = Field(
-        default=None, description="When the attempt completed its first step."
-    )
+    first_step_time: StatusTime | None = Field(default=None, description="When the attempt completed its first step.")
     last_step: int | None = Field(default=None, description="Last optimizer step that the attempt reported.")
     downtime_seconds: int | None = Field(
         default=None,
@@ -260,7 +268,7 @@ class WaitStatus(StatusModel):
 
     reason: Identifier = Field(description="Stable CamelCase identifier.")
     message: Message = Field(default="", description="Explanation in one line.")
-    since: AwareDatetime = Field(description="Time since which this has been the reason.")
+    since: StatusTime = Field(description="Time since which this has been the reason.")
 
 
 class Display(StatusModel):
@@ -282,6 +290,12 @@ class JobStatus(StatusModel):
         json_schema_extra={"minimum": -1},
     )
     phase: Phase | None = Field(default=None, description="A one-word summary for people.")
+
+    @field_validator("suspended_seconds")
+    @classmethod
+    def _limit_seconds(cls, value: int) -> int:
+        """Limit the duration, because a deadline beyond the range of datetime cannot be computed."""
+        return min(value, MAX_SUSPENDED_SECONDS)
 
     @field_validator("phase", mode="before")
     @classmethod
@@ -305,10 +319,10 @@ class JobStatus(StatusModel):
     without_progress: RestartCounts = Field(
         default=RestartCounts(), description="Restarts since the job last made progress."
     )
-    start_time: AwareDatetime | None = Field(default=None, description="When the first attempt was started.")
-    completion_time: AwareDatetime | None = Field(default=None, description="When the job became Complete or Failed.")
+    start_time: StatusTime | None = Field(default=None, description="When the first attempt was started.")
+    completion_time: StatusTime | None = Field(default=None, description="When the job became Complete or Failed.")
     suspended_seconds: int = Field(default=0, description="Seconds spent suspended; deadlines exclude them.")
-    suspend_time: AwareDatetime | None = Field(default=None, description="Time since which the job has been suspended.")
+    suspend_time: StatusTime | None = Field(default=None, description="Time since which the job has been suspended.")
     waiting: WaitStatus | None = Field(
         default=None, description="Reason why the pods of the attempt are not running yet."
     )
