@@ -1,9 +1,10 @@
 """Corpus of labelled error messages; one third was held out before the error patterns were written.
 
-Every message is the output of a program, truncated to 400 characters. Paths, names and addresses of people are replaced
-by placeholders: `/path/to`, `user`, `host-0`, `10.0.0.1`, `acme`. `source` is the thread or page that quotes the message.
-If it starts with "provoked", the failure was caused deliberately for the corpus with the named version of a library, with
-a local server instead of the Hub; `testing.corpus.provoke` repeats those that need one process and no root privileges.
+Every message is the output of a program, truncated to 400 characters. Paths, names and addresses of people are
+replaced by placeholders: `/path/to`, `user`, `host-0`, `10.0.0.1`, `acme`. `source` is the thread or page that quotes
+the message. If it starts with "provoked", the failure was caused deliberately for the corpus with the named version of
+a library, with a local server instead of the Hub. `testing.corpus.provoke` contains the provocations that can be
+repeated in one process.
 """
 
 import json

@@ -44,7 +44,7 @@ def _query_missing_table(folder: Path) -> None:
 
 
 def _read_ragged_csv(folder: Path) -> None:
-    import pandas
+    import pandas  # type: ignore[import-untyped]
 
     pandas.read_csv(_write(folder, "a.csv", "a,b\n1,2\n1,2,3\n"))
 
@@ -79,7 +79,8 @@ def _recurse(depth: int = 0) -> int:
 
 
 def _raise_for_empty_loader(folder: Path) -> None:
-    for batch in ():
+    batches: list[float] = []
+    for batch in batches:
         loss = batch
     print(loss)
 

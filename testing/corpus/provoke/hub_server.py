@@ -13,7 +13,6 @@ _STATUS_BODIES = {
     500: '{"error":"Internal Error - We\'re working hard to fix this as soon as possible!"}',
     502: "",
     503: "Service Temporarily Unavailable",
-    504: "upstream request timeout",
 }
 _HUB_ERRORS = {
     "m-404": (404, "RepoNotFound", "Repository not found"),
@@ -31,7 +30,6 @@ _HUB_ERRORS = {
         "Access to model acme/m-gated is restricted. You must have access to it and be authenticated to access it."
         " Please log in.",
     ),
-    "m-403": (403, "", "You have read access but not the required permissions for this operation."),
     "m-429": (
         429,
         "",
@@ -46,23 +44,25 @@ class _FailingHub(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def do_GET(self) -> None:
-        self.rfile.read(int(self.headers.get("Content-Length") or 0))
         for name, (status, code, message) in _HUB_ERRORS.items():
             if name in self.path:
                 return self._send(status, message, {"X-Error-Code": code, "X-Error-Message": message})
         if "m-cut" in self.path:
             return self._send(200, "x" * 1000, {"Content-Length": "50000"}, then_close=True)
         if "m-hang" in self.path:
-            return time.sleep(2)
+            time.sleep(2)
+            return None
         if "m-reset" in self.path:
             self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         if "m-reset" in self.path or "m-empty" in self.path:
             self.close_connection = True
-            return self.connection.close()
+            self.connection.close()
+            return None
         status = next((status for status in _STATUS_BODIES if f"m-{status}" in self.path), 404)
         return self._send(status, _STATUS_BODIES.get(status, ""), {})
 
-    do_HEAD = do_POST = do_GET
+    def do_HEAD(self) -> None:
+        self.do_GET()
 
     def _send(self, status: int, body: str, headers: dict[str, str], *, then_close: bool = False) -> None:
         self.send_response(status)
@@ -74,7 +74,7 @@ class _FailingHub(BaseHTTPRequestHandler):
             self.wfile.write(body.encode())
         self.close_connection = self.close_connection or then_close
 
-    def log_message(self, format: str, *arguments: object) -> None:
+    def log_message(self, *arguments: object) -> None:
         """Write no access log."""
 
 

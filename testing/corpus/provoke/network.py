@@ -1,6 +1,5 @@
 """Errors of requests to the Hub, of stores and of ports, with servers on this machine only."""
 
-import asyncio
 import datetime
 import http.server
 import os
@@ -14,8 +13,10 @@ import huggingface_hub
 import requests
 import torch.distributed
 import transformers
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from testing.corpus.provoke.hub_server import find_free_port, serve_failing_hub
+
 
 def _use_hub(call: Callable[[str], object]) -> Callable[[Path], None]:
     """Return a provocation that calls a function with the URL of a failing server."""
@@ -33,7 +34,7 @@ def _use_closed_port(call: Callable[[str], object]) -> Callable[[Path], object]:
 
 
 def _describe(url: str, model: str, **settings: Any) -> None:
-    huggingface_hub.HfApi(endpoint=url, token="hf_x").model_info(f"acme/{model}", **settings)
+    huggingface_hub.HfApi(endpoint=url, token=False).model_info(f"acme/{model}", **settings)
 
 
 def _snapshot(url: str, model: str) -> None:
@@ -55,7 +56,7 @@ def _seconds(count: int) -> datetime.timedelta:
 
 
 def _wait_for_missing_key(folder: Path) -> None:
-    store = torch.distributed.TCPStore("127.0.0.1", find_free_port(), world_size=1, is_master=True)
+    store = TCPStore("127.0.0.1", find_free_port(), world_size=1, is_master=True)
     store.wait(["rank1/ready"], _seconds(1))
 
 

@@ -11,21 +11,21 @@ from torch.nn import functional
 
 def _backward_twice(folder: Path) -> None:
     loss = nn.Linear(2, 1)(torch.ones(1, 2)).exp().sum()
-    loss.backward()
-    loss.backward()
+    for _ in range(2):
+        torch.autograd.backward(loss)
 
 
 def _change_activation_in_place(folder: Path) -> None:
     exponential = torch.ones(3, requires_grad=True).exp()
     exponential.add_(1)
-    exponential.sum().backward()
+    torch.autograd.backward(exponential.sum())
 
 
 def _unscale_twice(folder: Path) -> None:
     weight = nn.Parameter(torch.ones(1))
     optimizer = torch.optim.SGD([weight], lr=0.1)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
-    scaler.scale(weight.sum()).backward()
+    torch.autograd.backward(scaler.scale(weight.sum()))
     scaler.unscale_(optimizer)
     scaler.unscale_(optimizer)
 
@@ -55,18 +55,18 @@ def _clip_non_finite_gradient(folder: Path) -> None:
 def _differentiate_square_root_at_zero(folder: Path) -> None:
     with torch.autograd.detect_anomaly(check_nan=True):
         weight = torch.zeros(1, requires_grad=True)
-        (weight.sqrt() * 0).sum().backward()
+        torch.autograd.backward((weight.sqrt() * 0).sum())
 
 
 class OneGradient(torch.autograd.Function):
     """Product of two tensors that returns the gradient of one of them."""
 
     @staticmethod
-    def forward(ctx: Any, first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+    def forward(ctx: Any, first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:  # noqa: ARG004
         return first * second
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
+    def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:  # noqa: ARG004
         return gradients[0]
 
 
@@ -112,7 +112,7 @@ PROVOCATIONS: dict[str, Callable[[Path], object]] = {
         torch.zeros(4, 1), torch.zeros(4)
     ),
     "LayerNorm wrong normalized shape": lambda folder: nn.LayerNorm(5)(torch.ones(2, 4)),
-    "backward on detached loss": lambda folder: torch.ones(1).sum().backward(),  # type: ignore[no-untyped-call]
+    "backward on detached loss": lambda folder: torch.autograd.backward(torch.ones(1).sum()),
     "token id beyond vocabulary in nn.Embedding": lambda folder: nn.Embedding(4, 2)(torch.tensor([9])),
     "integer input to embedding as float": lambda folder: nn.Embedding(4, 2)(torch.ones(1)),
     "bool mask index size": lambda folder: torch.ones(4)[torch.tensor([True, False])],
@@ -146,7 +146,7 @@ PROVOCATIONS: dict[str, Callable[[Path], object]] = {
     "reshape to wrong number of elements": lambda folder: torch.ones(12).reshape(5, -1),
     "custom autograd function returns too few gradients": _return_too_few_gradients,
     "optimizer over non-leaf": _optimize_non_leaf,
-    "backward of a vector loss": lambda folder: torch.ones(2, requires_grad=True).exp().backward(),  # type: ignore[no-untyped-call]
+    "backward of a vector loss": lambda folder: torch.autograd.backward(torch.ones(2, requires_grad=True).exp()),
     "wrong attribute on module": lambda folder: nn.Linear(2, 2).wieght,
     "autograd.grad of unused input": lambda folder: torch.autograd.grad(
         torch.ones(1, requires_grad=True).sum(), torch.ones(1, requires_grad=True)

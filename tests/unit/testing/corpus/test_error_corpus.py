@@ -54,9 +54,8 @@ class Line:
 
 
 LINES = [
-    Line(entry.text, entry.source)
-    for held_out in (False, True)
-    for entry in (*read_corpus(held_out=held_out), *read_start_failures(held_out=held_out))
+    *(Line(entry.text, entry.source) for part in (False, True) for entry in read_corpus(held_out=part)),
+    *(Line(entry.text, entry.source) for part in (False, True) for entry in read_start_failures(held_out=part)),
 ]
 
 
@@ -126,7 +125,8 @@ def test_no_text_is_longer_than_what_the_status_keeps() -> None:
 
 def test_no_line_of_the_training_set_is_held_out() -> None:
     training_set, held_out = (
-        {(entry.text, entry.source) for entry in (*read_corpus(held_out=part), *read_start_failures(held_out=part))}
+        {(entry.message, entry.source) for entry in read_corpus(held_out=part)}
+        | {(entry.text, entry.source) for entry in read_start_failures(held_out=part)}
         for part in (False, True)
     )
 
