@@ -46,7 +46,7 @@ ADDRESS = re.compile(r"(?<![\w.])\d{1,3}(?:\.\d{1,3}){3}(?![\w.])")
 
 
 @dataclass(frozen=True)
-class Line:
+class CorpusLine:
     """Text and source of a line of the corpus."""
 
     text: str
@@ -54,8 +54,8 @@ class Line:
 
 
 LINES = [
-    *(Line(entry.text, entry.source) for part in (False, True) for entry in read_corpus(held_out=part)),
-    *(Line(entry.text, entry.source) for part in (False, True) for entry in read_start_failures(held_out=part)),
+    *(CorpusLine(entry.text, entry.source) for part in (False, True) for entry in read_corpus(held_out=part)),
+    *(CorpusLine(entry.text, entry.source) for part in (False, True) for entry in read_start_failures(held_out=part)),
 ]
 
 
