@@ -24,12 +24,6 @@ _HUB_ERRORS = {
         "Access to model acme/m-gated3 is restricted and you are not in the authorized list."
         " Visit the page to ask for access.",
     ),
-    "m-gated": (
-        401,
-        "GatedRepo",
-        "Access to model acme/m-gated is restricted. You must have access to it and be authenticated to access it."
-        " Please log in.",
-    ),
     "m-429": (
         429,
         "",

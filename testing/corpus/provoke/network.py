@@ -60,16 +60,11 @@ def _wait_for_missing_key(folder: Path) -> None:
     store.wait(["rank1/ready"], _seconds(1))
 
 
-def _occupy_port(listen: Callable[[int], object]) -> Callable[[Path], None]:
-    """Return a provocation that calls a function with a port on which a server listens already."""
-
-    def provoke(folder: Path) -> None:
-        with socket.socket() as occupied:
-            occupied.bind(("127.0.0.1", 0))
-            occupied.listen()
-            listen(occupied.getsockname()[1])
-
-    return provoke
+def _listen_on_taken_port(folder: Path) -> None:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        http.server.HTTPServer(listener.getsockname(), http.server.BaseHTTPRequestHandler)
 
 
 def _init_group(**environment: str) -> None:
@@ -107,9 +102,7 @@ PROVOCATIONS: dict[str, Callable[[Path], object]] = {
     "invalid repo id": lambda folder: huggingface_hub.snapshot_download("acme//x--y"),
     "invalid repo id with two slashes": lambda folder: transformers.AutoConfig.from_pretrained("acme/team/tiny"),
     "store.wait for a key the peer never sets": _wait_for_missing_key,
-    "own metrics endpoint on a taken port": _occupy_port(
-        lambda port: http.server.HTTPServer(("127.0.0.1", port), http.server.BaseHTTPRequestHandler)
-    ),
+    "own metrics endpoint on a taken port": _listen_on_taken_port,
     "RANK not set": lambda folder: _init_group(MASTER_ADDR="127.0.0.1"),
     "MASTER_PORT beyond 65535": lambda folder: _init_group(
         MASTER_ADDR="127.0.0.1", MASTER_PORT="70000", RANK="0", WORLD_SIZE="1"
