@@ -1,8 +1,10 @@
 """Corpus of labelled error messages; one third was held out before the error patterns were written.
 
-The messages are real program output, truncated to 400 characters, with names of people and hosts replaced. `source`
-is the thread or page that quotes the message. If it starts with "provoked", the failure was caused deliberately for the
-corpus, with a local server instead of the Hub.
+Every message is the output of a program, truncated to 400 characters. Paths, names and addresses of people are
+replaced by placeholders: `/path/to`, `user`, `host-0`, `10.0.0.1`, `acme`. `source` is the thread or page that quotes
+the message. If it starts with "provoked", the failure was caused deliberately for the corpus with the named version of
+a library, with a local server instead of the Hub. `testing.corpus.provoke` contains the provocations that can be
+repeated in one process.
 """
 
 import json
@@ -12,6 +14,7 @@ from pathlib import Path
 from finetune_api.v1alpha1.reasons import Reason
 
 _FOLDER = Path(__file__).parent
+FAILURE_FILES = (_FOLDER / "failures.jsonl", _FOLDER / "failures.held_out.jsonl")
 _ALIASES = {"NameResolution": Reason.RENDEZVOUS_TIMEOUT, "Segfault": Reason.RANK_CRASHED}
 
 
@@ -49,8 +52,7 @@ def read_start_failures(*, held_out: bool) -> list[LabelledStartFailure]:
 
 
 def read_corpus(*, held_out: bool) -> list[LabelledError]:
-    path = _FOLDER / ("failures.held_out.jsonl" if held_out else "failures.jsonl")
-    entries = (json.loads(line) for line in path.read_text(encoding="utf-8").splitlines())
+    entries = (json.loads(line) for line in FAILURE_FILES[held_out].read_text(encoding="utf-8").splitlines())
     return [
         LabelledError(
             _ALIASES[entry["label"]] if entry["label"] in _ALIASES else Reason(entry["label"]),
