@@ -72,7 +72,12 @@ class Evidence(StatusModel):
     k8s_node: str = Field(default="", description="Kubernetes node on which it ran.")
     ended: bool = Field(default=False, description="Whether its container ended or its pod is gone.")
     reason: str = Field(default="", description="Reason of the container or pod status, such as OOMKilled.")
-    disruption: str = Field(default="", description="Reason of the pod's DisruptionTarget condition.")
+    disruption: str = Field(
+        default="", description="Reason of the pod's condition DisruptionTarget or, under Kueue, TerminationTarget."
+    )
+    preemptor: str = Field(
+        default="", description="Kueue workload in favour of which the pod was preempted, if the condition names it."
+    )
     deleted: bool = Field(
         default=False, description="Whether the pod was deleted by another client during the attempt."
     )
