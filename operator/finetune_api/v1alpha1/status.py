@@ -171,6 +171,9 @@ class JobSnapshot(StatusModel):
         default="", description="The image with the digest that node 0 pulled; later attempts use it, if it is known."
     )
     defaults: str = Field(default="", description="Defaults of spec fields as JSON.")
+    device_table: int = Field(
+        default=0, description="Version of the table of devices by which ranks per node are counted; 0: GPUs only."
+    )
 
 
 class BatchStatus(StatusModel):
