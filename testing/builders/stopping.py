@@ -53,7 +53,13 @@ def build_pod_deleted_before_its_start(pod_body: RawBody, **terminated_fields: A
         "message": "The container could not be located when the pod was terminated",
         **terminated_fields,
     }
-    container = {"name": "trainer", "ready": False, "restartCount": 0, "started": False, "state": {"terminated": unknown}}
+    container = {
+        "name": "trainer",
+        "ready": False,
+        "restartCount": 0,
+        "started": False,
+        "state": {"terminated": unknown},
+    }
     status = {**pod_body["status"], "phase": "Failed", "containerStatuses": [container]}
     return terminating_pod({**pod_body, "status": status})
 

@@ -269,7 +269,10 @@ class InvariantMonitor:
     def _check_restart_counts(
         self, old_status: JobStatus, new_status: JobStatus, restart_policy: RawBody
     ) -> Iterator[str]:
-        """Check that every restart except repairs, incomplete gangs and named preemptions is counted once, within the limits."""
+        """Check that every restart is counted once, within the limits.
+
+        Repairs, incomplete gangs and preemptions with a known preemptor are not counted.
+        """
         if new_status.restarts == old_status.restarts:
             return
         ended, counts = new_status.attempts[-2], new_status.without_progress

@@ -67,7 +67,9 @@ def test_a_pod_that_is_removed_at_any_moment_of_its_start_is_named(fault: Incide
 @pytest.mark.parametrize(
     ("first", "second"), FAULT_PAIRS, ids=[f"{first.__name__}-{second.__name__}" for first, second in FAULT_PAIRS]
 )
-def test_two_faults_in_quick_succession_give_a_verdict_that_names_one_of_them(first: Incident, second: Incident) -> None:
+def test_two_faults_in_quick_succession_give_a_verdict_that_names_one_of_them(
+    first: Incident, second: Incident
+) -> None:
     expected = FAULT_REASONS[first] | FAULT_REASONS[second]
     judged = 0
     for seed, (start, interval) in enumerate(itertools.product((1.0, 4.0, 7.0, 9.0), INTERVALS_SECONDS)):

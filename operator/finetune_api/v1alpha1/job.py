@@ -4,7 +4,6 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AwareDatetime, Field, StringConstraints
 
-from finetune_api.devices import count_devices, keep_rank_count
 from finetune_api.v1alpha1.base import (
     CrossFieldRule,
     Model,
@@ -15,6 +14,7 @@ from finetune_api.v1alpha1.base import (
 )
 from finetune_api.v1alpha1.command import Command
 from finetune_api.v1alpha1.dataset import Dataset
+from finetune_api.v1alpha1.devices import count_devices, keep_rank_count
 from finetune_api.v1alpha1.lora import Lora
 from finetune_api.v1alpha1.methods import Dpo, Sft
 from finetune_api.v1alpha1.model_source import ModelSource

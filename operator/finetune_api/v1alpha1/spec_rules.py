@@ -7,8 +7,8 @@ fields, and a rule cannot read objects without a schema (decisions/402).
 from typing import TYPE_CHECKING
 
 from finetune_api.batch import BatchError, resolve_batch
-from finetune_api.devices import find_uncountable_resource
 from finetune_api.v1alpha1.base import CelRule, CrossFieldRule
+from finetune_api.v1alpha1.devices import find_uncountable_resource
 from finetune_api.v1alpha1.methods import METHODS
 from finetune_api.v1alpha1.pod_types import (
     RESERVED_ENV,
@@ -118,8 +118,8 @@ def _check_devices(spec: "FineTuneJobSpec") -> str | None:
     if spec.nproc_per_node is not None or resource is None:
         return None
     return (
-        f"resources.limits: the number of ranks for {resource} is unknown, because the resource is not in the operator's"
-        " table of devices; set nprocPerNode, for example to 1 if it is not a compute device"
+        f"resources.limits: the number of ranks for {resource} is unknown, because the operator's table of devices does"
+        " not contain it; set nprocPerNode, for example to 1 if it is not a compute device"
     )
 
 

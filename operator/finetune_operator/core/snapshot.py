@@ -2,7 +2,7 @@
 
 import re
 
-from finetune_api.devices import DEVICE_TABLE_VERSION
+from finetune_api.v1alpha1.devices import DEVICE_TABLE_VERSION
 from finetune_api.v1alpha1.job import FineTuneJob, FineTuneJobSpec
 from finetune_api.v1alpha1.recorded_defaults import render_defaults
 from finetune_api.v1alpha1.status import AttemptState, JobSnapshot, JobStatus

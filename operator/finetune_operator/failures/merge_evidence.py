@@ -3,8 +3,6 @@
 The result is `attempts[].evidence`; observation.read_evidence reads the evidence of one node from its pod.
 """
 
-from datetime import datetime
-
 from finetune_api.termination import Outcome
 from finetune_api.v1alpha1.status import AttemptRecord, Evidence
 from finetune_operator.failures.container_start_rules import START_ERRORS

@@ -1,7 +1,7 @@
 """Ordered failure rules, which return a verdict for the evidence of a node; the first matching rule applies.
 
-The root cause of a failed attempt is a pod that another client deleted, otherwise the earliest failure of a node that is
-not a victim. A victim failed only because another node failed.
+The root cause of a failed attempt is a pod that another client deleted, otherwise the earliest failure of a node that
+is not a victim. A victim failed only because another node failed.
 """
 
 import signal as signals

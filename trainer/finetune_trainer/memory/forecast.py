@@ -6,7 +6,7 @@ import torch
 from transformers import PretrainedConfig
 
 from finetune_api.batch import Batch
-from finetune_api.devices import count_devices
+from finetune_api.v1alpha1.devices import count_devices
 from finetune_api.v1alpha1.job import TrainerSpec
 from finetune_trainer.errors import InvalidSpec
 from finetune_trainer.memory.breakdown import (

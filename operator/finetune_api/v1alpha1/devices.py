@@ -21,7 +21,7 @@ _DEVICES = (
     "aws.amazon.com/neuroncore",
     "cambricon.com/mlu",
 )
-# resources that are not compute devices: network adapters, device files, and shares of a device that another name counts
+# resources that are not compute devices: network adapters, device files, and shares of a device with another name
 _OTHER_RESOURCES = (
     "rdma/*",
     "*/rdma*",

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from finetune_api.devices import DEVICE_TABLE_VERSION, count_devices, find_uncountable_resource
+from finetune_api.v1alpha1.devices import DEVICE_TABLE_VERSION, count_devices, find_uncountable_resource
 from finetune_api.v1alpha1.job import FineTuneJob
 from testing.builders.jobs import spec
 
@@ -82,7 +82,9 @@ BEGUN = {"attempts": [{"attempt": 0, "state": "Running"}]}
         pytest.param({"google.com/tpu": 4}, {"image": "i"}, 1, id="unknown device"),
         pytest.param({"habana.ai/gaudi": 8}, {"image": "i"}, 1, id="device that is counted now"),
         pytest.param({"habana.ai/gaudi": 8}, None, 1, id="no snapshot"),
-        pytest.param({"nvidia.com/gpu": 2, "nvidia.com/mig-1g.10gb": 3}, {"image": "i"}, 2, id="GPUs and other devices"),
+        pytest.param(
+            {"nvidia.com/gpu": 2, "nvidia.com/mig-1g.10gb": 3}, {"image": "i"}, 2, id="GPUs and other devices"
+        ),
         pytest.param({"nvidia.com/gpu": 2, "rdma/hca": 1}, {"image": "i"}, 2, id="GPUs and network adapters"),
         pytest.param({"habana.ai/gaudi": 8}, {"image": "i", "deviceTable": DEVICE_TABLE_VERSION}, 8, id="table"),
     ],
