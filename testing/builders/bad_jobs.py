@@ -226,6 +226,11 @@ BAD_JOBS: dict[str, BadJob] = {
         None,
         "ranks = 6",
     ),
+    "device of an unknown kind without nprocPerNode": BadJob(
+        {"nprocPerNode": None, "resources": {"limits": {"google.com/tpu": 4}}},
+        None,
+        "resources.limits: the number of ranks for google.com/tpu is unknown",
+    ),
     "numTrainEpochs and maxSteps": BadJob(
         {"training": {"numTrainEpochs": 1, "maxSteps": 10}}, "exclude each other", "exclude each other"
     ),

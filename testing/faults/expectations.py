@@ -147,6 +147,12 @@ PODS = (
         max_steps_lost=STEPS_LOST_AFTER_SAVE,
     ),
     Expectation(
+        "pod-delete-start",
+        "kubectl delete pod as soon as the pod exists, while its container is being started",
+        expect_restart(Reason.POD_DELETED),
+        node_rank=1,
+    ),
+    Expectation(
         "pod-evict",
         "the eviction API",
         expect_restart(Reason.PREEMPTED),

@@ -11,6 +11,7 @@ from typing import Any
 from unittest import mock
 
 from finetune_api.v1alpha1.reasons import Reason
+from finetune_api.v1alpha1.status import AttemptState
 from finetune_operator.controller.controller import logger as controller_log
 from testing.fakes.virtual_time import VirtualTimeLoop
 from testing.simulator.incidents.job_incidents import Incident
@@ -70,6 +71,7 @@ class HistoryResult:
     phase: str
     restarts: int
     commits: int
+    failure_reasons: tuple[str, ...] = ()  # of the failed attempts
 
 
 def run_history(scenario: Scenario, choices: Choices) -> HistoryResult:
@@ -111,6 +113,9 @@ async def _run_history(scenario: Scenario, choices: Choices) -> HistoryResult:
         phase=world.status.get("phase", "Deleted"),
         restarts=world.status.get("restarts", 0),
         commits=len(world.server.history),
+        failure_reasons=tuple(
+            record["reason"] for record in world.status.get("attempts", ()) if record["state"] == AttemptState.FAILED
+        ),
     )
 
 

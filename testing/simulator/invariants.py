@@ -269,7 +269,10 @@ class InvariantMonitor:
     def _check_restart_counts(
         self, old_status: JobStatus, new_status: JobStatus, restart_policy: RawBody
     ) -> Iterator[str]:
-        """Check that every restart except repairs and incomplete gangs is counted once, within the limits."""
+        """Check that every restart is counted once, within the limits.
+
+        Repairs, incomplete gangs and preemptions with a known preemptor are not counted.
+        """
         if new_status.restarts == old_status.restarts:
             return
         ended, counts = new_status.attempts[-2], new_status.without_progress
@@ -277,7 +280,8 @@ class InvariantMonitor:
         if counts.best_step > expected_counts.best_step:
             expected_counts = RestartCounts(best_step=counts.best_step)
         kind = "infrastructure" if ended.fault in (Fault.INFRASTRUCTURE, Fault.PREEMPTION) else "counted"
-        if ended.action != "Repair" and ended.reason != Reason.GANG_INCOMPLETE:
+        is_preempted = ended.reason == Reason.PREEMPTED and any(evidence.preemptor for evidence in ended.evidence)
+        if ended.action != "Repair" and ended.reason != Reason.GANG_INCOMPLETE and not is_preempted:
             expected_counts = expected_counts.model_copy(update={kind: getattr(expected_counts, kind) + 1})
         policy = RestartPolicy.model_validate(restart_policy)
         if counts != expected_counts:

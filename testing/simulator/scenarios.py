@@ -16,6 +16,7 @@ from testing.simulator.incidents.job_incidents import (
     hang_rank,
     kill_container,
     kill_rank,
+    preempt_by_kueue,
     suspend_job_temporarily,
 )
 from testing.simulator.incidents.node_incidents import (
@@ -168,6 +169,22 @@ def user_interference(choices: Choices) -> Scenario:
     )
 
 
+def preemptions(choices: Choices) -> Scenario:
+    """Draw a scenario in which Kueue preempts the job in favour of named workloads.
+
+    The job has no restart budget and must complete.
+    """
+    return Scenario(
+        workload=Workload(
+            num_nodes=choices.pick((2, 1, 3)), total_steps=choices.pick((6, 15)), rendezvous_timeout_seconds=3600.0
+        ),
+        spec_fields={"restartPolicy": {"maxRestarts": 0, "maxInfrastructureRestarts": 0}},
+        incidents=_draw_incidents(choices, (preempt_by_kueue,), extra_delays=(10.0, 40.0)),
+        faults_end_seconds=choices.pick((60.0, 240.0)),
+        liveness=Liveness.COMPLETES,
+    )
+
+
 SCENARIO_KINDS: dict[str, DrawScenario] = {
     draw.__name__: draw
     for draw in (
@@ -179,6 +196,7 @@ SCENARIO_KINDS: dict[str, DrawScenario] = {
         lost_k8s_nodes,
         resource_faults,
         user_interference,
+        preemptions,
     )
 }
 

@@ -16,6 +16,7 @@ from finetune_api.v1alpha1.base import (
 )
 from finetune_api.v1alpha1.command import Command
 from finetune_api.v1alpha1.dataset import Dataset
+from finetune_api.v1alpha1.devices import count_devices, keep_rank_count
 from finetune_api.v1alpha1.lora import Lora
 from finetune_api.v1alpha1.methods import Dpo, Sft
 from finetune_api.v1alpha1.model_source import ModelSource
@@ -142,7 +143,8 @@ class FineTuneJobSpec(ModelWithRules):
         default=None,
         ge=1,
         le=64,
-        description="Ranks (processes) per node (default: one per GPU in resources.limits, or 1).",
+        description="Ranks (processes) per node (default: one per GPU or other known device in resources.limits, or 1);"
+        " required with a device of an unknown kind.",
     )
     resources: ResourceRequirements = Field(
         default=ResourceRequirements(), description="Compute resources of the trainer container of each node."
@@ -223,11 +225,10 @@ class FineTuneJobSpec(ModelWithRules):
 
     @property
     def ranks_per_node(self) -> int:
-        """Ranks per node: `nprocPerNode`, otherwise one per GPU in the limits, otherwise 1."""
+        """Ranks per node: `nprocPerNode`, otherwise one per compute device in the limits, otherwise 1."""
         if self.nproc_per_node is not None:
             return self.nproc_per_node
-        gpus = [int(n) for name, n in self.resources.limits.items() if name.endswith("/gpu") and str(n).isdigit()]
-        return max(1, sum(gpus))
+        return max(1, count_devices(self.resources.limits))
 
     @property
     def shm_bytes(self) -> int:
@@ -282,11 +283,11 @@ class FineTuneJob(StatusModel):
     def parse(cls, body: dict[str, Any]) -> Self:
         """Parse a job that the API server has accepted, ignoring fields of a newer CRD.
 
-        Unset fields get the defaults of the release that started the job.
+        Unset fields get the defaults of the release that started the job, and the job keeps its ranks per node.
 
         Raises: pydantic.ValidationError if a known field is invalid.
         """
-        job = cls.model_validate(body, extra="ignore")
+        job = cls.model_validate(keep_rank_count(body), extra="ignore")
         if job.status.snapshot is None:
             return job
         return job.model_copy(update={"spec": apply_defaults(job.spec, job.status.snapshot.defaults)})

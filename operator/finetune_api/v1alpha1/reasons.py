@@ -295,7 +295,7 @@ class Reason(StrEnum):
     PREEMPTED = (
         "Preempted",
         Fault.PREEMPTION,
-        "A pod was preempted, drained or evicted from its Kubernetes node.",
+        "A pod was preempted, drained or evicted from its Kubernetes node, or stopped by Kueue.",
         "set a higher podTemplate.priorityClassName, or use nodes that are not reclaimed",
     )
 

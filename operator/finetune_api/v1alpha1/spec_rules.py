@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from finetune_api.batch import BatchError, resolve_batch
 from finetune_api.v1alpha1.base import CelRule, CrossFieldRule
+from finetune_api.v1alpha1.devices import find_uncountable_resource
 from finetune_api.v1alpha1.methods import METHODS
 from finetune_api.v1alpha1.pod_types import (
     RESERVED_ENV,
@@ -109,6 +110,19 @@ def _shards_quantized_weights(spec: "FineTuneJobSpec") -> bool:
 _SHARDS_WEIGHTS = "has(self.fsdp) || (has(self.deepspeed) && self.deepspeed.?preset.orValue('').startsWith('zero3'))"
 
 
+# Rule: the number of ranks per node is known.
+
+
+def _check_devices(spec: "FineTuneJobSpec") -> str | None:
+    resource = find_uncountable_resource(spec.resources.limits)
+    if spec.nproc_per_node is not None or resource is None:
+        return None
+    return (
+        f"resources.limits: the number of ranks for {resource} is unknown, because the operator's table of devices does"
+        " not contain it; set nprocPerNode, for example to 1 if it is not a compute device"
+    )
+
+
 # Rule: the batch sizes are consistent.
 
 
@@ -139,7 +153,7 @@ def _build_batch_rule() -> CelRule:
     has_global_batch = f"has(self.training) && has({effective})"
     has_countable_gpus = (
         "(has(self.nprocPerNode) || !has(self.resources) || !has(self.resources.limits)"
-        " || self.resources.limits.all(k, !k.endsWith('/gpu')"
+        " || self.resources.limits.all(k, k in ['cpu', 'memory', 'ephemeral-storage']"
         " || (k == 'nvidia.com/gpu' && type(self.resources.limits[k]) == int)))"
     )
     return CelRule(
@@ -290,11 +304,17 @@ SPEC_RULES: "tuple[CrossFieldRule[FineTuneJobSpec], ...]" = (
         ),
     ),
     CrossFieldRule(
+        "ranks per node are known",
+        _check_devices,
+        cel_limitations="all: a job that began in an earlier release must remain editable, and matching resource names"
+        " exceeds the cost limit of a CEL rule",
+    ),
+    CrossFieldRule(
         "batch is consistent",
         _check_batch_sizes,
         (_build_batch_rule(),),
-        cel_limitations="jobs with GPUs of other vendors, or with a GPU count that is a string: counting their ranks"
-        " exceeds the cost limit of a CEL rule",
+        cel_limitations="jobs with other resources than CPU, memory and nvidia.com/gpu, or with a GPU count that is a"
+        " string: counting their ranks exceeds the cost limit of a CEL rule",
     ),
     CrossFieldRule(
         "maxMemory is at least the memory limit",

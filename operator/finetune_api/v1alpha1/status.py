@@ -99,7 +99,12 @@ class Evidence(StatusModel):
     k8s_node: KubernetesName = Field(default="", description="Kubernetes node on which it ran.")
     ended: bool = Field(default=False, description="Whether its container ended or its pod is gone.")
     reason: Identifier = Field(default="", description="Reason of the container or pod status, such as OOMKilled.")
-    disruption: Identifier = Field(default="", description="Reason of the pod's DisruptionTarget condition.")
+    disruption: Identifier = Field(
+        default="", description="Reason of the pod's condition DisruptionTarget or, under Kueue, TerminationTarget."
+    )
+    preemptor: KubernetesName = Field(
+        default="", description="Kueue workload in favour of which the pod was preempted, if the condition names it."
+    )
     deleted: bool = Field(
         default=False, description="Whether the pod was deleted by another client during the attempt."
     )
@@ -128,7 +133,8 @@ class EvidenceSummary(StatusModel):
     ended: bool = Field(default=False, description="Whether their containers ended or their pods are gone.")
     deleted: bool = Field(default=False, description="Whether their pods were deleted by another client.")
     reason: Identifier = Field(default="", description="Reason of the pod status, such as Relabelled.")
-    disruption: Identifier = Field(default="", description="Reason of the DisruptionTarget condition of their pods.")
+    disruption: Identifier = Field(default="", description="Reason of the condition that states their disruption.")
+    preemptor: KubernetesName = Field(default="", description="Kueue workload in favour of which they were preempted.")
     outcome: Identifier = Field(default="", description="How the nodes ended: succeeded, stopped or failed.")
     victim: bool = Field(default=False, description="Whether they failed only because another node failed.")
 
@@ -223,6 +229,9 @@ class JobSnapshot(StatusModel):
     )
     defaults: Annotated[str, Field(json_schema_extra={"maxLength": 16_384})] = Field(
         default="", description="Defaults of spec fields as JSON."
+    )
+    device_table: int = Field(
+        default=0, description="Version of the table of devices by which ranks per node are counted; 0: GPUs only."
     )
 
 

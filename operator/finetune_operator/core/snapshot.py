@@ -2,6 +2,7 @@
 
 import re
 
+from finetune_api.v1alpha1.devices import DEVICE_TABLE_VERSION
 from finetune_api.v1alpha1.job import FineTuneJob, FineTuneJobSpec
 from finetune_api.v1alpha1.recorded_defaults import render_defaults
 from finetune_api.v1alpha1.status import AttemptState, JobSnapshot, JobStatus
@@ -21,6 +22,7 @@ def renew_snapshot(job: FineTuneJob, settings: Settings) -> JobSnapshot:
             image=image or settings.trainer_image,
             is_default_image=image is None,
             defaults=render_defaults(FineTuneJobSpec),
+            device_table=0 if job.status.attempts else DEVICE_TABLE_VERSION,
         )
     # without spec.image, the job keeps the trainer image with which it began
     if image == snapshot.image or (image is None and snapshot.is_default_image):

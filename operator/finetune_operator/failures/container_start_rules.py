@@ -6,6 +6,7 @@ ConfigMissing.
 
 import re
 
+from finetune_api.termination import Outcome
 from finetune_api.v1alpha1.reasons import Reason
 from finetune_api.v1alpha1.status import Evidence
 from finetune_operator.failures.pattern_set import PatternSet
@@ -40,10 +41,16 @@ _ADVICE = {
 
 
 def container_not_started(evidence: Evidence) -> Verdict | None:
-    """Match a container that never ran; the runtime message distinguishes errors of image, spec, host and GPUs."""
+    """Match a container that never ran; the runtime message distinguishes errors of image, spec, host and GPUs.
+
+    An error of the container runtime, or an unknown one, may be a consequence of the deletion of the pod.
+    """
     if evidence.reason not in START_ERRORS:
         return None
     reason, detail = _classify_runtime_message(evidence)
+    is_deleted = evidence.deleted or evidence.outcome == Outcome.STOPPED
+    if is_deleted and reason in (Reason.CONTAINER_RUNTIME_ERROR, Reason.UNEXPLAINED):
+        return None
     # only possible in command mode, because the trainer image has its own entrypoint
     if reason is Reason.START_ERROR and '"python3"' in evidence.message:
         detail = "spec.image has no python3 on its PATH, which command mode needs (3.9 or newer)"

@@ -44,7 +44,8 @@ _SECTIONS = {
     Fault.PREEMPTION: (
         "Preemption",
         "The ranks save a checkpoint within the grace period. The job is restarted as soon as its pods can be"
-        " scheduled, with the same limit as for infrastructure faults.",
+        " scheduled, with the same limit as for infrastructure faults. A preemption by Kueue whose preemptor is known"
+        " has no limit ([preemption](../operations/failure-handling.md#preemption)).",
     ),
 }
 

@@ -3,15 +3,15 @@
 The result is `attempts[].evidence`; observation.read_evidence reads the evidence of one node from its pod.
 """
 
-from datetime import datetime
-
 from finetune_api.termination import Outcome
 from finetune_api.v1alpha1.status import AttemptRecord, Evidence
+from finetune_operator.failures.container_start_rules import START_ERRORS
 from finetune_operator.failures.rules import NODE_LOST_DISRUPTIONS
 from finetune_operator.observation.pods import NodeObservation, PodPhase
 
 CONCLUSIVE_OUTCOMES = (Outcome.FAILED, Outcome.SUCCEEDED)
 RELABELLED, RESTARTED = "Relabelled", "Restarted"  # reasons that Kubernetes does not define
+SIGKILL_EXIT_CODE = 137
 
 
 def collect_initial_evidence(
@@ -73,19 +73,23 @@ def _merge_node_evidence(recorded: Evidence, node: NodeObservation | None) -> Ev
         return recorded
     if node.was_restarted and observed.outcome not in CONCLUSIVE_OUTCOMES:
         return _mark_as_deleted(node)
-    update = {"deleted": recorded.deleted, "disruption": recorded.disruption or observed.disruption}
+    update = {
+        "deleted": recorded.deleted,
+        "disruption": recorded.disruption or observed.disruption,
+        "preemptor": recorded.preemptor or observed.preemptor,
+    }
     if recorded.reason == RELABELLED:
         update["reason"] = RELABELLED
     # a pod deleted after the attempt began to stop was deleted by the operator (decisions/103)
     if not recorded.deleted and (node.is_terminating or node.phase is PodPhase.GONE):
         if observed.disruption not in NODE_LOST_DISRUPTIONS:  # the operator never causes the loss of a Kubernetes node
-            update["disruption"] = recorded.disruption
-        if _is_stopped_by_operator(observed, node.deletion_deadline):
+            update |= {"disruption": recorded.disruption, "preemptor": recorded.preemptor}
+        if _is_stopped_by_operator(observed, node):
             update["outcome"] = Outcome.STOPPED.value  # a stopped node is not the root cause
     return observed.model_copy(update=update)
 
 
-def _is_stopped_by_operator(evidence: Evidence, deletion_deadline: datetime | None) -> bool:
+def _is_stopped_by_operator(evidence: Evidence, node: NodeObservation) -> bool:
     """Return whether a node terminated because the operator deleted its pod.
 
     The root cause may be observed after its victims, and even after its own pod was deleted.
@@ -95,4 +99,8 @@ def _is_stopped_by_operator(evidence: Evidence, deletion_deadline: datetime | No
     if evidence.outcome == Outcome.STOPPED or evidence.exit_code is None or evidence.finished_at is None:
         return True
     # without a termination message, the node was killed by the kubelet if its grace period had expired
-    return deletion_deadline is not None and evidence.finished_at >= deletion_deadline
+    if evidence.exit_code == SIGKILL_EXIT_CODE:
+        return node.deletion_deadline is not None and evidence.finished_at >= node.deletion_deadline
+    # other exit codes after the deletion are a reaction to SIGTERM, and a container whose pod is deleted cannot start
+    was_deleted_before = node.deletion_requested_at is not None and evidence.finished_at >= node.deletion_requested_at
+    return was_deleted_before or evidence.reason in START_ERRORS

@@ -46,6 +46,8 @@ def plan_restart(
     if not has_progressed and is_unknown_fault and _has_happened_before(verdict, last_step, earlier_attempts):
         message = f"{verdict.message}; the same happened before at step {last_step}"
         return RestartPlan(False, timedelta(), counts, message)
+    if verdict.preemptor:  # the queue restarts the attempt once there is room; its pods wait until then
+        return RestartPlan(True, timedelta(), counts, verdict.message)
     if verdict.reason is Reason.GANG_INCOMPLETE:  # the attempt did not fail, but the cluster still lacks resources
         return RestartPlan(True, timedelta(seconds=policy.max_backoff_seconds), counts, verdict.message)
     is_infrastructure = verdict.fault in INFRASTRUCTURE_FAULTS

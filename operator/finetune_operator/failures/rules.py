@@ -1,7 +1,7 @@
 """Ordered failure rules, which return a verdict for the evidence of a node; the first matching rule applies.
 
-The root cause of a failed attempt is the earliest failure of a node that is not a victim. A victim failed only because
-another node failed.
+The root cause of a failed attempt is a pod that another client deleted, otherwise the earliest failure of a node that
+is not a victim. A victim failed only because another node failed.
 """
 
 import signal as signals
@@ -26,6 +26,13 @@ DISRUPTION_MESSAGES = {
     "DeletionByTaintManager": "its Kubernetes node was lost",
     "DeletionByPodGC": "its Kubernetes node is gone",
 }
+# reasons of the condition TerminationTarget that Kueue sets; a longer one ends in the reason of the eviction
+KUEUE_EVICTION = "WorkloadEvicted"
+KUEUE_MESSAGES = {
+    "WorkloadDeleted": "its Workload was deleted",
+    "NoMatchingWorkload": "it has no matching Workload",
+    "NotAdmitted": "its Workload is not admitted",
+}
 INTERFERENCE_MESSAGES = {
     "Relabelled": "lost its labels, so that the operator cannot watch it",
     "Restarted": "was restarted in place by its kubelet, as after an edit of the pod",
@@ -41,6 +48,18 @@ def pod_disrupted(evidence: Evidence) -> Verdict | None:
         reason=Reason.NODE_LOST if evidence.disruption in NODE_LOST_DISRUPTIONS else Reason.PREEMPTED,
         message=f"{describe_node(evidence)}: {DISRUPTION_MESSAGES[evidence.disruption]}",
     )
+
+
+def evicted_by_kueue(evidence: Evidence) -> Verdict | None:
+    """Match a pod that Kueue stopped; the restart counts only if Kueue names no preemptor (decisions/217)."""
+    is_eviction = evidence.disruption.startswith(KUEUE_EVICTION)
+    if not is_eviction and evidence.disruption not in KUEUE_MESSAGES:
+        return None
+    pod = f"{describe_node(evidence)}: Kueue stopped pod {evidence.pod_name}"
+    if evidence.preemptor:
+        return Verdict(Reason.PREEMPTED, f"{pod} in favour of {evidence.preemptor}", preemptor=evidence.preemptor)
+    cause = evidence.disruption.removeprefix(KUEUE_EVICTION).removeprefix("DueTo") or "its Workload was evicted"
+    return Verdict(Reason.PREEMPTED, f"{pod}: {KUEUE_MESSAGES.get(evidence.disruption, cause)}")
 
 
 def pod_evicted(evidence: Evidence) -> Verdict | None:
@@ -65,9 +84,13 @@ def host_out_of_memory(evidence: Evidence) -> Verdict | None:
 
 
 def kubernetes_node_restarted(evidence: Evidence) -> Verdict | None:
-    """Match a container whose exit status is unknown because its Kubernetes node was restarted."""
+    """Match a container whose exit status is unknown because its Kubernetes node was restarted.
+
+    The kubelet reports ContainerStatusUnknown also for a deleted pod whose container it had not started yet.
+    """
     is_unknown_to_runtime = evidence.reason == "Unknown" and evidence.exit_code == 255
-    if not is_unknown_to_runtime and evidence.reason != "ContainerStatusUnknown":
+    is_deleted = evidence.deleted or evidence.outcome == Outcome.STOPPED
+    if not is_unknown_to_runtime and (evidence.reason != "ContainerStatusUnknown" or is_deleted):
         return None
     return Verdict(
         reason=Reason.NODE_LOST,
@@ -250,6 +273,7 @@ def unexplained_failure(evidence: Evidence) -> Verdict | None:
 
 RULES: tuple[Rule, ...] = (
     pod_disrupted,
+    evicted_by_kueue,
     pod_evicted,
     host_out_of_memory,
     rejected_by_kubelet,
@@ -278,7 +302,7 @@ _LATEST_TIME = datetime.max.replace(tzinfo=UTC)
 
 
 def judge(node_evidence: Iterable[Evidence]) -> Verdict | None:
-    """Return the verdict on the earliest failure that is not a victim; None if no node failed."""
+    """Return the verdict on the root cause; None if no node failed."""
     verdicts = [judge_node(evidence) for evidence in node_evidence if not has_succeeded(evidence)]
     if not verdicts:
         return None
@@ -309,9 +333,14 @@ def has_succeeded(evidence: Evidence) -> bool:
     return evidence.outcome == Outcome.SUCCEEDED and evidence.exit_code == 0
 
 
-def _build_sort_key(verdict: Verdict) -> tuple[bool, bool, datetime, int]:
-    """Return a sort key for root causes: victims after other failures, stopped nodes last, then by time."""
+def _build_sort_key(verdict: Verdict) -> tuple[bool, bool, bool, datetime, int]:
+    """Return a sort key for root causes: victims after other failures, stopped nodes last, then by time.
+
+    A pod that another client deleted precedes other failures, because it ends only after its grace period, and its
+    peers may fail before that with errors that are not recognised as the loss of a peer (decisions/216).
+    """
     evidence = verdict.evidence
     assert evidence is not None
     was_stopped = verdict.reason is Reason.STOPPED
-    return verdict.victim, was_stopped, evidence.finished_at or _LATEST_TIME, evidence.node_rank
+    finished_at = evidence.finished_at or _LATEST_TIME
+    return verdict.victim, was_stopped, not evidence.deleted, finished_at, evidence.node_rank

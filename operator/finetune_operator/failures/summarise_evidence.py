@@ -10,7 +10,13 @@ from finetune_api.termination import Outcome
 from finetune_api.v1alpha1.status import AttemptRecord, Evidence, EvidenceSummary
 from finetune_operator import names
 from finetune_operator.failures.merge_evidence import RELABELLED, is_final
-from finetune_operator.failures.rules import DISRUPTION_MESSAGES, has_succeeded, judge_node, select_most_relevant
+from finetune_operator.failures.rules import (
+    DISRUPTION_MESSAGES,
+    evicted_by_kueue,
+    has_succeeded,
+    judge_node,
+    select_most_relevant,
+)
 
 LIMITS = (32, 16, 8)  # number of nodes whose evidence is stored, for nodes with and without final evidence
 MAX_STORED_BYTES = 48 * 1024
@@ -92,6 +98,7 @@ def _summarise_node(evidence: Evidence) -> EvidenceSummary:
         outcome = Outcome.SUCCEEDED if has_succeeded(evidence) else outcome
         is_victim = outcome is Outcome.FAILED and judge_node(evidence).victim
         return EvidenceSummary(ranks="", observed=True, ended=True, outcome=outcome.value, victim=is_victim)
+    decides_verdict = evidence.disruption in DISRUPTION_MESSAGES or evicted_by_kueue(evidence) is not None
     is_never_created = not evidence.pod_name and not evidence.deleted
     return EvidenceSummary(
         ranks="",
@@ -99,7 +106,8 @@ def _summarise_node(evidence: Evidence) -> EvidenceSummary:
         ended=evidence.ended,
         deleted=evidence.deleted,
         reason=RELABELLED if evidence.reason == RELABELLED else "",
-        disruption=evidence.disruption if evidence.disruption in DISRUPTION_MESSAGES else "",
+        disruption=evidence.disruption if decides_verdict else "",
+        preemptor=evidence.preemptor if decides_verdict else "",
         outcome=evidence.outcome if is_never_created else "",
     )
 

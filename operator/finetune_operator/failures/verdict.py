@@ -19,6 +19,7 @@ class Verdict:
     victim: bool = False
     evidence: Evidence | None = None
     no_repair_left: bool = False
+    preemptor: str = ""  # workload in favour of which the node was preempted, if it is known
 
     @property
     def action(self) -> FailureAction:

@@ -19,6 +19,8 @@ from finetune_operator.observation.read_evidence import find_condition, read_evi
 FENCED_AFTER_SECONDS = 30
 # the same for any other deleted pod, because another disruption may hide the loss of its kubelet
 OVERDUE_SECONDS = 300
+# the largest grace period that is subtracted from the deletion deadline; a user can request any int64
+MAX_GRACE_SECONDS = 365 * 24 * 3600
 
 
 class PodPhase(StrEnum):
@@ -50,11 +52,12 @@ class NodeObservation:
     uid: str
     phase: PodPhase
     is_terminating: bool
-    deletion_deadline: datetime | None
+    deletion_deadline: datetime | None  # end of the grace period
     is_scheduled: bool
     waiting: WaitingState | None
     evidence: Evidence
     termination: Termination | None
+    deletion_requested_at: datetime | None = None  # None if the pod is not terminating
     image: str = ""  # image in the spec of the trainer container
     image_id: str = ""  # image that the kubelet reports, usually `repository@digest`
     started_at: datetime | None = None
@@ -174,7 +177,8 @@ def observe_pod(pod: RawBody, *, is_tombstone: bool) -> NodeObservation | None:
     terminated_state = _find_first_termination(container)
     message = (terminated_state or {}).get("message")
     termination = parse_termination(message)
-    deletion_timestamp = metadata.get("deletionTimestamp")
+    deletion_deadline = parse_time(metadata.get("deletionTimestamp"))
+    grace_period = timedelta(seconds=min(metadata.get("deletionGracePeriodSeconds") or 0, MAX_GRACE_SECONDS))
     scheduled_condition = find_condition(status, "PodScheduled")
     ready_condition = find_condition(status, "PodReadyToStartContainers")
     return NodeObservation(
@@ -183,8 +187,9 @@ def observe_pod(pod: RawBody, *, is_tombstone: bool) -> NodeObservation | None:
         pod_name=metadata["name"],
         uid=metadata.get("uid", ""),
         phase=_derive_pod_phase(status, container, is_tombstone=is_tombstone),
-        is_terminating=deletion_timestamp is not None,
-        deletion_deadline=parse_time(deletion_timestamp),
+        is_terminating=metadata.get("deletionTimestamp") is not None,
+        deletion_deadline=deletion_deadline,
+        deletion_requested_at=deletion_deadline - grace_period if deletion_deadline else None,
         is_scheduled=bool((pod.get("spec") or {}).get("nodeName")),
         waiting=_find_waiting_state(status, container),
         evidence=read_evidence(

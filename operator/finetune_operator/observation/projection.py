@@ -8,8 +8,8 @@ from finetune_operator import names
 from finetune_operator.observation.ownership import RawBody, find_controlling_owner
 
 IDENTITY_FIELDS = ("name", "namespace", "uid", "resourceVersion")
-POD_METADATA_FIELDS = (*IDENTITY_FIELDS, "deletionTimestamp")
-JOB_METADATA_FIELDS = (*POD_METADATA_FIELDS, "generation", "creationTimestamp")
+POD_METADATA_FIELDS = (*IDENTITY_FIELDS, "deletionTimestamp", "deletionGracePeriodSeconds")
+JOB_METADATA_FIELDS = (*IDENTITY_FIELDS, "deletionTimestamp", "generation", "creationTimestamp")
 POD_LABELS = (names.JOB_UID, names.ATTEMPT)
 OWNER_FIELDS = ("kind", "name", "uid", "controller")
 STATUS_FIELDS = ("phase", "reason", "message", "podIP")

@@ -1,5 +1,6 @@
 """Reads the evidence of one node from its pod; failures.merge_evidence stores it in `attempts[].evidence`."""
 
+import re
 from datetime import UTC, datetime
 
 from finetune_api.bounded_text import truncate_text, truncate_text_start
@@ -8,6 +9,8 @@ from finetune_api.v1alpha1.status import EVIDENCE_MESSAGE_BYTES, Evidence
 from finetune_operator.observation.ownership import RawBody, parse_time
 
 MAX_MESSAGE_CHARACTERS = 600  # maximum length of the message of a node in the status
+# condition message of Kueue; an unknown uid is UNKNOWN, and older releases do not add the uid of the job
+_PREEMPTOR = re.compile(r"accommodate a workload \(UID: ([0-9a-f-]{8,63})(?:, JobUID: ([0-9a-f-]{8,63}))?")
 
 
 def read_evidence(
@@ -15,8 +18,8 @@ def read_evidence(
 ) -> Evidence:
     """Read the evidence of a node from pod status, terminated container state and termination message."""
     status = pod.get("status") or {}
-    disruption = find_condition(status, "DisruptionTarget")
-    disruption = disruption if disruption.get("status") == "True" else {}
+    # Kubernetes sets DisruptionTarget, Kueue sets TerminationTarget (decisions/217)
+    disruption = _find_true_condition(status, "DisruptionTarget") or _find_true_condition(status, "TerminationTarget")
     return Evidence(
         node_rank=node_rank,
         pod_name=pod["metadata"]["name"],
@@ -25,6 +28,7 @@ def read_evidence(
         # the reason of the pod (Evicted, DeadlineExceeded) is more specific than the reason Error of the container
         reason=status.get("reason") or terminated_state.get("reason", ""),
         disruption=disruption.get("reason", ""),
+        preemptor=_find_preemptor(disruption.get("message") or ""),
         outcome=termination.outcome if termination else "",
         error_type=termination.error_type if termination else "",
         victim=termination.victim if termination else False,
@@ -35,6 +39,14 @@ def read_evidence(
         last_step=termination.progress.step if termination and termination.progress else None,
         finished_at=_select_finish_time(terminated_state, termination),
     )
+
+
+def _find_preemptor(condition_message: str) -> str:
+    """Return the workload, and its job if known, that the message of a Kueue condition names as preemptor."""
+    match = _PREEMPTOR.search(condition_message)
+    if match is None:
+        return ""
+    return f"workload {match[1]} of job {match[2]}" if match[2] else f"workload {match[1]}"
 
 
 def _select_message(
@@ -61,3 +73,8 @@ def find_condition(status: RawBody, condition_type: str) -> RawBody:
     """Return the condition of this type in the status of a pod, or an empty dict."""
     conditions = status.get("conditions") or []
     return next((condition for condition in conditions if condition.get("type") == condition_type), {})
+
+
+def _find_true_condition(status: RawBody, condition_type: str) -> RawBody:
+    condition = find_condition(status, condition_type)
+    return condition if condition.get("status") == "True" else {}

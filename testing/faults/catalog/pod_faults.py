@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 from finetune_operator import names
 from testing.cluster.images.project_images import get_image_name
-from testing.faults.catalog.fault import InjectedFault, make_program_fields
+from testing.faults.catalog.fault import InjectedFault, InjectionTime, make_program_fields
 from testing.faults.job_under_test import JobUnderTest, RawBody
 
 PREEMPTOR = "chaos-preemptor"
@@ -37,6 +37,14 @@ def delete_pod(job: JobUnderTest) -> Iterator[None]:
 @contextmanager
 def delete_pod_with_short_grace(job: JobUnderTest) -> Iterator[None]:
     job.installation.kubectl("delete", "pod", job.get_pod_name(1), "--wait=false", "--grace-period=15")
+    yield
+
+
+@contextmanager
+def delete_pod_during_start(job: JobUnderTest) -> Iterator[None]:
+    """Delete the pod of node 1 as soon as it exists, while its container is being started."""
+    job.installation.kubectl("wait", "--for=create", f"pod/{job.get_pod_name(1)}", "--timeout=20s")
+    job.installation.kubectl("delete", "pod", job.get_pod_name(1), "--wait=false")
     yield
 
 
@@ -210,6 +218,9 @@ def build_cpu_request(cpu: str) -> RawBody:
 POD_FAULTS = {
     "container-kill": InjectedFault(make_program_fields(), kill_container, is_isolated=True),
     "pod-delete": InjectedFault(make_program_fields(), delete_pod, is_isolated=True),
+    "pod-delete-start": InjectedFault(
+        make_program_fields(), delete_pod_during_start, injection_time=InjectionTime.STARTING, is_isolated=True
+    ),
     "pod-evict": InjectedFault(make_program_fields(), evict_pod, is_isolated=True),
     "drain": InjectedFault(make_program_fields(), drain_node),
     "preemption": InjectedFault(

@@ -10,6 +10,8 @@ from testing.simulator.world.world import JOB, World
 RECOVERY_DELAYS_SECONDS = (10.0, 100.0, 400.0)
 ERROR_TYPES = ("RuntimeError", "CudaError", "NonFiniteLoss")
 
+PREEMPTOR = "527a9fa8-fb86-4116-b295-4f4dd72e478f"  # uid of a workload
+
 Incident = Callable[[World], None]
 
 
@@ -47,6 +49,22 @@ def evict_pod_by_taint(world: World) -> None:
     """Evict a pod as a NoExecute taint does, while the kubelet of its node is healthy."""
     if picked := world.pick_pod():
         world.node_controllers.disrupt_pod(picked[0], "DeletionByTaintManager")
+
+
+def preempt_by_kueue(world: World) -> None:
+    """Evict all pods, as Kueue does in favour of another workload."""
+    message = f"Preempted to accommodate a workload (UID: {PREEMPTOR}, JobUID: UNKNOWN) due to prioritization"
+    world.node_controllers.evict_by_kueue(
+        [key for key, _ in world.list_pods()], "WorkloadEvictedDueToPreempted", message
+    )
+
+
+def evict_by_kueue(world: World) -> None:
+    """Evict all pods, as Kueue does if they are not ready in time."""
+    message = "Exceeded the PodsReady timeout default/bert"
+    world.node_controllers.evict_by_kueue(
+        [key for key, _ in world.list_pods()], "WorkloadEvictedDueToPodsReadyTimeout", message
+    )
 
 
 def suspend_job(world: World) -> None:

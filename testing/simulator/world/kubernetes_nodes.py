@@ -159,7 +159,7 @@ class KubernetesNodes:
                 self._report_state(key, uid, {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}})
             await asyncio.sleep(POLL_SECONDS)
         if k8s_node.connected.is_set() and self._is_terminating(key, uid):
-            self._remove(key, uid)
+            self._end_before_start(key, uid)
             return
         if k8s_node.rejects_pods and k8s_node.connected.is_set():
             self.set_status(key, phase="Failed", reason="OutOfcpu", message="Pod was rejected: not enough cpu")
@@ -175,6 +175,17 @@ class KubernetesNodes:
                 self.spawn(self._terminate(process, k8s_node, delay_seconds=2.0, grace_seconds=ORPHAN_GRACE_SECONDS))
         self._report_state(key, uid, state, phase="Running")
         await self._report_exit(key, uid, process, k8s_node)
+
+    def _end_before_start(self, key: ObjectKey, uid: str) -> None:
+        """Report the end of a pod that was deleted during its start, and remove it.
+
+        Its container was not started, or it received SIGTERM before its supervisor could write a termination message.
+        """
+        state: RawBody = {"exitCode": 137, "reason": "ContainerStatusUnknown", "message": "could not be located"}
+        if exit_code := self._choices.pick((None, None, 2, 143)):
+            state = {"exitCode": exit_code, "reason": "Error", "finishedAt": format_time(self._server.now())}
+        self._report_state(key, uid, {"terminated": state}, phase="Failed")
+        self._remove(key, uid)
 
     def _report_volumes(self, key: ObjectKey, uid: str, *, ready: bool) -> None:
         pod = self._server.get(key)

@@ -11,7 +11,7 @@ from testing.simulator.world.kubernetes_nodes import POLL_SECONDS, KubernetesNod
 UNSCHEDULABLE_SECONDS = 50.0  # delay from the last kubelet heartbeat to the NoSchedule taint
 UNREACHABLE_SECONDS = 60.0  # delay from the last kubelet heartbeat to the NoExecute taint
 POD_GC_SECONDS = 20.0
-TAINT_EVICTION, POD_GC, GARBAGE_COLLECTOR = "taint manager", "pod gc", "garbage collector"
+TAINT_EVICTION, POD_GC, GARBAGE_COLLECTOR, KUEUE = "taint manager", "pod gc", "garbage collector", "kueue"
 FORCED_DELETION_ACTORS = (POD_GC, GARBAGE_COLLECTOR)  # actors whose deletions may leave processes running
 
 
@@ -62,6 +62,15 @@ class NodeControllers:
         """Add the DisruptionTarget condition to a pod and delete it, as the eviction API and taint eviction do."""
         if self._add_disruption_target(key, reason, actor=actor):
             self._server.delete(key, {}, actor=actor)
+
+    def evict_by_kueue(self, keys: list[ObjectKey], reason: str, message: str) -> None:
+        """Add the TerminationTarget condition to all pods of a Workload that are not terminating, and delete them."""
+        condition = {"type": "TerminationTarget", "status": "True", "reason": reason, "message": message}
+        for key in keys:
+            pod = self._server.get(key)
+            if pod is not None and "deletionTimestamp" not in pod["metadata"]:
+                self._k8s_nodes.set_condition(key, condition, actor=KUEUE)
+                self._server.delete(key, {}, actor=KUEUE)
 
     def _add_disruption_target(self, key: ObjectKey, reason: str, *, actor: str, **fields: str) -> bool:
         pod = self._server.get(key)

@@ -6,6 +6,7 @@ import torch
 from transformers import PretrainedConfig
 
 from finetune_api.batch import Batch
+from finetune_api.v1alpha1.devices import count_devices
 from finetune_api.v1alpha1.job import TrainerSpec
 from finetune_trainer.errors import InvalidSpec
 from finetune_trainer.memory.breakdown import (
@@ -105,8 +106,8 @@ def forecast(
 
 
 def has_gpu_limits(spec: TrainerSpec) -> bool:
-    """Return whether the job's resource limits contain GPUs of any vendor."""
-    return any(name.endswith("/gpu") for name in spec.resources.limits)
+    """Return whether the job's resource limits contain GPUs or other compute devices."""
+    return count_devices(spec.resources.limits) > 0
 
 
 def _build_steps(plan: TrainingPlan, length: int, autocast: torch.dtype | None) -> list[SimulatedStep]:

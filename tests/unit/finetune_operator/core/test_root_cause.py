@@ -18,10 +18,20 @@ from testing.builders.jobs import (
     build_observation,
     decide_once,
     finished_pod,
+    job,
+    pod,
     running_pod,
     terminating_pod,
 )
-from testing.builders.stopping import KILLED, VICTIM, build_disrupted_pod, build_running_job, termination_message
+from testing.builders.stopping import (
+    KILLED,
+    VICTIM,
+    build_disrupted_pod,
+    build_pod_deleted_before_its_start,
+    build_pod_evicted_by_kueue,
+    build_running_job,
+    termination_message,
+)
 
 LATER = NOW + timedelta(seconds=2)
 
@@ -182,3 +192,73 @@ def test_pods_are_deleted_only_after_the_grace_period_of_the_root_cause() -> Non
     assert during_grace.requeue_after == timedelta(seconds=1.4)
     assert after_grace.actions == (DeletePod("bert-0-1", "pod-0-1", ABORT_GRACE_SECONDS),)
     assert (ftjob.status.attempts[0].reason, ftjob.status.attempts[0].node_rank) == ("UserCodeError", 1)
+
+
+START_ERROR: RawBody = {
+    "exitCode": 128,
+    "reason": "StartError",
+    "message": "failed to start containerd task: context canceled",
+    "finishedAt": "2026-01-01T12:00:01Z",
+}
+
+
+@pytest.mark.parametrize("deleted_rank", [0, 1])
+@pytest.mark.parametrize("is_deletion_observed", [True, False], ids=["deletion observed", "last state only"])
+@pytest.mark.parametrize(
+    "terminated_fields", [{}, START_ERROR], ids=["container never started", "start of the container cancelled"]
+)
+def test_a_pod_deleted_during_its_start_is_the_root_cause(
+    deleted_rank: int, is_deletion_observed: bool, terminated_fields: RawBody
+) -> None:
+    """The kubelet reports an unknown status for a container that it had not started when the pod was deleted.
+
+    The operator then deletes the other pod, which also has not started, so both pods end with the same status.
+    """
+    ftjob, _ = decide_once(job(), build_observation(job()))
+    pods = [pod(ftjob, rank) for rank in range(2)]
+    ftjob, _ = decide_once(ftjob, build_observation(ftjob, *pods))
+    ended = [build_pod_deleted_before_its_start(body, **terminated_fields) for body in pods]
+    pods[deleted_rank] = terminating_pod(pods[deleted_rank]) if is_deletion_observed else ended[deleted_rank]
+    for observed in (pods, ended, ended):
+        ftjob, _ = decide_once(ftjob, build_observation(ftjob, *observed), now=LATER)
+
+    first = ftjob.status.attempts[0]
+    assert (first.reason, first.node_rank) == ("PodDeleted", deleted_rank)
+    assert f"pod bert-0-{deleted_rank} was deleted" in first.message
+
+
+def test_a_container_that_reacts_to_its_deletion_by_the_operator_is_not_the_root_cause() -> None:
+    ftjob = build_running_job()
+    ftjob, _ = decide_once(
+        ftjob, build_observation(ftjob, finished_pod(ftjob, 0, **VICTIM), running_pod(ftjob, 1)), now=LATER
+    )
+    reaction = terminating_pod(finished_pod(ftjob, 1, exit_code=0, finishedAt="2026-01-01T12:00:03Z"))
+    reaction["metadata"] |= {"deletionGracePeriodSeconds": 27}  # the deletion was requested at 12:00:03
+    ftjob, _ = decide_once(ftjob, build_observation(ftjob, finished_pod(ftjob, 0, **VICTIM), reaction), now=LATER)
+
+    assert ftjob.status.attempts[0].reason == "PeerLost"
+
+
+def test_every_preemption_by_kueue_restarts_the_job_without_using_its_budget() -> None:
+    ftjob = build_running_job(restartPolicy={"maxRestarts": 0, "maxInfrastructureRestarts": 0})
+    for attempt in range(20):
+        pods = [running_pod(ftjob, rank, attempt=attempt) for rank in range(2)]
+        ftjob, _ = decide_once(ftjob, build_observation(ftjob, *pods))
+        evicted = [build_pod_evicted_by_kueue(body, preemptor="527a9fa8-fb86-4116-b295-4f4dd72e478f") for body in pods]
+        ftjob, _ = decide_once(ftjob, build_observation(ftjob, *evicted))
+        ftjob, _ = decide_once(ftjob, build_observation(ftjob, tombstones=tuple(evicted)))
+
+    last = ftjob.status.attempts[-2]
+    assert (last.attempt, last.reason, last.fault, ftjob.status.restarts) == (19, "Preempted", Fault.PREEMPTION, 20)
+    assert "in favour of workload 527a9fa8-fb86-4116-b295-4f4dd72e478f" in last.message
+    assert ftjob.status.without_progress.infrastructure == 0
+
+
+def test_an_eviction_by_kueue_without_a_named_preemptor_uses_the_budget() -> None:
+    ftjob = build_running_job(restartPolicy={"maxInfrastructureRestarts": 0})
+    evicted = [build_pod_evicted_by_kueue(running_pod(ftjob, rank)) for rank in range(2)]
+    ftjob, _ = decide_once(ftjob, build_observation(ftjob, *evicted))
+    ftjob, _ = decide_once(ftjob, build_observation(ftjob, tombstones=tuple(evicted)))
+
+    assert (ftjob.status.phase, ftjob.status.attempts[0].reason) == ("Failed", "Preempted")
+    assert "maxInfrastructureRestarts" in ftjob.status.attempts[0].message

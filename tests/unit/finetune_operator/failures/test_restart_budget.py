@@ -92,3 +92,17 @@ def test_repeated_unexplained_failure_at_the_same_step_fails_the_job() -> None:
     restart = plan_next_restart(verdict_with_fault(Fault.UNKNOWN), counts, last_step=7, earlier_records=(before,))
     assert not restart.is_allowed
     assert "the same happened before at step 7" in restart.message
+
+
+@pytest.mark.parametrize("counts", [RestartCounts(), RestartCounts(counted=2, infrastructure=10)], ids=["none", "all"])
+def test_a_preemption_with_a_named_preemptor_uses_no_restart_and_has_no_delay(counts: RestartCounts) -> None:
+    preempted = Verdict(Reason.PREEMPTED, "m", preemptor="workload 527a9fa8")
+    for _ in range(1000):
+        restart = plan_next_restart(preempted, counts)
+        assert (restart.is_allowed, restart.delay, restart.counts) == (True, timedelta(), counts)
+
+
+def test_progress_before_a_preemption_resets_the_budget() -> None:
+    preempted = Verdict(Reason.PREEMPTED, "m", preemptor="workload 527a9fa8")
+    restart = plan_next_restart(preempted, RestartCounts(counted=3, best_step=40), last_step=50)
+    assert restart.counts == RestartCounts(best_step=50)

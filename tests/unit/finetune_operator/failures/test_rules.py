@@ -29,6 +29,12 @@ EXAMPLES: dict[rules.Rule, tuple[Evidence, str, Fault, FailureAction]] = {
         Fault.PREEMPTION,
         FailureAction.RESTART,
     ),
+    rules.evicted_by_kueue: (
+        node_evidence(disruption="WorkloadEvictedDueToPodsReadyTimeout", deleted=True, exit_code=143),
+        "Preempted",
+        Fault.PREEMPTION,
+        FailureAction.RESTART,
+    ),
     rules.pod_evicted: (
         node_evidence(reason="Evicted", message="Pod ephemeral local storage usage exceeds"),
         "Evicted",
@@ -233,3 +239,61 @@ def test_a_segmentation_fault_is_not_transient() -> None:
     verdict = judge_node(node_evidence(outcome="failed", error_type="RankKilled", signal=11, rank=3))
     assert (verdict.reason, verdict.fault) == ("RankCrashed", Fault.UNKNOWN)
     assert "rank 3 was ended by SIGSEGV" in verdict.message
+
+
+@pytest.mark.parametrize(
+    ("reason", "preemptor", "message"),
+    [
+        pytest.param(
+            "WorkloadEvictedDueToPreempted",
+            "workload 527a9fa8 of job 1f1c675a",
+            " in favour of workload 527a9fa8 of job 1f1c675a",
+            id="preempted by a named workload",
+        ),
+        pytest.param("WorkloadEvictedDueToPreempted", "", ": Preempted", id="preempted by an unknown workload"),
+        pytest.param("WorkloadEvictedDueToPodsReadyTimeout", "", ": PodsReadyTimeout", id="another eviction"),
+        pytest.param("WorkloadEvicted", "", ": its Workload was evicted", id="eviction of an older Kueue"),
+        pytest.param("WorkloadDeleted", "", ": its Workload was deleted", id="deleted Workload"),
+    ],
+)
+def test_an_eviction_by_kueue_is_a_preemption(reason: str, preemptor: str, message: str) -> None:
+    verdict = judge_node(node_evidence(pod_name="bert-0-1", disruption=reason, preemptor=preemptor, deleted=True))
+
+    assert (verdict.reason, verdict.preemptor) == ("Preempted", preemptor)
+    assert verdict.message == f"node 1 (gpu-7): Kueue stopped pod bert-0-1{message}"
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        pytest.param({}, "NodeLost", id="pod not deleted"),
+        pytest.param({"deleted": True}, "PodDeleted", id="deleted by another client"),
+        pytest.param({"outcome": "stopped"}, "Stopped", id="deleted by the operator"),
+    ],
+)
+def test_an_unknown_container_status_of_a_deleted_pod_is_no_node_loss(fields: dict[str, Any], reason: str) -> None:
+    unknown = node_evidence(reason="ContainerStatusUnknown", exit_code=137, **fields)
+    assert judge_node(unknown).reason == reason
+
+
+@pytest.mark.parametrize(
+    ("message", "reason"),
+    [
+        pytest.param("failed to create containerd task: context canceled", "PodDeleted", id="unknown error"),
+        pytest.param("runc create failed: cgroup is gone", "PodDeleted", id="error of the runtime"),
+        pytest.param('exec: \\"train\\": executable file not found in $PATH', "StartError", id="error of the image"),
+    ],
+)
+def test_a_start_error_of_a_deleted_pod_is_the_cause_only_if_it_is_not_due_to_the_deletion(
+    message: str, reason: str
+) -> None:
+    assert judge_node(node_evidence(reason="StartError", exit_code=128, message=message, deleted=True)).reason == reason
+
+
+def test_a_pod_deleted_by_another_client_precedes_failures_of_its_peers() -> None:
+    deleted = node_evidence(deleted=True, outcome="stopped", exit_code=143, finished_at=time_at(20))
+    peer = node_evidence(node_rank=0, outcome="failed", error_type="RuntimeError", finished_at=time_at(1))
+    verdict = judge([peer, deleted])
+
+    assert verdict is not None
+    assert (verdict.reason, verdict.evidence and verdict.evidence.node_rank) == ("PodDeleted", 1)

@@ -54,7 +54,9 @@ def observe(rank: int, phase: PodPhase, *, deleted: bool = False, **evidence: ob
 def draw_trajectory(draw: random.Random, rank: int) -> Trajectory:
     """Return the observations of a node that may be deleted or disrupted, then ends, then disappears."""
     running = observe(rank, PodPhase.RUNNING)
-    disruption = draw.choice(("", "", "", "EvictionByEvictionAPI", "DeletionByTaintManager"))
+    disruption = draw.choice(
+        ("", "", "", "EvictionByEvictionAPI", "DeletionByTaintManager", "WorkloadEvictedDueToPreempted")
+    )
     is_deleted = bool(disruption) or draw.random() < 0.3
     fields = draw.choice(
         (

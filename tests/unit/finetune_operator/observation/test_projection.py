@@ -82,6 +82,7 @@ OWNERS = any_of(
 METADATA = any_of(
     uid=st.just("pod-uid"),
     deletionTimestamp=TIMES,
+    deletionGracePeriodSeconds=st.none() | st.integers(0, 2**63),
     labels=st.none() | any_of(**{names.JOB_UID: st.sampled_from([UID, "other"]), names.ATTEMPT: TEXTS, "user": TEXTS}),
     annotations=st.dictionaries(TEXTS, TEXTS, max_size=2),
     ownerReferences=st.none() | st.lists(OWNERS, max_size=2),

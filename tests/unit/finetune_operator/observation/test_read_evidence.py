@@ -120,3 +120,57 @@ def test_exit_code_0_without_a_published_result_is_not_a_success(
 ) -> None:
     message = json.dumps({"final": True, "outcome": outcome})
     assert observe_single_pod(finished_pod(JOB, 0, exit_code=exit_code, message=message)).has_succeeded is has_succeeded
+
+
+KUEUE_MESSAGE = (
+    "Preempted to accommodate a workload (UID: 527a9fa8-fb86-4116-b295-4f4dd72e478f,"
+    " JobUID: 1f1c675a-711f-4a13-a3bd-da3d50e6f893) due to prioritization in the ClusterQueue; preemptor path: /team-b;"
+    " preemptee path: /team-a"
+)
+
+
+@pytest.mark.parametrize(
+    ("message", "preemptor"),
+    [
+        pytest.param(
+            KUEUE_MESSAGE,
+            "workload 527a9fa8-fb86-4116-b295-4f4dd72e478f of job 1f1c675a-711f-4a13-a3bd-da3d50e6f893",
+            id="workload and job",
+        ),
+        pytest.param(
+            "Preempted to accommodate a workload (UID: 527a9fa8-fb86-4116-b295-4f4dd72e478f, JobUID: UNKNOWN) due to x",
+            "workload 527a9fa8-fb86-4116-b295-4f4dd72e478f",
+            id="unknown job",
+        ),
+        pytest.param(
+            "Preempted to accommodate a workload (UID: 527a9fa8-fb86-4116-b295-4f4dd72e478f) in the ClusterQueue",
+            "workload 527a9fa8-fb86-4116-b295-4f4dd72e478f",
+            id="older release",
+        ),
+        pytest.param(
+            "Preempted to accommodate a workload (UID: UNKNOWN, JobUID: UNKNOWN) due to x", "", id="unknown workload"
+        ),
+        pytest.param("Preempted to accommodate a higher priority Workload", "", id="no workload"),
+    ],
+)
+def test_preemptor_is_read_from_the_condition_of_kueue(message: str, preemptor: str) -> None:
+    target = build_condition("TerminationTarget", "True", reason="WorkloadEvictedDueToPreempted", message=message)
+    node_evidence = observe_evidence(pod(JOB, 0, conditions=[target]))
+
+    assert (node_evidence.disruption, node_evidence.preemptor) == ("WorkloadEvictedDueToPreempted", preemptor)
+
+
+def test_a_scheduler_names_no_preemptor() -> None:
+    message = "default-scheduler: preempting to accommodate a higher priority pod"
+    target = build_condition("DisruptionTarget", "True", reason="PreemptionByScheduler", message=message)
+    assert observe_evidence(pod(JOB, 0, conditions=[target])).preemptor == ""
+
+
+def test_a_disruption_by_kubernetes_takes_precedence_over_an_eviction_by_kueue() -> None:
+    """The loss of a Kubernetes node determines when its pods are fenced."""
+    evicted = build_condition("TerminationTarget", "True", reason="WorkloadEvictedDueToPreempted")
+    lost = build_condition("DisruptionTarget", "True", reason="DeletionByTaintManager")
+    inactive = build_condition("TerminationTarget", "False", reason="WorkloadDeleted")
+
+    assert observe_evidence(pod(JOB, 0, conditions=[evicted, lost])).disruption == "DeletionByTaintManager"
+    assert observe_evidence(pod(JOB, 0, conditions=[inactive])).disruption == ""
