@@ -21,7 +21,7 @@ from finetune_trainer.memory.run_forecast import forecast_rank_memory
 from finetune_trainer.metrics.flops import estimate_flops
 from finetune_trainer.model.load import describe_model
 from finetune_trainer.model.lora import add_adapters
-from finetune_trainer.train import build_tokenization_config
+from finetune_trainer.train import build_download_settings, build_tokenization_config
 from finetune_trainer.training_plan import plan_training
 from testing.models import tiny_text, tiny_vision
 
@@ -116,7 +116,8 @@ def measure_content(task: Task, folder: Path, *, forecasts_memory: bool) -> Epoc
     context = build_rank_context(folder)
     model_description = describe_model(spec.model, torch.device("cpu"))
     reporter = HeartbeatWriter(context.run.heartbeats, rank=0, local_rank=0)
-    data = load_data(spec.dataset, build_tokenization_config(spec, model_description, context, reporter))
+    downloads = build_download_settings(spec, context, reporter)
+    data = load_data(spec.dataset, build_tokenization_config(spec, model_description, context, downloads))
     lengths = _measure_lengths(data)
     model_class = AutoModelForImageTextToText if task.is_multimodal else AutoModelForCausalLM
     with torch.device("meta"):

@@ -148,6 +148,11 @@ BAD_JOBS: dict[str, BadJob] = {
         {"deepspeed": {"preset": "zero4"}}, 'supported values: "zero1"', "'zero1', 'zero2'"
     ),
     "empty train list": BadJob({"dataset": {"train": []}}, "at least 1 item", "at least 1 item"),
+    "revision of a path": BadJob(
+        {"model": {"name": "/models/base", "revision": "v1.0"}},
+        "only a model on the Hub has revisions",
+        "only a model on the Hub has revisions",
+    ),
     "non-numeric sample size": BadJob(
         {"dataset": {"train": [{"name": "/data/rows.jsonl#many"}]}},
         "a path must not contain #",

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from finetune_trainer.data_sources.source_files import DownloadSettings
+from finetune_trainer.once_per_job import DownloadSettings
 
 
 def build_download_settings(folder: Path, *, job: str = "job", writes: bool = True) -> DownloadSettings:

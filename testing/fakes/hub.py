@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from hashlib import sha256
 from http.server import BaseHTTPRequestHandler
+from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
@@ -17,9 +18,38 @@ SHA = "5eed" * 10
 TOKEN = "hf_may_write"  # noqa: S105 (a fake token)
 
 
+Response = tuple[int, Any, dict[str, str]]  # status, body and headers
+
+
+@dataclass
+class FakeModel:
+    """Model repository: files by commit and file name, and commits by branch or tag."""
+
+    commits: dict[str, dict[str, bytes]] = field(default_factory=dict)
+    refs: dict[str, str] = field(default_factory=dict)
+    is_gated: bool = False
+
+    def push(self, commit: str, folder: Path) -> None:
+        """Add the files of the folder as a commit, and move the main branch to it."""
+        self.commits[commit] = {file.name: file.read_bytes() for file in folder.iterdir()}
+        self.refs["main"] = commit
+
+    def handle_get(self, revision: str, file: str) -> Response:
+        """Return the response for a file of a branch, tag or commit."""
+        commit = self.refs.get(revision, revision)
+        if self.is_gated:
+            return 403, {"error": "gated"}, {"X-Error-Code": "GatedRepo"}
+        if commit not in self.commits:
+            return 404, {"error": "Invalid rev id"}, {"X-Error-Code": "RevisionNotFound"}
+        content = self.commits[commit].get(file)
+        if content is None:
+            return 404, {"error": "no such file"}, {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": commit}
+        return 200, content, {"ETag": f'"{sha256(content).hexdigest()}"', "X-Repo-Commit": commit}
+
+
 @dataclass
 class FakeHub:
-    """Fake Hub with repositories and datasets by name, each a dictionary of files.
+    """Fake Hub with models by name, and repositories and datasets by name, each a dictionary of files.
 
     If `error_status` is set, every request returns it; `delay_seconds` delays each upload request.
     """
@@ -29,14 +59,15 @@ class FakeHub:
     datasets: dict[str, dict[str, bytes]] = field(
         default_factory=dict
     )  # files by dataset and file name; every dataset has the commit SHA
+    models: dict[str, FakeModel] = field(default_factory=dict)
     requested_paths: list[str] = field(default_factory=list)
     messages: list[str] = field(default_factory=list)
     error_status: int | None = None
     delay_seconds: float = 0.0
     address: str = ""
 
-    def handle_get(self, path: str, token: str) -> tuple[int, Any, dict[str, str]]:
-        """Return the status, body and headers of the response for a dataset, its file list or a file."""
+    def handle_get(self, path: str, token: str) -> Response:
+        """Return the response for a dataset, its file list or a file of a dataset or model."""
         self.requested_paths.append(path)
         if self.error_status:
             return self.error_status, {"error": "out of order"}, {}
@@ -52,6 +83,11 @@ class FakeHub:
                 return 200, [{"type": "file", "path": file, "size": len(files[file]), "oid": "1"} for file in files], {}
             siblings = [{"rfilename": file} for file in files]
             return 200, {"id": f"{owner}/{name}", "sha": SHA, "siblings": siblings}, {}
+        if not path.startswith("/datasets/"):
+            name, _, location = path.removeprefix("/").partition("/resolve/")
+            model, (revision, _, file) = self.models.get(name), location.partition("/")
+            missing = 404, {"error": "Repository not found"}, {"X-Error-Code": "RepoNotFound"}
+            return model.handle_get(unquote(revision), unquote(file)) if model else missing
         repository, _, file = path.removeprefix("/datasets/").partition(f"/resolve/{SHA}/")
         content = self.datasets.get(repository, {}).get(unquote(file))
         if content is None:

@@ -86,6 +86,7 @@ class TrainingProgress:
     per_device_train_batch_size: int | None = field(
         default=None, metadata={"description": "Samples per rank and forward pass that the trainer chose for auto."}
     )
+    model_revision: str | None = field(default=None, metadata={"description": "Commit of the model on the Hub."})
     memory: PeakMemory | None = field(default=None, metadata={"description": "Memory of the ranks in bytes."})
     update_time: datetime | None = field(default=None, metadata={"description": "When rank 0 reported this."})
 

@@ -42,7 +42,7 @@ def publish_result(
         save_weights(trainer.model, published_weights, folder)
         model_description.tokenizer.save_pretrained(folder)
         if model_description.vision:
-            save_processor(model_description.vision, model_description.name, folder)
+            save_processor(model_description.vision, model_description.name, model_description.revision, folder)
         trainer.state.save_to_json(str(folder / "trainer_state.json"))
         write_report(build_report_data(trainer, title=title, outcome=outcome), folder)
         if lora is not None and lora.merge:
@@ -81,6 +81,7 @@ def build_report_data(trainer: GlobalMeanTrainer, *, title: str, outcome: Traini
         "steps": trainer.state.global_step,
         "samples": len(inputs.data.train),
     }
+    derived_values |= {"model commit": commit} if (commit := inputs.heartbeat.progress.model_revision) else {}
     derived_values |= {"end": outcome.message} if outcome else {}
     return ReportData(
         title=f"{title}: {inputs.plan.spec.model.name}",

@@ -6,6 +6,7 @@ import torch
 import torch.distributed as dist
 
 from finetune_api.batch import Batch
+from finetune_api.v1alpha1.model_source import ModelSource
 from finetune_trainer.data.batch_sampler import compute_padding_share
 from finetune_trainer.data.length_stats import describe_lengths, describe_visual_tokens
 from finetune_trainer.data.load import TrainingData
@@ -25,6 +26,12 @@ def print_on_rank_zero(context: RankContext, lines: Iterable[str]) -> None:
     if context.ranks.is_rank_zero:
         for line in lines:
             print(line, flush=True)
+
+
+def describe_revision(source: ModelSource, *, commit: str | None) -> Iterator[str]:
+    """Yield a log line about the commit of a model on the Hub; none for a path."""
+    if commit is not None:
+        yield f"model: {source.name} at commit {commit} (revision {source.revision or 'main'})"
 
 
 def describe_run(plan: TrainingPlan, context: RankContext, device_config: DeviceConfig) -> Iterator[str]:

@@ -20,7 +20,6 @@ from finetune_trainer.checkpoint.output_folder import Identity, OutputFolder
 from finetune_trainer.data.load import TokenizationConfig, TrainingData, check_same_rows, load_data
 from finetune_trainer.data.row_filter import RowRules
 from finetune_trainer.data.row_rendering import select_row_renderer
-from finetune_trainer.data_sources.source_files import DownloadSettings
 from finetune_trainer.distributed.collectives import all_gather_objects, run_on_rank_zero
 from finetune_trainer.distributed.devices import choose_device
 from finetune_trainer.distributed.hardware_check import check_same_hardware, describe_rank_hardware
@@ -32,11 +31,14 @@ from finetune_trainer.memory.run_forecast import forecast_rank_memory, format_ra
 from finetune_trainer.metrics.trackers import build_trackers, select_trackers
 from finetune_trainer.model.attention_backend import AttentionChoice, build_attention_trial, select_attention
 from finetune_trainer.model.load import ModelDescription, describe_model
+from finetune_trainer.model.revision import pin_revision
+from finetune_trainer.once_per_job import DownloadSettings
 from finetune_trainer.publish_result import publish_result
 from finetune_trainer.read_spec import read_spec
 from finetune_trainer.startup_log import (
     describe_data,
     describe_packing,
+    describe_revision,
     describe_run,
     describe_weights,
     print_on_rank_zero,
@@ -79,8 +81,12 @@ def run(spec: TrainerSpec, context: RankContext, heartbeat: HeartbeatWriter) -> 
     # Load config, tokenizer and data, which needs no process group.
     heartbeat.enter_phase(contract.LOAD)
     device = choose_device(context.ranks)
-    model_description = describe_model(spec.model, device)
-    data = load_data(spec.dataset, build_tokenization_config(spec, model_description, context, heartbeat))
+    downloads = build_download_settings(spec, context, heartbeat)
+    model = pin_revision(spec.model, downloads)
+    heartbeat.record_model_revision(model.revision)
+    print_on_rank_zero(context, describe_revision(spec.model, commit=model.revision))
+    model_description = describe_model(model, device)
+    data = load_data(spec.dataset, build_tokenization_config(spec, model_description, context, downloads))
     plan = plan.with_samples(len(data.order))
     print_on_rank_zero(context, describe_data(data))
 
@@ -177,8 +183,15 @@ def train(trainer: GlobalMeanTrainer, resume_point: ResumePoint, *, total_steps:
     return trainer.is_finished or not trainer.stop_agreed
 
 
+def build_download_settings(spec: TrainerSpec, context: RankContext, heartbeat: HeartbeatWriter) -> DownloadSettings:
+    """Build the settings for downloads from the Hub, which rank 0 stores on the shared claim once per job."""
+    return DownloadSettings(
+        context.cache / "hub", context.uid, context.ranks.is_rank_zero, heartbeat.touch, spec.training.ddp_timeout
+    )
+
+
 def build_tokenization_config(
-    spec: TrainerSpec, model_description: ModelDescription, context: RankContext, heartbeat: HeartbeatWriter
+    spec: TrainerSpec, model_description: ModelDescription, context: RankContext, downloads: DownloadSettings
 ) -> TokenizationConfig:
     """Build the tokenization config of this rank; one rank per node writes the token cache."""
     return TokenizationConfig(
@@ -191,9 +204,8 @@ def build_tokenization_config(
         seed=spec.training.seed,
         cache=context.cache,
         is_writer=context.ranks.local_rank == 0,
-        send_heartbeat=heartbeat.touch,
-        downloads=DownloadSettings(
-            context.cache / "hub", context.uid, context.ranks.is_rank_zero, heartbeat.touch, spec.training.ddp_timeout
-        ),
+        send_heartbeat=downloads.send_heartbeat,
+        downloads=downloads,
         vision=model_description.vision,
+        model_revision=model_description.revision,
     )

@@ -11,6 +11,11 @@ class ModelSource(ModelWithRules):
     """The model to fine-tune, and the processing of its images and videos."""
 
     name: NonEmpty = Field(description="A Hub id such as Qwen/Qwen2.5-7B-Instruct, or a path on a mounted volume.")
+    revision: NonEmpty | None = Field(
+        default=None,
+        description="Branch, tag or commit of a model on the Hub. The first attempt resolves it to a commit, which"
+        " later attempts use (default: the main branch).",
+    )
     torch_dtype: Literal["auto", "bfloat16", "float16", "float32"] = Field(
         default="auto", description="Data type of the weights; auto uses the one in the model's config."
     )
@@ -58,6 +63,15 @@ class ModelSource(ModelWithRules):
     )
 
     rules: ClassVar[tuple[CrossFieldRule["ModelSource"], ...]] = (
+        CrossFieldRule.from_cel_rule(
+            "a path has no revision",
+            lambda model: model.revision is not None and model.name.startswith(("/", ".")),
+            CelRule(
+                "!(has(self.revision) && (self.name.startsWith('/') || self.name.startsWith('.')))",
+                "revision: name is a path, and only a model on the Hub has revisions; remove revision",
+            ),
+            cel_limitations="a relative path that begins with neither / nor .; the trainer rejects its revision",
+        ),
         CrossFieldRule.from_cel_rule(
             "pixels are a range",
             lambda model: (

@@ -14,6 +14,9 @@ from finetune_operator.core.job_context import JobContext
 from finetune_operator.observation.pods import NodeObservation, Observation
 from finetune_operator.plan.run_plan import resolve_chosen_batch, resolve_planned_batch
 
+# They hold for all attempts of a job, but an attempt reports them only after it has found them.
+_KEPT_FIELDS = ("last_checkpoint", "model_revision")
+
 
 def find_newest_progress(
     status: JobStatus, nodes: tuple[NodeObservation, ...], polled_progress: Progress | None
@@ -32,9 +35,14 @@ def find_newest_progress(
         and newest_report.update_time < current_progress.update_time
     ):
         return current_progress
-    if newest_report.last_checkpoint is None and current_progress is not None:
-        newest_report = replace(newest_report, last_checkpoint=current_progress.last_checkpoint)
-    return newest_report
+    return _keep_fields(newest_report, current_progress) if current_progress else newest_report
+
+
+def _keep_fields(report: Progress, current_progress: Progress) -> Progress:
+    """Return the report with current values of the fields that an attempt does not report from its start."""
+    missing = [name for name in _KEPT_FIELDS if getattr(report, name) is None]
+    kept_values = {name: value for name in missing if (value := getattr(current_progress, name)) is not None}
+    return replace(report, **kept_values) if kept_values else report
 
 
 def summarise_steps(context: JobContext) -> dict[str, object]:

@@ -22,9 +22,10 @@ from finetune_trainer.data.token_dataset import Features, MultimodalDataset, Tok
 from finetune_trainer.data.train_test_split import hold_out_rows
 from finetune_trainer.data_sources.media import Modality
 from finetune_trainer.data_sources.readers import Row
-from finetune_trainer.data_sources.source_files import EVAL_FIELD, TRAIN_FIELD, DownloadSettings
+from finetune_trainer.data_sources.source_files import EVAL_FIELD, TRAIN_FIELD
 from finetune_trainer.data_sources.sources import RowSource, find_sources, read_sources
 from finetune_trainer.errors import ChatTemplateError, DatasetError, InvalidSpec, TrainerError
+from finetune_trainer.once_per_job import DownloadSettings
 from finetune_trainer.vision.processor import VisionProcessor
 
 SampleDataset = TorchDataset[tuple[Features, ...]]
@@ -91,6 +92,7 @@ class TokenizationConfig:
     send_heartbeat: Callable[[], None]
     downloads: DownloadSettings
     vision: VisionProcessor | None = None
+    model_revision: str | None = None  # commit of a model on the Hub
 
 
 def load_data(dataset: Dataset, config: TokenizationConfig) -> TrainingData:
@@ -161,6 +163,7 @@ def _build_cache_key(sources: Sequence[RowSource], config: TokenizationConfig) -
     return compute_cache_key(
         [file for source in sources for file in source.files],
         config.tokenizer.backend_tokenizer.to_str() + str(config.tokenizer.chat_template),
+        config.model_revision,
         config.row_renderer.name,
         config.vision.cache_description if config.vision else None,
         astuple(config.rules),

@@ -1,20 +1,18 @@
 """Finds the files of a source, which is a file, a folder or a dataset on the Hub."""
 
-import json
 import re
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from hashlib import sha256
+from collections.abc import Sequence
 from pathlib import Path, PurePath, PurePosixPath
 
+import httpx2
 from huggingface_hub import HfApi, snapshot_download
 from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
 
 from finetune_api.v1alpha1.dataset import DatasetSource
-from finetune_trainer.atomic_files import translate_disk_errors, write_json
+from finetune_trainer.atomic_files import translate_disk_errors
 from finetune_trainer.data_sources.readers import READERS
 from finetune_trainer.errors import DatasetError, HubUnavailable, first_line
+from finetune_trainer.once_per_job import DownloadSettings, fetch_once_per_job
 
 TRAIN_FIELD, EVAL_FIELD = "spec.dataset.train", "spec.dataset.eval"
 
@@ -26,17 +24,6 @@ _SPLIT_ALIASES = {
     "validation": ("valid", "val", "dev"),
     "test": ("testing", "eval", "evaluation"),
 }
-
-
-@dataclass(frozen=True)
-class DownloadSettings:
-    """Settings for downloading datasets to storage that all ranks and attempts of a job share."""
-
-    folder: Path
-    job_uid: str
-    is_writer: bool  # whether this process downloads the files
-    send_heartbeat: Callable[[], None]
-    timeout_seconds: float  # time limit of the other processes for the download
 
 
 def find_files(source: DatasetSource, downloads: DownloadSettings, *, spec_field: str) -> tuple[Path, ...]:
@@ -95,27 +82,17 @@ def _filter_by_split(paths: Sequence[PurePath], split: str) -> list[PurePath]:
 
 
 def _find_hub_files(source: DatasetSource, downloads: DownloadSettings, *, spec_field: str) -> tuple[Path, ...]:
-    """Return the files of a Hub dataset, which the writer downloads once per job while the other processes wait.
-
-    A JSON file that lists the downloaded files marks the download as complete.
-    """
-    key = sha256(f"{downloads.job_uid} {spec_field} {source.model_dump_json()}".encode()).hexdigest()[:16]
-    file_list = downloads.folder / f"{key}.json"
-    if downloads.is_writer and not file_list.exists():
-        write_json(file_list, [str(file) for file in _download(source, downloads, spec_field=spec_field)])
-    deadline = time.monotonic() + downloads.timeout_seconds
-    while not file_list.exists():
-        if time.monotonic() > deadline:
-            raise HubUnavailable(
-                f'{spec_field}: rank 0 did not download "{source.path}" to {downloads.folder} within'
-                f" {downloads.timeout_seconds:g} seconds; raise spec.training.ddpTimeout if it needs longer"
-            )
-        time.sleep(0.1)
-    return tuple(map(Path, json.loads(file_list.read_text(encoding="utf-8"))))
+    """Return the files of a Hub dataset, which the writer downloads once per job while the other processes wait."""
+    files = fetch_once_per_job(
+        downloads,
+        f"{spec_field} {source.model_dump_json()}",
+        lambda: [str(file) for file in _download(source, downloads, spec_field=spec_field)],
+        goal=f'{spec_field}: rank 0 did not download "{source.path}" to {downloads.folder}',
+    )
+    return tuple(map(Path, files))
 
 
 def _download(source: DatasetSource, downloads: DownloadSettings, *, spec_field: str) -> tuple[Path, ...]:
-    downloads.send_heartbeat()
     try:
         repository = HfApi().dataset_info(source.path, revision=source.revision)
         names = sorted(PurePosixPath(file.rfilename) for file in repository.siblings or ())
@@ -136,7 +113,7 @@ def _download(source: DatasetSource, downloads: DownloadSettings, *, spec_field:
             f" ({first_line(error)}); correct the name, mount the volume that holds it (spec.volumes), or provide"
             " HF_TOKEN from a Secret in spec.env"
         ) from error
-    except OSError as error:
+    except (httpx2.HTTPError, OSError) as error:
         raise HubUnavailable(
             f'dataset "{source.path}" could not be downloaded from the Hub: {first_line(error)}'
         ) from error

@@ -9,8 +9,9 @@ from numpy.typing import NDArray
 
 from finetune_api.v1alpha1.dataset import DatasetSource
 from finetune_trainer.data_sources.readers import Row, count_rows, read_rows
-from finetune_trainer.data_sources.source_files import DownloadSettings, find_files
+from finetune_trainer.data_sources.source_files import find_files
 from finetune_trainer.errors import DatasetError
+from finetune_trainer.once_per_job import DownloadSettings
 
 
 @dataclass(frozen=True)

@@ -45,6 +45,11 @@ class HeartbeatWriter:
         )
         self._write()
 
+    def record_model_revision(self, commit: str | None) -> None:
+        """Write the commit of the model on the Hub; None for a path."""
+        self._heartbeat = replace(self._heartbeat, progress=replace(self.progress, model_revision=commit))
+        self._write()
+
     def start_training(self, step: int, *, total_steps: int, checkpoint: str | None) -> None:
         """Write the step at which training starts or resumes, and the checkpoint from which it resumes."""
         progress = TrainingProgress(
@@ -52,6 +57,7 @@ class HeartbeatWriter:
             total_steps=total_steps,
             last_checkpoint=checkpoint,
             per_device_train_batch_size=self.progress.per_device_train_batch_size,
+            model_revision=self.progress.model_revision,
         )
         self._heartbeat = replace(self._heartbeat, first_step=step, progress=progress)
         self._write()

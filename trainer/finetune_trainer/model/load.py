@@ -7,7 +7,14 @@ from pathlib import Path
 from typing import TypeVar
 
 import torch
-from huggingface_hub.errors import EntryNotFoundError, GatedRepoError, RepositoryNotFoundError
+from huggingface_hub.errors import (
+    EntryNotFoundError,
+    GatedRepoError,
+    HFValidationError,
+    LocalEntryNotFoundError,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -21,7 +28,7 @@ from finetune_api.v1alpha1.job import TrainerSpec
 from finetune_api.v1alpha1.model_source import ModelSource
 from finetune_trainer.errors import HubUnavailable, InvalidSpec, ModelError, ModelNotFound, first_line, iterate_causes
 from finetune_trainer.model.attention_backend import SDPA
-from finetune_trainer.model.lora import add_adapters, add_reference_adapter
+from finetune_trainer.model.lora import add_adapters, add_reference_adapter, record_base_commit
 from finetune_trainer.model.quantization import build_nf4_config, disable_cpu_repacking
 from finetune_trainer.vision.freeze import freeze_groups, resolve_frozen_groups
 from finetune_trainer.vision.processor import VisionProcessor, build_vision_processor
@@ -39,6 +46,7 @@ class ModelDescription:
     dtype: torch.dtype  # dtype of the published result; training may use float32
     vision: VisionProcessor | None = None  # None for text models
     attention: str = SDPA  # value of attn_implementation in transformers
+    revision: str | None = None  # branch, tag or commit on the Hub; in training the commit, None for a path
 
     @property
     def max_length(self) -> int | None:
@@ -52,20 +60,26 @@ def describe_model(source: ModelSource, device: torch.device) -> ModelDescriptio
     Raises: ModelNotFound, ModelError, HubUnavailable or InvalidSpec.
     """
     config = read_config(source)
-    tokenizer = _load_or_raise(source.name, lambda: AutoTokenizer.from_pretrained(source.name))
-    vision = _load_or_raise(source.name, lambda: build_vision_processor(source, config, tokenizer))
-    return ModelDescription(source.name, config, tokenizer, choose_dtype(source, config, device), vision)
+    tokenizer = load_or_raise(source, lambda: AutoTokenizer.from_pretrained(source.name, revision=source.revision))
+    vision = load_or_raise(source, lambda: build_vision_processor(source, config, tokenizer))
+    dtype = choose_dtype(source, config, device)
+    return ModelDescription(source.name, config, tokenizer, dtype, vision, revision=source.revision)
 
 
 def read_config(source: ModelSource) -> PretrainedConfig:
-    """Read the model's config.json. Raises: ModelNotFound, ModelError or HubUnavailable."""
-    if _is_path(source.name) and not (Path(source.name) / "config.json").is_file():
+    """Read the model's config.json. Raises: ModelNotFound, ModelError, HubUnavailable or InvalidSpec."""
+    if is_path(source.name) and source.revision is not None:
+        raise InvalidSpec(
+            f'spec.model.revision: "{source.revision}" is set, but model "{source.name}" is a path, and only a model on'
+            " the Hub has revisions; remove revision"
+        )
+    if is_path(source.name) and not (Path(source.name) / "config.json").is_file():
         problem = "has no config.json" if Path(source.name).is_dir() else "does not exist"
         raise ModelNotFound(
             f'spec.model.name: "{source.name}" {problem}; mount the volume that contains the model (spec.volumes) or'
             " correct the path"
         )
-    return _load_or_raise(source.name, lambda: AutoConfig.from_pretrained(source.name))
+    return load_or_raise(source, lambda: AutoConfig.from_pretrained(source.name, revision=source.revision))
 
 
 def max_length(config: PretrainedConfig) -> int | None:
@@ -94,6 +108,8 @@ def load_model(spec: TrainerSpec, model_description: ModelDescription) -> torch.
     adapted = add_adapters(
         model, spec.lora, seed=spec.training.seed, upcast_adapters=upcast_adapters, exclude_modules=exclude_modules
     )
+    if model_description.revision is not None:
+        record_base_commit(adapted, model_description.name, model_description.revision)
     if spec.dpo and spec.lora.adapter:
         add_reference_adapter(adapted, spec.lora.adapter, upcast_adapters=upcast_adapters)
     return adapted
@@ -112,10 +128,11 @@ def load_weights(model_description: ModelDescription, dtype: torch.dtype, *, qua
     auto_class = AutoModelForImageTextToText if model_description.vision else AutoModelForCausalLM
     family = model_description.vision.family if model_description.vision else None
     options = {"quantization_config": build_nf4_config(model_description.dtype, family)} if quantize else {}
-    model: torch.nn.Module = _load_or_raise(
-        model_description.name,
+    model: torch.nn.Module = load_or_raise(
+        model_description,
         lambda: auto_class.from_pretrained(
             model_description.name,
+            revision=model_description.revision,
             config=model_description.config,
             dtype=dtype,
             attn_implementation=model_description.attention,
@@ -134,30 +151,42 @@ def get_pad_token_id(tokenizer: PreTrainedTokenizerBase) -> int:
     return 0
 
 
-def _is_path(name: str) -> bool:
+def is_path(name: str) -> bool:
+    """Return whether the model is a path instead of a name on the Hub."""
     return name.startswith(("/", ".")) or Path(name).exists()
 
 
-def _load_or_raise(name: str, load_function: Callable[[], T]) -> T:
+def load_or_raise(model: ModelSource | ModelDescription, load_function: Callable[[], T]) -> T:
     """Call `load_function` and translate its exceptions into ModelNotFound, ModelError or HubUnavailable."""
     try:
         return load_function()
     except (OSError, ValueError, KeyError) as error:
-        chain = tuple(iterate_causes(error))
+        name, chain = model.name, tuple(iterate_causes(error))
         if any(isinstance(cause, GatedRepoError) for cause in chain):
             raise ModelNotFound(
                 f'spec.model.name: access to "{name}" is gated; accept its terms on the Hub and set HF_TOKEN from a'
                 " Secret in spec.env"
             ) from error
-        if any(isinstance(cause, RepositoryNotFoundError | EntryNotFoundError) for cause in chain):
+        if any(isinstance(cause, RevisionNotFoundError) for cause in chain):
+            raise ModelNotFound(
+                f'spec.model.revision: "{model.revision}" is no branch, tag or commit of model "{name}" on the Hub;'
+                " correct it"
+            ) from error
+        if any(_is_missing(cause) for cause in chain):
             raise ModelNotFound(
                 f'spec.model.name: "{name}" is neither a path nor a model on the Hub that this job may read; correct'
                 " the name, or set HF_TOKEN from a Secret in spec.env if it is private"
             ) from error
-        if isinstance(error, OSError) and not _is_path(name):
+        if isinstance(error, OSError) and not is_path(name):
             raise HubUnavailable(f'"{name}" could not be read from the Hub: {first_line(error)}') from error
         cause = _describe_unreadable_file(Path(name)) or first_line(error)
         raise ModelError(f'model "{name}" cannot be loaded for text generation: {cause}') from error
+
+
+def _is_missing(error: BaseException) -> bool:
+    """Return whether the Hub has no such model or file; files that are only missing in the local cache do not count."""
+    missing = isinstance(error, RepositoryNotFoundError | EntryNotFoundError | HFValidationError)
+    return missing and not isinstance(error, LocalEntryNotFoundError)
 
 
 def _describe_unreadable_file(folder: Path) -> str | None:

@@ -22,4 +22,4 @@ def write_merged_model(model_description: ModelDescription, adapter: Path, folde
     merged.save_pretrained(folder)
     model_description.tokenizer.save_pretrained(folder)
     if model_description.vision:
-        save_processor(model_description.vision, model_description.name, folder)
+        save_processor(model_description.vision, model_description.name, model_description.revision, folder)

@@ -155,7 +155,7 @@ def build_vision_processor(
                 f" vision-language model of type {', '.join(FAMILIES)}"
             )
         return None
-    processor = AutoImageProcessor.from_pretrained(source.name)
+    processor = AutoImageProcessor.from_pretrained(source.name, revision=source.revision)
     _set_pixel_limits(source, family, processor)
     components = ModelComponents(config, processor, tokenizer)
     return VisionProcessor(family, components, build_video_processor(source, family, components))

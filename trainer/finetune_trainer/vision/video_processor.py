@@ -19,6 +19,7 @@ Features = dict[str, torch.Tensor]
 
 VIDEO_FIELDS = ("videoFps", "videoMaxFrames", "videoMaxPixels")  # video fields of spec.model
 VIDEO_SETTINGS_FILE = "video_preprocessor_config.json"
+PROCESSOR_FILE = "processor_config.json"
 VIDEO_INPUTS = ("pixel_values_videos", "video_grid_thw", "second_per_grid_ts")
 _FPS, _MIN_FRAMES, _MAX_FRAMES = 2.0, 4, 768  # the defaults of qwen-vl-utils and ms-swift
 
@@ -98,7 +99,7 @@ def build_video_processor(
                 f'spec.model.{specified[0]}: model "{source.name}" is not trained on videos here; leave it out'
             )
         return None
-    settings = read_video_settings(source.name)
+    settings = read_video_settings(source.name, source.revision)
     size = settings.get("size") or {}
     default_min, default_max = family.video_support.default_pixel_limits
     sampling = FrameSampling(
@@ -116,26 +117,32 @@ def build_video_processor(
     return VideoProcessor(family.video_support, components, sampling)
 
 
-def read_video_settings(model_name: str) -> dict[str, Any]:
+def read_video_settings(model_name: str, revision: str | None) -> dict[str, Any]:
     """Return the video settings of a model, or an empty dict if the model has none."""
-    settings = _read_json(model_name, VIDEO_SETTINGS_FILE)
-    return settings or _read_json(model_name, "processor_config.json").get("video_processor") or {}
+    settings = _read_json(model_name, revision, VIDEO_SETTINGS_FILE)
+    return settings or _read_json(model_name, revision, PROCESSOR_FILE).get("video_processor") or {}
 
 
-def _read_json(model_name: str, name: str) -> dict[str, Any]:
-    path = cached_file(model_name, name, _raise_exceptions_for_missing_entries=False)
-    content: dict[str, Any] = json.loads(Path(path).read_text(encoding="utf-8")) if path else {}
+def _read_json(model_name: str, revision: str | None, file_name: str) -> dict[str, Any]:
+    path = find_model_file(model_name, revision, file_name)
+    content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path else {}
     return content
 
 
-def export_video_settings(processor: VideoProcessor, model_name: str) -> dict[str, object]:
+def find_model_file(model_name: str, revision: str | None, file_name: str) -> Path | None:
+    """Return the path of a model file, or None if it does not exist. Downloads the file if necessary."""
+    path = cached_file(model_name, file_name, revision=revision, _raise_exceptions_for_missing_entries=False)
+    return Path(path) if path else None
+
+
+def export_video_settings(processor: VideoProcessor, model_name: str, revision: str | None) -> dict[str, object]:
     """Return the video settings used in training in the format of transformers, so that serving uses them too."""
     image_processor, sampling = processor.components.processor, processor.sampling
     names = ("patch_size", "temporal_patch_size", "merge_size", "image_mean", "image_std", "rescale_factor")
     return {
         "video_processor_type": processor.video_support.processor_class,
         **{name: getattr(image_processor, name) for name in names},
-        **read_video_settings(model_name),
+        **read_video_settings(model_name, revision),
         "size": {"shortest_edge": sampling.min_pixels, "longest_edge": sampling.max_pixels},
         "fps": sampling.fps,
         "min_frames": sampling.min_frames,

@@ -1,6 +1,7 @@
 """Tests of the progress, the steps and the batch in the status."""
 
 import json
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -61,6 +62,14 @@ def test_only_node_0_reports_progress() -> None:
         derive_status_with_progress(terminated_pod_with_progress(build_progress_report(12), node_rank=1)).progress
         is None
     )
+
+
+def test_report_without_the_models_commit_keeps_the_commit() -> None:
+    before, report = build_progress_report(9, model_revision="5eed"), build_progress_report(0, seconds=1)
+
+    progress = derive_status_with_progress(previous_progress=before, polled_progress=report).progress
+
+    assert progress == replace(report, model_revision="5eed")
 
 
 def test_report_without_a_checkpoint_keeps_the_last_checkpoint() -> None:

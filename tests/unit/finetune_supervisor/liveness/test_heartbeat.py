@@ -48,6 +48,7 @@ def test_invalid_heartbeat_file_is_skipped(tmp_path: Path, text: str) -> None:
 
 def test_heartbeats_are_throttled_except_for_phase_changes(tmp_path: Path) -> None:
     reporter = HeartbeatWriter(tmp_path, rank=2, local_rank=0)
+    reporter.record_model_revision("5eed")
     reporter.start_training(10, total_steps=40, checkpoint="step-00000010")
     for step in range(11, 20):
         reporter.update_progress(replace(reporter.progress, step=step))
@@ -56,6 +57,7 @@ def test_heartbeats_are_throttled_except_for_phase_changes(tmp_path: Path) -> No
     (after,) = read_heartbeats(tmp_path)
 
     assert (before.phase, before.progress.step, before.first_step) == (contract.INIT, 10, 10)
+    assert before.progress.model_revision == after.progress.model_revision == "5eed"
     assert before.first_step_time is None
     assert after.first_step_time is not None
     assert after.first_step_time <= after.time

@@ -28,6 +28,8 @@ def load_files(
     tokenizer: PreTrainedTokenizerFast,
     files: Sequence[Path | str],
     rules: RowRules | None = None,
+    *,
+    model_revision: str | None = None,
     **dataset_fields: Any,
 ) -> TrainingData:
     config = TokenizationConfig(
@@ -40,10 +42,23 @@ def load_files(
         is_writer=True,
         send_heartbeat=lambda: None,
         downloads=NO_DOWNLOADS,
+        model_revision=model_revision,
     )
     return load_data(
         Dataset.model_validate({"train": [{"name": str(file)} for file in files], **dataset_fields}), config
     )
+
+
+def test_rows_are_tokenized_again_for_another_commit_of_the_model(
+    tmp_path: Path, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text(format_row("answer"))
+
+    for model_revision in (None, "1" * 40, "2" * 40, "2" * 40):
+        load_files(tmp_path, tokenizer, [rows], model_revision=model_revision)
+
+    assert len(list((tmp_path / "cache" / "tokens").iterdir())) == 3
 
 
 def test_sources_are_read_in_order(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:

@@ -150,6 +150,13 @@ def test_a_full_disk_is_not_reported_as_a_hub_failure(
         find_files(DatasetSource(name="acme/rows"), build_download_settings(tmp_path), spec_field=FIELD)
 
 
+def test_a_hub_without_connection_is_retryable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(source_files, "HfApi", lambda: HfApi(endpoint="http://127.0.0.1:9"))
+
+    with pytest.raises(HubUnavailable, match=r'dataset "acme/rows" could not be downloaded from the Hub'):
+        find_files(DatasetSource(name="acme/rows"), build_download_settings(tmp_path), spec_field=FIELD)
+
+
 def test_a_hub_server_error_is_retryable(hub: FakeHub, tmp_path: Path) -> None:
     hub.error_status = 501  # HTTP status code that the Hub client does not retry
 

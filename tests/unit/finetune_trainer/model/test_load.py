@@ -7,7 +7,13 @@ from typing import Any
 import pytest
 import torch
 from httpx2 import Request, Response
-from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
+from huggingface_hub.errors import (
+    GatedRepoError,
+    HFValidationError,
+    LocalEntryNotFoundError,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
 from peft import PeftModel
 from transformers import AutoConfig, AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
@@ -75,7 +81,7 @@ def test_the_error_for_an_unreadable_model_file_contains_name_and_mode(
         raise FileNotFoundError(f"No such file or directory: {weights}")
 
     with pytest.raises(ModelError, match=r"may not read model.safetensors \(mode 0600\); run chmod -R a\+rX"):
-        load._load_or_raise(str(model_folder), open_weights)
+        load.load_or_raise(ModelSource(name=str(model_folder)), open_weights)
 
 
 RESPONSE = Response(404, request=Request("GET", "https://hub.example/acme"))
@@ -86,20 +92,30 @@ RESPONSE = Response(404, request=Request("GET", "https://hub.example/acme"))
     [
         (RepositoryNotFoundError("404", response=RESPONSE), ModelNotFound, "neither a path nor a model on the Hub"),
         (GatedRepoError("403", response=RESPONSE), ModelNotFound, "gated"),
+        (HFValidationError("too many slashes"), ModelNotFound, "neither a path nor a model on the Hub"),
+        (RevisionNotFoundError("404", response=RESPONSE), ModelNotFound, 'spec.model.revision: "v2" is no branch'),
         (ConnectionError("no route"), HubUnavailable, "acme/gone"),
+        (LocalEntryNotFoundError("not in the cache"), HubUnavailable, "acme/gone"),
     ],
-    ids=["missing model", "gated model", "no connection"],
+    ids=["missing model", "gated model", "invalid name", "missing revision", "no connection", "not in the cache"],
 )
 def test_hub_errors_are_classified_by_cause(
     monkeypatch: pytest.MonkeyPatch, cause: Exception, error_type: type[Exception], message: str
 ) -> None:
-    def raise_os_error(_name: str) -> None:
+    def raise_os_error(_name: str, **_: object) -> None:
         raise OSError("acme/gone could not be loaded\nlong explanation") from cause
 
     monkeypatch.setattr(AutoConfig, "from_pretrained", raise_os_error)
 
     with pytest.raises(error_type, match=message):
-        describe_model(ModelSource(name="acme/gone"), CPU)
+        describe_model(ModelSource(name="acme/gone", revision="v2"), CPU)
+
+
+def test_a_revision_of_a_relative_path_is_rejected(model_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(model_folder.parent)
+
+    with pytest.raises(InvalidSpec, match=r'spec\.model\.revision: "v1" is set, but model ".*" is a path'):
+        describe_model(ModelSource(name=model_folder.name, revision="v1"), CPU)
 
 
 def test_float16_on_cpu_is_rejected_with_alternatives(model_folder: Path) -> None:

@@ -299,11 +299,11 @@ def test_video_settings_of_the_spec_are_used_and_saved(tmp_path: Path) -> None:
     assert vision is not None
     assert vision.video_processor is not None
     assert vision.video_processor.sampling == FrameSampling(1, 4, 6, 784, 784 * 3)
-    assert export_video_settings(vision.video_processor, str(folder))["size"] == {
+    assert export_video_settings(vision.video_processor, str(folder), None)["size"] == {
         "shortest_edge": 784,
         "longest_edge": 784 * 3,
     }
-    save_processor(vision, str(folder), tmp_path)
+    save_processor(vision, str(folder), None, tmp_path)
     saved = json.loads((tmp_path / "video_preprocessor_config.json").read_text())
     assert (saved["fps"], saved["max_frames"], saved["video_processor_type"]) == (1, 6, "Qwen2VLVideoProcessor")
 
@@ -319,7 +319,7 @@ def test_video_settings_are_read_from_and_written_to_the_processor_config(tmp_pa
     assert vision is not None
     assert vision.video_processor is not None
     assert vision.video_processor.sampling == FrameSampling(3, 4, 6, 784, 784 * 8)
-    save_processor(vision, str(folder), tmp_path)
+    save_processor(vision, str(folder), None, tmp_path)
     saved = json.loads((tmp_path / "processor_config.json").read_text())["video_processor"]
     assert (saved["fps"], saved["max_frames"]) == (3, 6)
 

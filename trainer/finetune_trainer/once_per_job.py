@@ -1,0 +1,49 @@
+"""Fetches values from the Hub once per job, on storage that all ranks and attempts of the job share (decisions/508)."""
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from finetune_trainer.atomic_files import translate_disk_errors, write_json
+from finetune_trainer.errors import HubUnavailable
+
+
+@dataclass(frozen=True)
+class DownloadSettings:
+    """Settings for downloading to storage that all ranks and attempts of a job share."""
+
+    folder: Path
+    job_uid: str
+    is_writer: bool  # whether this process downloads
+    send_heartbeat: Callable[[], None]
+    timeout_seconds: float  # time limit of the other processes for the download
+
+
+def fetch_once_per_job(downloads: DownloadSettings, key: str, fetch: Callable[[], object], *, goal: str) -> Any:
+    """Return the JSON value of `fetch`, which the writer calls once per job and key while the other processes wait.
+
+    A JSON file stores the value for the other processes and for later attempts.
+    goal: what the writer does, for the error message of a timeout. Raises: HubUnavailable on a timeout; DiskFull or
+    OutputError if the file cannot be written; errors of `fetch`.
+    """
+    name = sha256(f"{downloads.job_uid} {key}".encode()).hexdigest()[:16]
+    file = downloads.folder / f"{name}.json"
+    if downloads.is_writer and not file.exists():
+        downloads.send_heartbeat()
+        value = fetch()
+        with translate_disk_errors(downloads.folder):
+            downloads.folder.mkdir(parents=True, exist_ok=True)
+            write_json(file, value)
+    deadline = time.monotonic() + downloads.timeout_seconds
+    while not file.exists():
+        if time.monotonic() > deadline:
+            raise HubUnavailable(
+                f"{goal} within {downloads.timeout_seconds:g} seconds; raise spec.training.ddpTimeout if it needs"
+                " longer"
+            )
+        time.sleep(0.1)
+    return json.loads(file.read_text(encoding="utf-8"))
