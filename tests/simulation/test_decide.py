@@ -40,8 +40,11 @@ evidences = st.builds(
     node_rank=ranks,
     pod_name=st.just("bert-0-0"),
     ended=st.booleans(),
-    reason=st.sampled_from(("", "Error", "OOMKilled", "Evicted", "OutOfcpu", "StartError")),
-    disruption=st.sampled_from(("", "DeletionByTaintManager", "EvictionByEvictionAPI", "SomethingNew")),
+    reason=st.sampled_from(("", "Error", "OOMKilled", "Evicted", "OutOfcpu", "StartError", "ContainerStatusUnknown")),
+    disruption=st.sampled_from(
+        ("", "DeletionByTaintManager", "EvictionByEvictionAPI", "WorkloadEvictedDueToPreempted", "SomethingNew")
+    ),
+    preemptor=st.sampled_from(("", "workload 527a9fa8")),
     deleted=st.booleans(),
     outcome=st.sampled_from(("", *Outcome, "somethingNew")),
     error_type=st.sampled_from(("", "DistBackendError", "RuntimeError", "OutputError", "DnsTimeout")),

@@ -174,6 +174,11 @@ def charge_lost_k8s_nodes_to_job_budget(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(restart_budget, "INFRASTRUCTURE_FAULTS", ())
 
 
+def charge_preemptions_to_job_budget(patch: pytest.MonkeyPatch) -> None:
+    """Do not read evictions by Kueue, so that its preemptions count as deleted pods."""
+    patch.setattr(rules, "RULES", tuple(rule for rule in rules.RULES if rule is not rules.evicted_by_kueue))
+
+
 def blame_uncreated_pod(patch: pytest.MonkeyPatch) -> None:
     """Treat a pod that was never created as the root cause, although another pod was evicted."""
 
@@ -319,6 +324,7 @@ PLANTED_BUGS = (
     (never_release_running_nodes, "resource_faults"),
     (halve_the_effective_batch, "resource_faults"),
     (delete_foreign_objects, "all_faults"),
+    (charge_preemptions_to_job_budget, "preemptions"),
 )
 INTERFERENCE_BUGS: tuple[tuple[PlantBug, tuple[Incident, ...]], ...] = (
     (treat_predecessor_objects_as_foreign, (recreate_job,)),
