@@ -100,7 +100,7 @@ def never_count_restarts(patch: pytest.MonkeyPatch) -> None:
 def restart_after_success(patch: pytest.MonkeyPatch) -> None:
     """Treat a node that published its result as failed."""
     patch.setattr(NodeObservation, "has_succeeded", property(lambda node: False))
-    patch.setattr(rules, "_has_succeeded", lambda evidence: False)
+    patch.setattr(rules, "has_succeeded", lambda evidence: False)
 
 
 def report_suspended_too_early(patch: pytest.MonkeyPatch) -> None:

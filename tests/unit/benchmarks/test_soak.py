@@ -39,6 +39,9 @@ def simulate_attempt(current_job: FineTuneJob, action: ScriptAction, attempt_num
             tuple(finished_pod(current_job, rank, attempt=attempt, **exit_fields) for rank in ranks),
             pods[len(ranks) :],
         )
+        # the failure is observed before the operator has deleted the peers
+        observation = build_observation(current_job, *present_pods, *gone_pods)
+        current_job, _ = decide_once(current_job, observation, now=now)
     for _ in range(3):
         current_job, _ = decide_once(
             current_job, build_observation(current_job, *present_pods, tombstones=gone_pods), now=now
