@@ -42,6 +42,12 @@ test-integration: setup ## run the tests that train with local processes
 test-e2e: setup ## run the tests on a real cluster
 	@$(RUN) tools/run_tests.py e2e
 
+.PHONY: test-upgrade fuzz
+test-upgrade: setup ## upgrade and roll back the operator with jobs in every state; ARGS="--directions this-next,next-this"
+	@$(RUN) -m testing.upgrade $(ARGS)
+fuzz: setup ## run passes over changed pods, jobs and termination messages; EXAMPLES=200000
+	@FINETUNE_EXAMPLES=$(or $(EXAMPLES),200000) $(RUN) -m pytest -q -s -p no:xdist tests/simulation/test_untrusted_objects.py
+
 .PHONY: pytest docs
 pytest: setup ## run selected tests: ARGS="tests/unit/finetune_api -k quantity"
 	@$(RUN) -m pytest -q $(ARGS)

@@ -1,0 +1,124 @@
+"""Releases between which the upgrade test switches: a commit, this tree, and this tree with edits ("next")."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from testing.cluster.host.cache import Cache
+from testing.cluster.host.commands import run, stage
+from testing.cluster.images.project_images import BUILD_FILES, REPOSITORY, ImageBuilder, get_image_name
+
+API, CORE = "operator/finetune_api/v1alpha1", "operator/finetune_operator/core"
+FOLDERS = ("operator", "trainer", "charts")
+DEPENDENCY_FILES = ("pyproject.toml", "constraints.txt")
+# Edits that make the next release, as (file, text, replacement).
+NEXT_RELEASE_EDITS = (
+    # one more spec field, and one in a section that can be changed while a job is suspended
+    (
+        f"{API}/job.py",
+        "    num_nodes: int = Field(",
+        '    note: NonEmpty | None = Field(default=None, description="A note.")\n    num_nodes: int = Field(',
+    ),
+    (
+        f"{API}/job.py",
+        "    nccl: Nccl = Field(",
+        '    mtu: int | None = Field(default=None, description="Bytes per packet.")\n    nccl: Nccl = Field(',
+    ),
+    # another value of the status, and one more field
+    (
+        f"{API}/status.py",
+        'QUEUED = "Queued"\n    STARTING = "Starting"',
+        'QUEUED = "Queued"\n    STARTING = "Launching"',
+    ),
+    (
+        f"{API}/status.py",
+        "    restarts: int = Field(default=0",
+        '    release_note: str = Field(default="", description="A note.")\n    restarts: int = Field(default=0',
+    ),
+    (
+        f"{CORE}/derive_status.py",
+        '            "output": ',
+        '            "release_note": "next",\n            "output": ',
+    ),
+    # other defaults, of the operator and of the trainer
+    (f"{API}/job.py", "        default=600,\n", "        default=660,\n"),
+    (f"{API}/training.py", "save_steps: int = Field(default=100", "save_steps: int = Field(default=150"),
+    ("pyproject.toml", 'version = "0.1.0"', 'version = "0.2.0"'),
+)
+
+
+@dataclass(frozen=True)
+class Release:
+    """Source tree of one release; its images have the name of the release as their tag."""
+
+    name: str
+    tree: Path
+
+    @property
+    def chart(self) -> Path:
+        return self.tree / "charts" / "finetune-operator"
+
+    @property
+    def trainer_image(self) -> str:
+        return get_image_name("trainer", tag=self.name)
+
+    def build_images(self, cache: Cache) -> list[Path]:
+        builder = ImageBuilder(cache, repository=self.tree, tag=self.name)
+        return [builder.build(target) for target in ("operator", "trainer")]
+
+    def build_helm_options(self) -> tuple[str, ...]:
+        repository, _, tag = get_image_name("operator", tag=self.name).rpartition(":")
+        values = {
+            "image.repository": repository,
+            "image.tag": tag,
+            "image.pullPolicy": "Never",
+            "trainerImage": self.trainer_image,
+        }
+        return tuple(word for key, value in values.items() for word in ("--set-string", f"{key}={value}"))
+
+
+def create_releases(cache: Cache, *, previous_commit: str) -> dict[str, Release]:
+    """Write the source trees of the three releases below the cache folder, and return them by name."""
+    folder = cache.root / "upgrade"
+    shutil.rmtree(folder, ignore_errors=True)
+    previous, this, following = (Release(name, folder / name) for name in ("previous", "this", "next"))
+    with stage(f"write the source trees of {previous_commit}, this tree and the next release"):
+        _extract_commit(previous_commit, previous.tree)
+        for release in (this, following):
+            _copy_working_tree(release.tree)
+        # with the same dependencies, only the layer of the code differs between the images
+        for name in DEPENDENCY_FILES:
+            shutil.copy(REPOSITORY / name, previous.tree / name)
+        _apply_edits(following.tree)
+    return {release.name: release for release in (previous, this, following)}
+
+
+def _extract_commit(commit: str, tree: Path) -> None:
+    tree.mkdir(parents=True)
+    archive = subprocess.run(
+        ("git", "-C", str(REPOSITORY), "archive", commit, "--", *FOLDERS, *BUILD_FILES), capture_output=True, check=True
+    )
+    subprocess.run(("tar", "--extract", "--directory", str(tree)), input=archive.stdout, check=True)
+
+
+def _copy_working_tree(tree: Path) -> None:
+    ignore = shutil.ignore_patterns("__pycache__")
+    for name in (*FOLDERS, "tools", "manifests", "docs"):
+        shutil.copytree(REPOSITORY / name, tree / name, ignore=ignore)
+    for name in BUILD_FILES:
+        shutil.copy(REPOSITORY / name, tree / name)
+
+
+def _apply_edits(tree: Path) -> None:
+    """Apply NEXT_RELEASE_EDITS and generate the CRD again."""
+    for name, text, replacement in NEXT_RELEASE_EDITS:
+        path = tree / name
+        source = path.read_text()
+        assert source.count(text) == 1, f"{name} contains {text!r} {source.count(text)} times; adapt the edit"
+        path.write_text(source.replace(text, replacement))
+    paths = ":".join(map(str, (*(tree / folder for folder in ("operator", "trainer", "tools")), REPOSITORY)))
+    run(sys.executable, tree / "tools" / "generate.py", environment={"PYTHONPATH": paths})
