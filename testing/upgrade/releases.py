@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from testing.cluster.host.cache import Cache
-from testing.cluster.host.commands import run, stage
+from testing.cluster.host.commands import HarnessError, run, stage
 from testing.cluster.images.project_images import BUILD_FILES, REPOSITORY, ImageBuilder, get_image_name
 
 API, CORE = "operator/finetune_api/v1alpha1", "operator/finetune_operator/core"
@@ -100,8 +100,13 @@ def create_releases(cache: Cache, *, previous_commit: str) -> dict[str, Release]
 def _extract_commit(commit: str, tree: Path) -> None:
     tree.mkdir(parents=True)
     archive = subprocess.run(
-        ("git", "-C", str(REPOSITORY), "archive", commit, "--", *FOLDERS, *BUILD_FILES), capture_output=True, check=True
+        ("git", "-C", str(REPOSITORY), "archive", commit, "--", *FOLDERS, *BUILD_FILES),
+        capture_output=True,
+        check=False,
     )
+    if archive.returncode:
+        reason = archive.stderr.decode(errors="replace").strip()
+        raise HarnessError(f"--previous {commit}: git cannot read this commit ({reason}); fetch the whole history")
     subprocess.run(("tar", "--extract", "--directory", str(tree)), input=archive.stdout, check=True)
 
 

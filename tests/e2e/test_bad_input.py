@@ -89,8 +89,8 @@ def test_output_of_another_job_is_not_overwritten(
 def test_deeply_nested_job_does_not_stop_the_operator(
     deployment: OperatorInstallation, start_job: StartJob, job_name: str
 ) -> None:
-    """Raw fields, such as an affinity, may have up to 10,000 levels; each LIST and watch event contains them."""
-    body = build_example_job(f"{job_name}-deep", suspend=True, podTemplate={"affinity": {"nodeAffinity": "NESTED"}})
+    """A field without a schema may have up to 10,000 levels; each LIST and watch event contains them."""
+    body = build_example_job(f"{job_name}-deep", suspend=True, deepspeed={"config": {"nested": "NESTED"}})
     levels = 9_000
     deployment.kubectl(
         "create",

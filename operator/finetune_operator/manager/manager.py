@@ -7,7 +7,6 @@ import signal
 import time
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import NoReturn
 from uuid import uuid4
 
@@ -26,6 +25,7 @@ from finetune_operator.manager.health import (
 )
 from finetune_operator.manager.kopf_watch import WATCH_SECONDS, KopfOptions, run_kopf, start_kopf
 from finetune_operator.manager.leader_election import LeaderElection, LeaseConfig
+from finetune_operator.manager.stable_clock import StableClock
 from finetune_operator.metrics import Metrics, RequestCounter
 from finetune_operator.settings import Settings
 
@@ -118,7 +118,7 @@ class Manager:
         cluster = KubernetesCluster(connections.client)
         self._controller = Controller(
             connections.client,
-            PassDependencies(cluster, options.settings, lambda: datetime.now(UTC)),
+            PassDependencies(cluster, options.settings, StableClock().now),
             self._metrics,
             namespaces=options.namespaces or (None,),
         )

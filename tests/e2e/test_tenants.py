@@ -1,0 +1,122 @@
+"""Tests that objects of another tenant in the namespace of a job do not affect the job."""
+
+import json
+import time
+from collections.abc import Callable
+
+import pytest
+
+from finetune_operator import names
+from testing.cluster.fault_injection import Chaos
+from testing.cluster.images.project_images import get_image_name
+from testing.faults.job_under_test import JobUnderTest
+from testing.processes.cluster_training import build_training_fields, wait_for_checkpoint
+from testing.processes.operator_stack import OperatorInstallation, RawBody, get_reported_step, has_condition
+
+pytestmark = pytest.mark.cluster
+StartJob = Callable[..., str]
+
+FORGED_STATUS = """
+import http.server, json, os
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        body = json.dumps({"namespace": "finetune-jobs", "job": os.environ["JOB"], "uid": os.environ["JOB_UID"],
+                           "attempt": 0, "progress": {"step": 10**9, "totalSteps": 10**9}}).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+http.server.HTTPServer(("", 8080), Handler).serve_forever()
+"""
+
+
+def build_decoy_pod(job: RawBody) -> RawBody:
+    """Return a pod with the labels of the job's node 0, which reports progress of the job."""
+    metadata = job["metadata"]
+    labels = {
+        names.JOB_NAME: metadata["name"],
+        names.JOB_UID: metadata["uid"],
+        names.ATTEMPT: "0",
+        names.NODE_RANK: "0",
+    }
+    container = {
+        "name": names.CONTAINER,
+        "image": get_image_name("operator"),
+        "imagePullPolicy": "Never",
+        "command": ["python3", "-c", FORGED_STATUS],
+        "env": [{"name": "JOB", "value": metadata["name"]}, {"name": "JOB_UID", "value": metadata["uid"]}],
+        "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+    }
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": f"decoy-{metadata['name']}", "labels": labels},
+        "spec": {
+            "automountServiceAccountToken": False,
+            "terminationGracePeriodSeconds": 0,
+            "securityContext": {
+                "runAsNonRoot": True,
+                "runAsUser": names.USER_ID,
+                "seccompProfile": {"type": "RuntimeDefault"},
+            },
+            "containers": [container],
+        },
+    }
+
+
+def test_progress_of_a_pod_with_the_labels_of_the_job_is_ignored(
+    deployment: OperatorInstallation, start_job: StartJob
+) -> None:
+    job = start_job(training=build_training_fields(max_steps=400, save_steps=20))
+    wait_for_checkpoint(deployment, job)
+    decoy = build_decoy_pod(deployment.get_job(job))
+    deployment.apply(decoy)
+    try:
+        deployment.kubectl("wait", "--for=condition=Ready", f"pod/{decoy['metadata']['name']}", "--timeout=60s")
+        until = time.monotonic() + 25  # more than two intervals of the progress poller
+        while time.monotonic() < until:
+            body = deployment.get_job(job)
+            assert get_reported_step(body) <= 400
+            assert not any((record.get("lastStep") or 0) > 400 for record in body["status"]["attempts"])
+            time.sleep(1)
+    finally:
+        deployment.kubectl("delete", "pod", decoy["metadata"]["name"], "--ignore-not-found")
+
+    finished = deployment.wait_until_finished(job)
+    assert has_condition(finished, "Complete")
+    assert (finished["status"]["progress"]["step"], finished["status"].get("restarts", 0)) == (400, 0)
+
+
+def test_config_map_with_a_forged_owner_reference_is_replaced(
+    deployment: OperatorInstallation, fault_injector: Chaos, start_job: StartJob
+) -> None:
+    job = start_job(training=build_training_fields(max_steps=60, save_steps=20))
+    wait_for_checkpoint(deployment, job)
+    under_test = JobUnderTest(deployment, fault_injector, job)
+    name = under_test.get_config_map_name(attempt=1)
+    genuine = json.loads(
+        deployment.kubectl("get", "configmap", under_test.get_config_map_name(attempt=0), "-o", "json")
+    )
+    metadata = {"name": name, "labels": genuine["metadata"]["labels"]}
+    metadata["ownerReferences"] = genuine["metadata"]["ownerReferences"]
+    forged = json.dumps({**json.loads(genuine["data"][names.CONFIG_KEY]), "model": {"name": "/data/theirs"}})
+    deployment.apply(
+        {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {names.CONFIG_KEY: forged}}
+    )
+    under_test.kill_container(1)
+
+    finished = deployment.wait_until_finished(job)
+    config_map = json.loads(deployment.kubectl("get", "configmap", name, "-o", "json"))
+    assert has_condition(finished, "Complete"), finished["status"]["conditions"]
+    assert finished["status"]["restarts"] == 1
+    assert config_map["data"] == genuine["data"]
+
+
+def test_kubectl_wait_returns_after_a_finished_job_was_changed(
+    deployment: OperatorInstallation, start_job: StartJob
+) -> None:
+    job = start_job(numNodes=1, training=build_training_fields(max_steps=4))
+    deployment.wait_until_finished(job)
+    deployment.kubectl("patch", "ftj", job, "--type=merge", "-p", '{"spec":{"ttlSecondsAfterFinished":3600}}')
+
+    deployment.kubectl("wait", "--for=condition=Complete", f"ftj/{job}", "--timeout=20s")
