@@ -66,7 +66,7 @@ def switch_releases(
     """Create a job per state with the old release, install the new one, and return the result of each check."""
     direction = f"{old.name}-{new.name}"
     install(installation, old)
-    switch = Switch(installation, old.trainer_image)
+    switch = Switch(installation, old.trainer_image, new.trainer_image, has_snapshot=old.name != "previous")
     jobs = {case.name: f"{case.name.lower()}-{direction}" for case in STATES}
     extra_fields = NEXT_FIELDS if old.name == "next" else {}
     results: dict[str, str] = {}
