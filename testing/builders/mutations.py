@@ -62,7 +62,8 @@ def _change(body: dict[str, Any], path: Path, source: random.Random, *, keep_typ
     if action == 0:
         del parent[path[-1]]
     elif action == 1 and isinstance(parent, dict):
-        parent[source.choice(("unknown", "reason", "state", "message"))] = "" if keep_types else source.choice(TEXTS)
+        added_name = source.choice(("unknown", "reason", "message", *(() if keep_types else ("state",))))
+        parent[added_name] = "" if keep_types else source.choice(TEXTS)
     else:
         parent[path[-1]] = _choose_value(parent[path[-1]], source, keep_types=keep_types)
 
