@@ -4,16 +4,30 @@ import asyncio
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from functools import partial
 
 from finetune_api.v1alpha1.job import FineTuneJob
 from finetune_api.v1alpha1.status import AttemptState, Progress
 from finetune_operator import names
+from finetune_operator.controller.identity_cache import IdentityCache
 from finetune_operator.failures.create_rejections import collect_claim_names
 from finetune_operator.failures.summarise_evidence import count_nodes
 from finetune_operator.kube.cluster import Cluster
 from finetune_operator.observation.ownership import RawBody, find_controlling_owner, get_controller_uid
-from finetune_operator.observation.pods import Claim, NodeObservation, Observation, RejectedCreate, observe_pods
+from finetune_operator.observation.pods import (
+    Claim,
+    NodeObservation,
+    Observation,
+    RejectedCreate,
+    observe_pod,
+    observe_pods,
+)
 from finetune_operator.plan.manifests import is_intact_headless_service
+
+# Most passes of a job find most of its pods unchanged. About 4 KiB per entry, most of which the caches hold anyway.
+MAX_PARSED_PODS = 4096
+_parse_live_pod = IdentityCache(partial(observe_pod, is_tombstone=False), max_entries=MAX_PARSED_PODS)
+_parse_tombstone = IdentityCache(partial(observe_pod, is_tombstone=True), max_entries=MAX_PARSED_PODS)
 
 
 @dataclass(frozen=True)
@@ -51,20 +65,26 @@ def observe_cached(job: FineTuneJob, cached: CachedState) -> Observation:
 def observe_cached_pods(job_uid: str, cached: CachedState) -> tuple[NodeObservation, ...]:
     """Parse the pods that the job controls, from the cache and its tombstones."""
     return observe_pods(
-        select_controlled_objects(job_uid, cached.pods), select_controlled_objects(job_uid, cached.deleted_pods)
+        select_controlled_objects(job_uid, cached.pods),
+        select_controlled_objects(job_uid, cached.deleted_pods),
+        parse_pod=_parse_cached_pod,
     )
+
+
+def _parse_cached_pod(pod: RawBody, *, is_tombstone: bool) -> NodeObservation | None:
+    return _parse_tombstone(pod) if is_tombstone else _parse_live_pod(pod)
 
 
 async def observe_uncached(
     cluster: Cluster, job: FineTuneJob, observation: Observation, cached: CachedState
 ) -> Observation:
-    """Update the observation with listed pods and, while the attempt starts, the access modes of its claims."""
+    """Update the observation with listed pods and, until an attempt was created, the access modes of the claims."""
     namespace, uid = job.metadata.namespace, job.metadata.uid
-    is_starting = job.status.attempts[-1].state is AttemptState.STARTING
-    mounted_claims = collect_claim_names(job) if is_starting else ()
+    mounted_claims = collect_claim_names(job) if depends_on_claims(job) else ()
     claims_request = _get_objects_by_name(cluster, "PersistentVolumeClaim", namespace, mounted_claims)
     # At the first attempt, list by name, to find pods that a deleted job of the same name left (decisions/205).
-    is_first_attempt = is_starting and job.status.attempts[-1].attempt == 0
+    record = job.status.attempts[-1]
+    is_first_attempt = record.state is AttemptState.STARTING and record.attempt == 0
     label, value = (names.JOB_NAME, job.metadata.name) if is_first_attempt else (names.JOB_UID, uid)
     listed_pods, claims = await asyncio.gather(cluster.list_pods(namespace, label, value), claims_request)
     # A cached pod that the LIST does not contain was deleted; the cached object is its last known state.
@@ -84,6 +104,15 @@ async def observe_uncached(
         predecessor_nodes=_observe_predecessor_pods(job, listed_pods),
         is_fresh=True,
     )
+
+
+def depends_on_claims(job: FineTuneJob) -> bool:
+    """Return whether the access modes of the claims decide if the attempt can start.
+
+    After the children of an attempt were created, a claim is as it was then, or a user changed the cluster.
+    """
+    attempts = job.status.attempts
+    return attempts[-1].state is AttemptState.STARTING and not any(record.created for record in attempts)
 
 
 def _observe_predecessor_pods(job: FineTuneJob, listed_pods: Iterable[RawBody]) -> tuple[NodeObservation, ...]:

@@ -1,7 +1,7 @@
 """Cache of the newest body of every job; its sources are kopf's watch, the resync LIST and own status writes."""
 
 import json
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Iterator, Set
 from dataclasses import dataclass
 
@@ -9,6 +9,8 @@ from finetune_operator.controller.child_cache import JobKey
 from finetune_operator.kube.resource_versions import StateRolledBack, is_later_version
 from finetune_operator.observation.ownership import RawBody
 from finetune_operator.observation.projection import project_job
+
+MAX_PARSED_JOBS = 128  # bodies that are kept as Python objects, about 30 KiB each
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +29,7 @@ class JobCache:
 
     def __init__(self) -> None:
         self._jobs: dict[JobKey, CachedJob] = {}
+        self._parsed: OrderedDict[JobKey, RawBody] = OrderedDict()  # of the jobs with the latest passes, latest last
 
     def __contains__(self, key: JobKey) -> bool:
         return key in self._jobs
@@ -38,12 +41,16 @@ class JobCache:
         return len(self._jobs)
 
     def get(self, key: JobKey) -> RawBody | None:
-        """Return a copy of the newest known body of the job, without labels and annotations."""
+        """Return the newest known body of the job, without labels and annotations; callers must not modify it."""
         cached = self._jobs.get(key)
         if cached is None:
             return None
-        body: RawBody = json.loads(cached.content)
-        return body
+        if key not in self._parsed:
+            self._parsed[key] = json.loads(cached.content)
+            if len(self._parsed) > MAX_PARSED_JOBS:
+                self._parsed.popitem(last=False)
+        self._parsed.move_to_end(key)
+        return self._parsed[key]
 
     def store_if_newer(self, body: RawBody) -> bool:
         """Store the body if it is newer than the cached one, and return whether it was stored.
@@ -55,11 +62,13 @@ class JobCache:
         if cached is not None and (version == cached.version or is_later_version(cached.version, version)):
             return False
         self._jobs[key] = _pack(body)
+        self._parsed.pop(key, None)
         return True
 
     def remove(self, key: JobKey) -> None:
         """Remove a job that was deleted."""
         self._jobs.pop(key, None)
+        self._parsed.pop(key, None)
 
     def find_missing_jobs(self, listed_keys: Set[JobKey], *, list_version: str) -> tuple[JobKey, ...]:
         """Return the cached jobs that a LIST does not contain, except those that are newer than the LIST."""

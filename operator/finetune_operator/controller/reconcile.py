@@ -1,7 +1,7 @@
 """One reconcile pass: observe, decide, write the status, execute the actions. All logic is in core.decide."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from pydantic import ValidationError
@@ -11,7 +11,15 @@ from finetune_api.schema.validation_errors import explain_validation_error
 from finetune_api.v1alpha1.job import FineTuneJob, ObjectMeta
 from finetune_api.v1alpha1.status import JobStatus
 from finetune_operator.controller.execute_actions import execute_actions
-from finetune_operator.controller.gather import CachedState, observe_cached, observe_uncached, select_controlled_objects
+from finetune_operator.controller.gather import (
+    CachedState,
+    depends_on_claims,
+    observe_cached,
+    observe_uncached,
+    select_controlled_objects,
+)
+from finetune_operator.controller.identity_cache import IdentityCache
+from finetune_operator.controller.job_cache import MAX_PARSED_JOBS
 from finetune_operator.core.decide import decide
 from finetune_operator.core.decision import Decision
 from finetune_operator.core.degraded import decide_degraded
@@ -19,13 +27,14 @@ from finetune_operator.core.derive_status import without_cosmetic_fields
 from finetune_operator.core.invalid_spec import decide_invalid_spec
 from finetune_operator.kube.cluster import Cluster, ClusterError
 from finetune_operator.observation.ownership import RawBody
-from finetune_operator.observation.pods import RejectedCreate
+from finetune_operator.observation.pods import Observation, RejectedCreate
 from finetune_operator.settings import Settings
 
 _STATUS_FIELDS = frozenset(field.alias or name for name, field in JobStatus.model_fields.items())
 STATUS_WRITE_INTERVAL = timedelta(seconds=5)
 # Limits requeue delays, because they are computed from the wall clock, which may be corrected meanwhile.
 MAX_REQUEUE_AFTER = timedelta(minutes=5)
+_parse_job = IdentityCache(FineTuneJob.parse, max_entries=MAX_PARSED_JOBS)
 
 
 @dataclass(frozen=True)
@@ -55,7 +64,7 @@ async def reconcile(dependencies: PassDependencies, job: RawBody, cached: Cached
     cluster, settings, now = dependencies.cluster, dependencies.settings, dependencies.now
     # Parse the spec; an invalid one fails the job, unless it has begun.
     try:
-        parsed = FineTuneJob.parse(job)
+        parsed = _parse_job(job)
     except ValidationError as error:
         return await _handle_invalid_spec(dependencies, job, error, cached)
     # Observe and decide from the caches; repeat with uncached reads if a stale cache could mislead the decision.
@@ -65,25 +74,46 @@ async def reconcile(dependencies: PassDependencies, job: RawBody, cached: Cached
         observation = await observe_uncached(cluster, parsed, observation, cached)
         decision = decide(parsed, observation, now(), settings)
     # Postpone a cosmetic status write, such as new progress, if the last write was less than 5 s ago.
-    status = _bound_new_status(decision.status, parsed.status)
-    has_changed = status != parsed.status
-    if has_changed and (delay := _compute_status_write_delay(parsed.status, status, cached)):
+    if delay := _compute_status_write_delay(parsed.status, decision.status, cached):
         rejected_creates = await execute_actions(cluster, parsed.metadata, decision.actions, now=now())
         return PassResult(job, min(delay, decision.requeue_after or delay), rejected_creates)
+    status = _bound_new_status(decision.status, parsed.status)
+    has_changed = status != parsed.status
     # Write the status before acting: if this process dies in between, the next pass repeats nothing.
     if has_changed:
         job = await cluster.write_status(job, _keep_unknown_fields(job, render_status(status)))
+    # If the write began the next attempt, also decide its first step.
+    first_step = _decide_first_step(dependencies, job, parsed.status, observation) if has_changed else None
+    actions = decision.actions if first_step is None else (*decision.actions, *first_step.actions)
     # Execute the actions. After a status write, requeue at once, because no event triggers the next step.
-    rejected_creates = await execute_actions(cluster, parsed.metadata, decision.actions, now=now())
-    should_requeue_now = has_changed or rejected_creates != cached.rejected_creates
-    requeue_after = timedelta() if should_requeue_now else decision.requeue_after
+    rejected_creates = await execute_actions(cluster, parsed.metadata, actions, now=now())
+    should_requeue_now = (has_changed and first_step is None) or rejected_creates != cached.rejected_creates
+    requeue_after = timedelta() if should_requeue_now else (first_step or decision).requeue_after
     return PassResult(job, requeue_after and min(requeue_after, MAX_REQUEUE_AFTER), rejected_creates)
+
+
+def _decide_first_step(
+    dependencies: PassDependencies, job: RawBody, last_status: JobStatus, observation: Observation
+) -> Decision | None:
+    """Decide the first step of an attempt that the last status write began; None if another pass has to decide it.
+
+    The LIST that confirmed the end of the last attempt is still valid: none of its pods can run again, and no pod of
+    the new attempt existed before the status write.
+    """
+    parsed = _parse_job(job)
+    is_next_attempt = last_status.attempt is not None and parsed.status.attempt == last_status.attempt + 1
+    if not is_next_attempt or not observation.is_fresh or depends_on_claims(parsed):
+        return None
+    decision = decide(parsed, replace(observation, rejected_creates=()), dependencies.now(), dependencies.settings)
+    return decision if decision.status == parsed.status else None
 
 
 def _compute_status_write_delay(
     current_status: JobStatus, new_status: JobStatus, cached: CachedState
 ) -> timedelta | None:
-    """Return how long to postpone a status write that only changes cosmetic fields; None to write now."""
+    """Return how long to postpone a status write that only changes cosmetic fields; None to write now, if at all."""
+    if new_status == current_status:
+        return None
     if cached.time_since_status_write is None or cached.time_since_status_write >= STATUS_WRITE_INTERVAL:
         return None
     if without_cosmetic_fields(current_status) != without_cosmetic_fields(new_status):

@@ -16,6 +16,7 @@ from finetune_api.v1alpha1.status import (
     BatchStatus,
     JobStatus,
     NodeStatus,
+    Phase,
     WaitStatus,
 )
 from finetune_operator import names
@@ -74,6 +75,8 @@ def derive_status(job: FineTuneJob, context: StatusContext) -> JobStatus:
 def without_cosmetic_fields(status: JobStatus) -> JobStatus:
     """Return the status without the fields whose write may be delayed (decisions/110)."""
     update: dict[str, object] = {"nodes": (), "replicas": 0, "display": None, "progress": None}
+    if status.phase is Phase.STARTING:  # a job is Queued until the first pod is scheduled
+        update["phase"] = Phase.QUEUED
     if status.attempts:
         last_record = status.attempts[-1]
         decisive_evidence = tuple(

@@ -1,11 +1,13 @@
 """Cluster operations of the operator: all writes, and the reads that bypass the caches."""
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
 from finetune_operator import names
 from finetune_operator.kube.api_client import ApiClient, ApiError
+from finetune_operator.kube.read_batcher import ReadBatcher
 from finetune_operator.observation.ownership import RawBody, find_controlling_owner, has_job_label
 
 logger = logging.getLogger(__name__)
@@ -98,6 +100,7 @@ COLLECTIONS = {
     names.FINETUNEJOB_KIND: (f"/apis/{names.API_VERSION}", names.FINETUNEJOB[2]),
 }
 REJECTION_STATUS_CODES = frozenset({400, 403, 413, 422})
+MAX_REMEMBERED_CONFIG_MAPS = 10_000
 WEBHOOK_FAILURE_TEXT = "failed calling webhook"  # webhook failures have status 500 even if the API server is healthy
 
 
@@ -117,6 +120,9 @@ class KubernetesCluster:
 
     def __init__(self, api: ApiClient) -> None:
         self._api = api
+        self._pod_lists = ReadBatcher(self._list_pods_by_label)
+        self._objects = ReadBatcher(self._get_object)
+        self._config_map_uids: dict[tuple[str, str], str] = {}  # of the newest creates, by namespace and name
 
     async def write_status(self, job: RawBody, status: RawBody) -> RawBody:
         """Replace the status unless the resourceVersion or uid of the job has changed.
@@ -145,18 +151,19 @@ class KubernetesCluster:
             raise ClusterError(error.message, retry_after=error.retry_after) from error
 
     async def list_pods(self, namespace: str, label: str, value: str) -> tuple[RawBody, ...]:
-        """List the pods with this label with a consistent read, for which resourceVersion is unset."""
-        path = collection_path("Pod", namespace)
+        """List the pods with this label with a consistent read, for which resourceVersion is unset.
+
+        Raises: ClusterError
+        """
         try:
-            pages = [page async for page in self._api.list_pages(path, selector=f"{label}={value}")]
+            return await self._pod_lists.read((namespace, label), value)
         except ApiError as error:
             raise ClusterError(error.message, retry_after=error.retry_after) from error
-        return tuple(pod for page in pages for pod in page["items"])
 
     async def get(self, kind: str, namespace: str, name: str) -> RawBody | None:
         """Return the object, or None if the API server returns 404; raise ClusterError for any other failure."""
         try:
-            return await self._api.call("GET", object_path(kind, namespace, name))
+            return await self._objects.read(object_path(kind, namespace, name), None)
         except ApiError as error:
             if error.status == 404:
                 return None
@@ -172,7 +179,7 @@ class KubernetesCluster:
         """
         kind, metadata = manifest["kind"], manifest["metadata"]
         try:
-            await self._api.call("POST", collection_path(kind, metadata["namespace"]), body=manifest)
+            created = await self._api.call("POST", collection_path(kind, metadata["namespace"]), body=manifest)
         except ApiError as error:
             if error.status == 409 and error.reason == "AlreadyExists":
                 await self._accept_existing_object(manifest)
@@ -180,6 +187,9 @@ class KubernetesCluster:
                 raise CreateRejected(error.message, status=error.status, kind=kind, name=metadata["name"]) from error
             else:  # for example 409 Conflict, after concurrent creates updated the same quota
                 raise ClusterError(error.message, retry_after=error.retry_after) from error
+        else:
+            if kind == "ConfigMap":
+                self._remember_config_map(created)
 
     async def delete(self, target: ObjectRef, *, grace_seconds: int | None = None) -> None:
         """Delete the object. Jobs are deleted with background propagation, that is, before their children."""
@@ -210,6 +220,21 @@ class KubernetesCluster:
                 fields = {"event": event.get("reason"), "object": metadata["name"]}
                 logger.warning("event not written: %s", error.message, extra=fields)
 
+    async def _list_pods_by_label(
+        self, group: tuple[str, str], values: tuple[str, ...]
+    ) -> Mapping[str, tuple[RawBody, ...]]:
+        """List the pods of a namespace that have one of these values of a label, with one request."""
+        namespace, label = group
+        selector = f"{label}={values[0]}" if len(values) == 1 else f"{label} in ({','.join(values)})"
+        pods: dict[str, list[RawBody]] = {value: [] for value in values}
+        async for page in self._api.list_pages(collection_path("Pod", namespace), selector=selector):
+            for pod in page["items"]:
+                pods[pod["metadata"]["labels"][label]].append(pod)
+        return {value: tuple(pods_of_value) for value, pods_of_value in pods.items()}
+
+    async def _get_object(self, path: str, _keys: tuple[None, ...]) -> Mapping[None, RawBody]:
+        return {None: await self._api.call("GET", path)}
+
     async def _accept_existing_object(self, manifest: RawBody) -> None:
         kind, namespace, name = manifest["kind"], manifest["metadata"]["namespace"], manifest["metadata"]["name"]
         existing = await self.get(kind, namespace, name)
@@ -233,7 +258,17 @@ class KubernetesCluster:
         await self.delete(ObjectRef(kind, namespace, name, existing["metadata"]["uid"]))
         raise ClusterError(f"{kind} {name} {problem}; it is created again")
 
+    def _remember_config_map(self, created: RawBody) -> None:
+        """Keep the uid of a created ConfigMap, so that its deletion needs no GET."""
+        metadata = created["metadata"]
+        self._config_map_uids[metadata["namespace"], metadata["name"]] = metadata["uid"]
+        if len(self._config_map_uids) > MAX_REMEMBERED_CONFIG_MAPS:
+            del self._config_map_uids[next(iter(self._config_map_uids))]
+
     async def _find_controlled_uid(self, target: ObjectRef) -> str | None:
+        created_uid = self._config_map_uids.pop((target.namespace, target.name), None)
+        if created_uid is not None and target.kind == "ConfigMap":
+            return created_uid
         existing = await self.get(target.kind, target.namespace, target.name)
         if existing is None or find_controlling_owner(existing).get("uid") != target.owner_uid:
             return None

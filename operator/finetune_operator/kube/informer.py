@@ -23,6 +23,8 @@ ChangeHandler = Callable[[RawBody | None, RawBody | None], None]
 class Informer:
     """Cache that calls `on_change(old, new)` for every change, with None for a missing old or new object.
 
+    A change of fields that are not cached is not reported.
+
     After a gap in the watch, a LIST is compared with the cache, so that deletions during the gap are also reported.
     Objects are indexed by uid, so an object that is recreated under its name causes a deletion and an addition.
     """
@@ -116,8 +118,10 @@ class Informer:
     def _store(self, body: RawBody) -> None:
         uid = body["metadata"]["uid"]
         cached = self._objects.get(uid)
-        if cached is None or cached["metadata"]["resourceVersion"] != body["metadata"]["resourceVersion"]:
-            self._objects[uid] = body
+        if cached is not None and cached["metadata"]["resourceVersion"] == body["metadata"]["resourceVersion"]:
+            return
+        self._objects[uid] = body
+        if cached is None or _without_version(cached) != _without_version(body):
             self._on_change(cached, body)
 
     def _remove(self, body: RawBody) -> None:
@@ -149,3 +153,7 @@ class Informer:
             return 0.0
         limit = min(MAX_BACKOFF_SECONDS, INITIAL_BACKOFF_SECONDS * 2.0 ** min(self._failures, 20))
         return random.uniform(0.0, limit)  # noqa: S311  full jitter, because replicas and watches fail together
+
+
+def _without_version(body: RawBody) -> RawBody:
+    return {**body, "metadata": {**body["metadata"], "resourceVersion": ""}}

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
+from typing import Protocol
 
 from finetune_api.termination import Outcome, Termination, parse_termination
 from finetune_api.v1alpha1.status import Evidence, Progress
@@ -156,14 +157,28 @@ class Observation:
         return tuple(node for node in self.nodes if node.phase is not PodPhase.GONE)
 
 
-def observe_pods(pods: Iterable[RawBody], tombstones: Iterable[RawBody]) -> tuple[NodeObservation, ...]:
-    """Parse live pods and tombstones; the tombstone of a pod that still exists is ignored."""
-    live_pods = [observe_pod(pod, is_tombstone=False) for pod in pods]
+def observe_pods(
+    pods: Iterable[RawBody],
+    tombstones: Iterable[RawBody],
+    *,
+    parse_pod: "PodParser | None" = None,
+) -> tuple[NodeObservation, ...]:
+    """Parse live pods and tombstones; the tombstone of a pod that still exists is ignored.
+
+    parse_pod: a function with the results of `observe_pod`, for example one that caches them.
+    """
+    parse_pod = parse_pod or observe_pod
+    live_pods = [parse_pod(pod, is_tombstone=False) for pod in pods]
     live_uids = {node.uid for node in live_pods if node}
-    gone_pods = [
-        observe_pod(pod, is_tombstone=True) for pod in tombstones if pod["metadata"].get("uid") not in live_uids
-    ]
+    gone_pods = [parse_pod(pod, is_tombstone=True) for pod in tombstones if pod["metadata"].get("uid") not in live_uids]
     return tuple(node for node in (*live_pods, *gone_pods) if node)
+
+
+class PodParser(Protocol):
+    """Function that parses one pod as `observe_pod` does."""
+
+    def __call__(self, pod: RawBody, *, is_tombstone: bool) -> NodeObservation | None:
+        """Parse one pod; return None if its name does not belong to a node of its controlling job."""
 
 
 def observe_pod(pod: RawBody, *, is_tombstone: bool) -> NodeObservation | None:

@@ -53,8 +53,10 @@ def parse_source(source: str) -> ProvokedSource | None:
 
 
 def installed_version(library: str) -> str:
-    """Return the version of an installed library; of Python itself, without its patch level."""
-    return "{}.{}".format(*sys.version_info) if library == "python" else importlib.metadata.version(library)
+    """Return the version of an installed library without its build, such as `+cpu`; of Python without the patch."""
+    if library == "python":
+        return "{}.{}".format(*sys.version_info)
+    return importlib.metadata.version(library).partition("+")[0]
 
 
 def provoke(description: str) -> ProvokedError:

@@ -31,6 +31,7 @@ from testing.builders.passes import (
     run_pass,
     running_pods,
 )
+from testing.builders.stopping import KILLED
 from testing.fakes.recording_cluster import RecordingCluster
 
 
@@ -111,6 +112,17 @@ async def test_claims_are_checked_before_pods_are_created() -> None:
 
     assert read_written_status(result).attempts[-1].reason == "InvalidSpec"
     assert list_create_requests(cluster) == []
+
+
+async def test_claims_are_not_read_once_the_children_of_an_attempt_were_created() -> None:
+    killed_pods = (finished_pod(job(), 0, **KILLED), finished_pod(job(), 1, **KILLED))
+    failed = compute_status_after_observations(running_pods(), killed_pods, killed_pods)
+    cluster = RecordingCluster(access_modes={"models": ["ReadWriteOnce"]})
+    await run_pass(cluster, build_raw_job(failed))
+
+    assert failed.attempt == 1
+    assert not set(CLAIMS) & set(cluster.requests)
+    assert "create Pod bert-1-0" in cluster.requests
 
 
 async def test_progress_of_an_earlier_attempt_is_ignored() -> None:

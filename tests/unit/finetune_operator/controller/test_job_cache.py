@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from finetune_operator.controller.child_cache import JobKey
-from finetune_operator.controller.job_cache import JobCache, get_namespaced_name
+from finetune_operator.controller.job_cache import MAX_PARSED_JOBS, JobCache, get_namespaced_name
 from finetune_operator.kube.resource_versions import StateRolledBack
 from finetune_operator.observation.ownership import RawBody
 
@@ -61,13 +61,29 @@ def test_unused_metadata_is_not_stored(field: str) -> None:
     assert field in delivered["metadata"], "kopf's object must not be modified"
 
 
-def test_a_change_of_the_returned_body_does_not_change_the_cache() -> None:
+def test_a_job_is_parsed_once_until_a_newer_body_is_stored() -> None:
     jobs = JobCache()
-    jobs.store_if_newer(job_body("1", status={"attempt": 0}))
+    jobs.store_if_newer(job_body("1"))
     body = jobs.get(KEY)
-    assert body is not None
-    body["status"]["attempt"] = 7
-    assert jobs.get(KEY) == job_body("1", status={"attempt": 0})
+    assert jobs.get(KEY) is body
+
+    jobs.store_if_newer(job_body("2"))
+    assert jobs.get(KEY) == job_body("2")
+    jobs.remove(KEY)
+    assert jobs.get(KEY) is None
+
+
+def test_the_number_of_parsed_jobs_is_limited() -> None:
+    jobs = JobCache()
+    keys = [JobKey("default", f"uid-{number}") for number in range(MAX_PARSED_JOBS + 1)]
+    for key in keys:
+        body = job_body("1")
+        jobs.store_if_newer({**body, "metadata": {**body["metadata"], "uid": key.uid}})
+    bodies = [jobs.get(key) for key in keys]
+
+    assert jobs.get(keys[-1]) is bodies[-1]
+    assert jobs.get(keys[0]) is not bodies[0]
+    assert jobs.get(keys[0]) == bodies[0]
 
 
 def test_text_that_is_not_valid_unicode_is_stored() -> None:

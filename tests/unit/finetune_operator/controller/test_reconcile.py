@@ -15,9 +15,11 @@ from finetune_operator.controller.reconcile import (
 )
 from finetune_operator.kube.cluster import ClusterError, Conflict, CreateRejected
 from finetune_operator.observation.pods import RejectedCreate
+from testing.builders.jobs import finished_pod, job
 from testing.builders.passes import (
     CREATES,
     LATER,
+    LIST,
     build_cached_state,
     build_raw_job,
     compute_status_after_observations,
@@ -25,7 +27,10 @@ from testing.builders.passes import (
     run_pass,
     running_pods,
 )
+from testing.builders.stopping import KILLED
 from testing.fakes.recording_cluster import RecordingCluster
+
+KILLED_PODS = (finished_pod(job(), 0, **KILLED), finished_pod(job(), 1, **KILLED))
 
 
 async def test_the_status_is_written_before_any_action() -> None:
@@ -100,6 +105,23 @@ async def test_a_cosmetic_status_write_is_postponed(time_since_write: timedelta 
     assert (cluster.requests == ["write status"]) is is_written
     if not is_written:
         assert result == PassResult(job_body, STATUS_WRITE_INTERVAL * 3 / 4)
+
+
+async def test_the_pass_that_ends_an_attempt_also_creates_the_next_one() -> None:
+    stopping = compute_status_after_observations(running_pods(), KILLED_PODS)
+    cluster = RecordingCluster(pods=KILLED_PODS)
+    result = await run_pass(cluster, build_raw_job(stopping), build_cached_state(*KILLED_PODS))
+
+    assert cluster.requests[:2] == [LIST, "write status"]  # one LIST proves that no pod of either attempt runs
+    assert set(cluster.requests[2:-2]) == {
+        "event ContainerKilled",
+        "create ConfigMap bert-1-11111111",
+        "delete ConfigMap bert-0-11111111",
+        *(f"delete Pod bert-0-{rank} pod-0-{rank} within 10 s" for rank in (0, 1)),
+    }
+    assert cluster.requests[-2:] == ["create Pod bert-1-0", "create Pod bert-1-1"]
+    assert read_written_status(result).attempt == 1
+    assert result.requeue_after is None  # the pods' events trigger the next pass
 
 
 async def test_a_status_write_that_changes_the_state_is_never_postponed() -> None:

@@ -1,5 +1,6 @@
 """Tests of KubernetesCluster against an in-memory API server."""
 
+import asyncio
 import logging
 from typing import Any
 
@@ -395,3 +396,43 @@ async def test_an_unreachable_api_server_is_a_cluster_error() -> None:
 def test_kubernetes_cluster_implements_the_cluster_protocol() -> None:
     cluster: type[Cluster] = KubernetesCluster
     assert cluster is KubernetesCluster
+
+
+async def test_concurrent_lists_of_the_pods_of_several_jobs_share_requests() -> None:
+    api = HttpApi()
+    owners = [f"uid-{number}" for number in range(3)]
+    for number, owner in enumerate(owners):
+        for rank in range(number):  # the first job has no pod
+            api.put("pods", pod(f"job-{number}-0-{rank}", owner=owner))
+    async with serve_and_connect(api) as server:
+        cluster = KubernetesCluster(server)
+        lists = await asyncio.gather(*(cluster.list_pods("default", names.JOB_UID, owner) for owner in owners))
+
+    names_by_job = [sorted(body["metadata"]["name"] for body in pods) for pods in lists]
+    assert names_by_job == [[], ["job-1-0-0"], ["job-2-0-0", "job-2-0-1"]]
+    assert len(api.find_requests("GET", "pods")) == 1
+
+
+async def test_deletion_of_a_created_config_map_needs_no_read() -> None:
+    api = HttpApi()
+    target = ObjectRef("ConfigMap", "default", "a-0", "", owner_uid=JOB_UID)
+    async with serve_and_connect(api) as server:
+        cluster = KubernetesCluster(server)
+        await cluster.create({**pod("a-0"), "kind": "ConfigMap"})
+        await cluster.delete(target)
+        await cluster.delete(target)  # of an object that this process no longer knows
+
+    assert not api.objects
+    assert [request.method for request in api.find_requests("GET", "configmaps")] == ["GET"]
+
+
+async def test_config_map_that_a_user_replaced_is_not_deleted() -> None:
+    api = HttpApi()
+    async with serve_and_connect(api) as server:
+        cluster = KubernetesCluster(server)
+        await cluster.create({**pod("a-0"), "kind": "ConfigMap"})
+        api.remove("configmaps", "a-0")
+        api.put("configmaps", {**pod("a-0", owner="another"), "kind": "ConfigMap"})
+        await cluster.delete(ObjectRef("ConfigMap", "default", "a-0", "", owner_uid=JOB_UID))
+
+    assert ("configmaps", "default", "a-0") in api.objects

@@ -274,6 +274,29 @@ async def test_only_the_projection_of_an_object_is_cached_and_reported() -> None
         assert [set(body) for body in cached.values()] == [{"metadata"}, {"metadata"}]
 
 
+async def test_a_change_of_fields_that_are_not_cached_is_not_reported() -> None:
+    def project(body: RawBody) -> RawBody:
+        metadata = {name: body["metadata"][name] for name in ("name", "uid", "resourceVersion")}
+        return {"metadata": metadata, "phase": body["phase"]}
+
+    api = HttpApi()
+    put_pod(api, "first", phase="Pending", ready=False)
+    recorder = ChangeRecorder()
+    async with serve_and_connect(api) as server:
+        informer = Informer(server, "/api/v1/pods", selector="managed=test", on_change=recorder.record, project=project)
+        task = asyncio.create_task(informer.run())
+        await wait_until(lambda: api.open_watch_count == 1)
+        put_pod(api, "first", phase="Pending", ready=True)
+        newest = put_pod(api, "first", phase="Running", ready=True)
+        await wait_until(lambda: recorder.changes == ["added first", "changed first"])
+        task.cancel()
+    [reported], [cached] = recorder.objects.values(), informer._objects.values()
+    assert (reported["phase"], cached["metadata"]["resourceVersion"]) == (
+        "Running",
+        newest["metadata"]["resourceVersion"],
+    )
+
+
 async def test_a_replacement_of_another_version_is_ignored() -> None:
     api = HttpApi()
     pod = put_pod(api, "a")
