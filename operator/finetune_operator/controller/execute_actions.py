@@ -1,7 +1,7 @@
 """Executes the actions of a decision as concurrent API requests and returns the rejected creates."""
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 
 from finetune_api.v1alpha1.job import ObjectMeta
@@ -27,18 +27,30 @@ POD_CREATE_SECONDS = 20.0  # no create of a pass starts later; the next pass con
 async def execute_actions(
     cluster: Cluster, job: ObjectMeta, actions: tuple[Action, ...], *, now: datetime
 ) -> tuple[RejectedCreate, ...]:
-    """Execute the actions concurrently, pod creates last, and return the rejected creates.
+    """Execute the actions and return the rejected creates; pods are created after the Service and the ConfigMap.
 
     Raises:
         ClusterError: A request failed for a reason other than a rejected create; all other requests have ended.
     """
-    other_actions = [action for action in actions if not _creates_pod(action)]
     pod_creates = [action for action in actions if isinstance(action, Create) and _creates_pod(action)]
-    rejected_creates = await _execute_all_actions(cluster, job, other_actions, now)
+    other_creates = [action for action in actions if isinstance(action, Create) and not _creates_pod(action)]
+    remaining_actions = [action for action in actions if not isinstance(action, Create)]
+    # first create the objects that the pods need
+    rejected_creates = await _execute_all_actions(cluster, job, other_creates, now)
     # do not create pods that would mount a foreign ConfigMap (decisions/111)
     if any(rejected.kind == "ConfigMap" for rejected in rejected_creates):
-        return rejected_creates
-    return (*rejected_creates, *await _create_pods(cluster, pod_creates))
+        pod_creates = []
+    # then create the pods; deletions and events do not delay them
+    results = await asyncio.gather(
+        _create_pods(cluster, pod_creates),
+        _execute_all_actions(cluster, job, remaining_actions, now),
+        return_exceptions=True,
+    )
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+        rejected_creates += result
+    return rejected_creates
 
 
 async def _create_pods(cluster: Cluster, creates: list[Create]) -> tuple[RejectedCreate, ...]:
@@ -64,12 +76,12 @@ async def _create_pods(cluster: Cluster, creates: list[Create]) -> tuple[Rejecte
     return rejected_creates
 
 
-def _creates_pod(action: Action) -> bool:
-    return isinstance(action, Create) and action.manifest["kind"] == "Pod"
+def _creates_pod(create: Create) -> bool:
+    return bool(create.manifest["kind"] == "Pod")
 
 
 async def _execute_all_actions(
-    cluster: Cluster, job: ObjectMeta, actions: list[Action], now: datetime
+    cluster: Cluster, job: ObjectMeta, actions: Sequence[Action], now: datetime
 ) -> tuple[RejectedCreate, ...]:
     """Execute all actions and return the rejected creates; raise other errors after all actions have ended."""
     results = await asyncio.gather(

@@ -29,6 +29,7 @@ from testing.builders.passes import (
     run_pass,
     running_pods,
 )
+from testing.builders.stopping import KILLED
 from testing.fakes.recording_cluster import RecordingCluster
 
 
@@ -94,6 +95,22 @@ async def test_next_attempt_deletes_the_config_map_of_the_previous_attempt() -> 
     await run_pass(cluster, build_raw_job(status), build_cached_state())
 
     assert f"delete ConfigMap {names.config_map_name('bert', UID, 0)}" in cluster.requests
+
+
+async def test_events_and_deletions_do_not_delay_the_pods_of_the_next_attempt() -> None:
+    class ClusterWithoutEventResponses(RecordingCluster):
+        async def emit_event(self, event: RawBody) -> None:
+            while list_create_requests(self)[-1:] != ["create Pod bert-1-1"]:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+            await super().emit_event(event)
+
+    killed_pods = (finished_pod(job(), 0, **KILLED), finished_pod(job(), 1, **KILLED))
+    status = compute_status_after_observations(running_pods(), killed_pods)
+    cluster = ClusterWithoutEventResponses(pods=killed_pods)
+    async with asyncio.timeout(10):  # only reached if the test fails
+        await run_pass(cluster, build_raw_job(status), build_cached_state(*killed_pods))
+
+    assert "event ContainerKilled" in cluster.requests
 
 
 class SlowCluster(RecordingCluster):

@@ -19,7 +19,11 @@ def test_the_same_object_is_computed_once_and_an_equal_one_again() -> None:
 
 def test_the_argument_that_was_used_least_recently_is_dropped() -> None:
     computed: list[str] = []
-    cache = IdentityCache(lambda source: computed.append(source[0]), max_entries=2)
+
+    def compute(source: list[str]) -> None:
+        computed.append(source[0])
+
+    cache = IdentityCache(compute, max_entries=2)
     first, second, third = ["first"], ["second"], ["third"]
     for source in (first, second, first, third, first, second):
         cache(source)
