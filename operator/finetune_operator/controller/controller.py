@@ -8,6 +8,7 @@ from datetime import timedelta
 
 from finetune_operator import names
 from finetune_operator.controller.child_cache import ChildCache, JobKey, get_owning_job_key
+from finetune_operator.controller.expectations import EXPECTATION_TIMEOUT_SECONDS, Expectations
 from finetune_operator.controller.gather import CachedState
 from finetune_operator.controller.job_cache import JobCache, get_job_key, get_namespaced_name
 from finetune_operator.controller.progress_poller import ProgressPoller
@@ -52,6 +53,7 @@ class Controller:
         self._last_errors: dict[JobKey, str] = {}  # error of the last failed pass, removed after a success
         self._unexpected_errors: dict[JobKey, int] = {}  # consecutive passes that raised one
         self._status_written_at: dict[JobKey, float] = {}  # time.monotonic() of the last status write
+        self._expectations = Expectations()
         self._is_leading: Callable[[], bool] = lambda: False
         self.jobs = JobCache()
         self.queue: WorkQueue[JobKey] = WorkQueue(on_wait=metrics.queue_wait.observe)
@@ -104,6 +106,7 @@ class Controller:
         self._last_errors.pop(key, None)
         self._unexpected_errors.pop(key, None)
         self._status_written_at.pop(key, None)
+        self._expectations.forget(key)
 
     async def resync_jobs(self) -> None:
         """Compare the cache with a LIST to find changes that kopf's watch missed, such as deletions between watches.
@@ -204,6 +207,8 @@ class Controller:
         if result.job is not job:  # this pass wrote the status, even if the watch delivered it earlier
             self._status_written_at[key] = time.monotonic()
         self._rejected_creates[key] = result.rejected_creates
+        if self._expectations.record(key, result.actions, result.rejected_creates):
+            self.queue.add_after(key, EXPECTATION_TIMEOUT_SECONDS)
         if result.requeue_after is not None:
             self.queue.add_after(key, result.requeue_after.total_seconds())
         return "changed" if result.job is not job else "unchanged"
@@ -245,6 +250,9 @@ class Controller:
             unreachable_endpoint=self.progress_poller.get_unreachable_endpoint(key),
             rejected_creates=self._rejected_creates.get(key, ()),
             time_since_status_write=None if written_at is None else timedelta(seconds=time.monotonic() - written_at),
+            expected_pods=self._expectations.list_created(key, "Pod"),
+            expected_services=self._expectations.list_created(key, "Service"),
+            sent_deletions=self._expectations.list_deletions(key),
         )
 
     def _count_restarts(self, old_job: RawBody, new_job: RawBody) -> None:

@@ -1,8 +1,8 @@
 """Builds the Observation of a job from the caches and, if a decision needs confirmation, from uncached reads."""
 
 import asyncio
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import partial
 
@@ -41,6 +41,10 @@ class CachedState:
     unreachable_endpoint: str = ""  # `host:port` that does not respond to progress polls
     rejected_creates: tuple[RejectedCreate, ...] = ()  # rejected creates of the last pass
     time_since_status_write: timedelta | None = None  # None before the first status write of this process
+    # requests of this process whose events have not necessarily arrived
+    expected_pods: frozenset[str] = frozenset()
+    expected_services: frozenset[str] = frozenset()
+    sent_deletions: Mapping[str, int] = field(default_factory=dict)  # grace period in seconds by uid of the pod
 
 
 def observe_cached(job: FineTuneJob, cached: CachedState) -> Observation:
@@ -54,11 +58,14 @@ def observe_cached(job: FineTuneJob, cached: CachedState) -> Observation:
     edited_uids = (service["metadata"]["uid"] for service in services if not is_intact_headless_service(service, uid))
     return Observation(
         nodes=observe_cached_pods(uid, cached),
-        service_exists=any(is_intact_headless_service(service, uid) for service in services),
+        service_exists=any(is_intact_headless_service(service, uid) for service in services)
+        or (not services and names.service_name(job.metadata.name) in cached.expected_services),
         edited_service_uid=next(edited_uids, ""),
         progress=progress,
         unreachable_endpoint=cached.unreachable_endpoint,
         rejected_creates=cached.rejected_creates,
+        expected_pods=cached.expected_pods,
+        sent_deletions=cached.sent_deletions,
     )
 
 

@@ -20,6 +20,7 @@ from finetune_operator.controller.gather import (
 )
 from finetune_operator.controller.identity_cache import IdentityCache
 from finetune_operator.controller.job_cache import MAX_PARSED_JOBS
+from finetune_operator.core.actions import Action
 from finetune_operator.core.decide import decide
 from finetune_operator.core.decision import Decision
 from finetune_operator.core.degraded import decide_degraded
@@ -44,6 +45,7 @@ class PassResult:
     job: RawBody
     requeue_after: timedelta | None = None
     rejected_creates: tuple[RejectedCreate, ...] = ()
+    actions: tuple[Action, ...] = ()  # executed, except for the rejected creates
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,7 @@ async def reconcile(dependencies: PassDependencies, job: RawBody, cached: Cached
     # Postpone a cosmetic status write, such as new progress, if the last write was less than 5 s ago.
     if delay := _compute_status_write_delay(parsed.status, decision.status, cached):
         rejected_creates = await execute_actions(cluster, parsed.metadata, decision.actions, now=now())
-        return PassResult(job, min(delay, decision.requeue_after or delay), rejected_creates)
+        return PassResult(job, min(delay, decision.requeue_after or delay), rejected_creates, decision.actions)
     status = _bound_new_status(decision.status, parsed.status)
     has_changed = status != parsed.status
     # Write the status before acting: if this process dies in between, the next pass repeats nothing.
@@ -89,7 +91,8 @@ async def reconcile(dependencies: PassDependencies, job: RawBody, cached: Cached
     rejected_creates = await execute_actions(cluster, parsed.metadata, actions, now=now())
     should_requeue_now = (has_changed and first_step is None) or rejected_creates != cached.rejected_creates
     requeue_after = timedelta() if should_requeue_now else (first_step or decision).requeue_after
-    return PassResult(job, requeue_after and min(requeue_after, MAX_REQUEUE_AFTER), rejected_creates)
+    requeue_after = requeue_after and min(requeue_after, MAX_REQUEUE_AFTER)
+    return PassResult(job, requeue_after, rejected_creates, actions)
 
 
 def _decide_first_step(

@@ -172,6 +172,7 @@ def _create_missing_children(context: JobContext) -> Decision | None:
         return build_decision(context, context.status, requeue_after=delay)
     # then create the missing children
     existing_pods = {node.pod_name for node in context.nodes if node.phase is not PodPhase.GONE}
+    existing_pods |= context.find_expected_pods()
     if len(existing_pods) == context.job.spec.num_nodes and context.observation.service_exists:
         return None
     children = build_children(plan_run(context.job, attempt=record.attempt, settings=context.settings))

@@ -1,10 +1,12 @@
 """Defines JobContext, the input of one decision."""
 
+import math
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from finetune_api.v1alpha1.job import FineTuneJob
 from finetune_api.v1alpha1.status import AttemptRecord, JobStatus
+from finetune_operator import names
 from finetune_operator.core.actions import Action, DeletePod
 from finetune_operator.core.pending_reasons import PendingReason, find_pending_reason
 from finetune_operator.observation.pods import NodeObservation, Observation
@@ -49,6 +51,14 @@ class JobContext:
         own_ttl = self.job.spec.ttl_seconds_after_finished
         return self.settings.default_ttl_seconds if own_ttl is None else own_ttl
 
+    def find_expected_pods(self) -> frozenset[str]:
+        """Return the names of pods of the current attempt that were created, but of which no event has arrived."""
+        attempt_pods = (
+            names.pod_name(self.job.metadata.name, self.record.attempt, rank) for rank in range(self.job.spec.num_nodes)
+        )
+        observed_pods = {node.pod_name for node in self.nodes}
+        return self.observation.expected_pods.intersection(attempt_pods) - observed_pods
+
     def running_pods(self) -> list[NodeObservation]:
         """Return the pods of all attempts in which a process may still run."""
         return [node for node in self.observation.live_nodes() if node.may_run(self.now)]
@@ -69,8 +79,10 @@ class JobContext:
     def build_deletions(self, nodes: list[NodeObservation], grace_seconds: int) -> tuple[Action, ...]:
         """Return actions that delete the pods, or shorten the grace period of pods that are already terminating."""
         limit = self.now + timedelta(seconds=2 * grace_seconds)
-        return tuple(
-            DeletePod(node.pod_name, node.uid, grace_seconds)
-            for node in nodes
-            if node.deletion_deadline is None or node.deletion_deadline > limit
-        )
+
+        def is_needed(node: NodeObservation) -> bool:
+            if node.deletion_deadline is not None:
+                return node.deletion_deadline > limit
+            return self.observation.sent_deletions.get(node.uid, math.inf) > grace_seconds
+
+        return tuple(DeletePod(node.pod_name, node.uid, grace_seconds) for node in nodes if is_needed(node))

@@ -4,8 +4,8 @@ observation.read_evidence reads the evidence of a node, finetune_api.termination
 controller.gather builds the Observation.
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Protocol
@@ -141,6 +141,8 @@ class Observation:
     claims: tuple[Claim, ...] | None = None
     rejected_creates: tuple[RejectedCreate, ...] = ()
     predecessor_nodes: tuple[NodeObservation, ...] = ()  # of deleted jobs of the same name
+    expected_pods: frozenset[str] = frozenset()  # names of pods that were created seconds ago
+    sent_deletions: Mapping[str, int] = field(default_factory=dict)  # of the last seconds: grace period by uid
     is_fresh: bool = False
 
     def nodes_of_attempt(self, attempt: int) -> tuple[NodeObservation, ...]:

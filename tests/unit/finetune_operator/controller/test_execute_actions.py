@@ -78,6 +78,22 @@ async def test_pods_are_deleted_by_uid_with_their_grace_period() -> None:
     assert cluster.requests == ["delete Pod bert-0-0 pod-0-0 within 10 s"]
 
 
+@pytest.mark.parametrize(
+    ("sent_grace_seconds", "is_deleted_again"),
+    [pytest.param(10, False, id="same grace period"), pytest.param(120, True, id="longer grace period")],
+)
+async def test_pod_is_not_deleted_again_before_the_event_of_its_deletion(
+    sent_grace_seconds: int, is_deleted_again: bool
+) -> None:
+    pods = (running_pod(job(), 0), finished_pod(job(), 1))
+    status = compute_status_after_observations(running_pods(), pods)
+    cluster = RecordingCluster()
+    cached = build_cached_state(*pods, sent_deletions={"pod-0-0": sent_grace_seconds})
+    await run_pass(cluster, build_raw_job(status), cached)
+
+    assert (cluster.requests == ["delete Pod bert-0-0 pod-0-0 within 10 s"]) is is_deleted_again
+
+
 async def test_a_job_is_deleted_by_uid_after_its_ttl() -> None:
     status = compute_status_after_observations().model_copy(update={"completion_time": NOW})
     cluster = RecordingCluster()

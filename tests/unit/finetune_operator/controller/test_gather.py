@@ -1,5 +1,6 @@
 """Tests of the cache and API server reads of a reconcile pass."""
 
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -111,6 +112,34 @@ async def test_claims_are_checked_before_pods_are_created() -> None:
     result = await run_pass(cluster, build_raw_job(compute_status_after_observations()))
 
     assert read_written_status(result).attempts[-1].reason == "InvalidSpec"
+    assert list_create_requests(cluster) == []
+
+
+async def test_created_pods_and_service_are_expected_until_their_events_arrive() -> None:
+    job_body = build_raw_job(compute_status_after_observations())
+    cluster = RecordingCluster(pods=(pod(job(), 0),))
+    expected = CachedState(
+        pods=(pod(job(), 0),),
+        expected_pods=frozenset({"bert-0-0", "bert-0-1"}),
+        expected_services=frozenset({"bert"}),
+        time_since_status_write=timedelta(),
+    )
+    await run_pass(cluster, job_body, expected)
+    assert cluster.requests == []  # neither a LIST nor a create
+
+    await run_pass(cluster, job_body, replace(expected, expected_pods=frozenset({"bert-0-0"})))
+    assert LIST_BY_NAME in cluster.requests
+    assert list_create_requests(cluster) == ["create ConfigMap bert-0-11111111", "create Pod bert-0-1"]
+
+
+async def test_expected_pod_that_was_deleted_stops_the_attempt() -> None:
+    cached = build_cached_state(
+        pod(job(), 0), deleted_pods=(terminating_pod(pod(job(), 1)),), expected_pods=frozenset({"bert-0-0", "bert-0-1"})
+    )
+    cluster = RecordingCluster(pods=(pod(job(), 0),))
+    result = await run_pass(cluster, build_raw_job(compute_status_after_observations()), cached)
+
+    assert read_written_status(result).attempts[-1].state is AttemptState.STOPPING
     assert list_create_requests(cluster) == []
 
 

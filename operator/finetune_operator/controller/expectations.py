@@ -1,0 +1,63 @@
+"""Remembers the pods that this process created or deleted until the watch delivers the events."""
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+
+from finetune_operator.controller.child_cache import JobKey
+from finetune_operator.core.actions import Action, Create, DeletePod
+from finetune_operator.observation.pods import RejectedCreate
+
+EXPECTATION_TIMEOUT_SECONDS = 5.0  # then the request is repeated after a LIST, in case its effect was lost
+
+
+class Expectations:
+    """Creates and deletions whose events have not necessarily arrived, as in Kubernetes' own controllers.
+
+    Without them, a pass between a request and its event lists the pods, or deletes a pod, once more (decisions/130).
+    """
+
+    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        # time of the request by kind and name of the child
+        self._created: defaultdict[JobKey, dict[tuple[str, str], float]] = defaultdict(dict)
+        # time of the request and grace period in seconds by uid of the pod
+        self._deleted: defaultdict[JobKey, dict[str, tuple[float, int]]] = defaultdict(dict)
+
+    def record(self, key: JobKey, actions: Iterable[Action], rejected_creates: Iterable[RejectedCreate]) -> bool:
+        """Record the actions of a pass and return whether an event is expected."""
+        self._drop_expired(key)
+        rejected = {(create.kind, create.name) for create in rejected_creates}
+        for action in actions:
+            match action:
+                case Create(manifest):
+                    child = manifest["kind"], manifest["metadata"]["name"]
+                    if child not in rejected:
+                        self._created[key][child] = self._clock()
+                case DeletePod(_, uid, grace_seconds):
+                    self._deleted[key][uid] = self._clock(), grace_seconds
+        return key in self._created or key in self._deleted
+
+    def list_created(self, key: JobKey, kind: str) -> frozenset[str]:
+        """Return the names of the children of this kind that this process created within the timeout."""
+        self._drop_expired(key)
+        return frozenset(name for child_kind, name in self._created.get(key, ()) if child_kind == kind)
+
+    def list_deletions(self, key: JobKey) -> Mapping[str, int]:
+        """Return the grace period in seconds of the pods that this process deleted within the timeout, by uid."""
+        self._drop_expired(key)
+        return {uid: grace_seconds for uid, (_, grace_seconds) in self._deleted.get(key, {}).items()}
+
+    def forget(self, key: JobKey) -> None:
+        """Drop the expectations of a deleted job."""
+        self._created.pop(key, None)
+        self._deleted.pop(key, None)
+
+    def _drop_expired(self, key: JobKey) -> None:
+        oldest = self._clock() - EXPECTATION_TIMEOUT_SECONDS
+        created = {child: sent_at for child, sent_at in self._created.pop(key, {}).items() if sent_at > oldest}
+        deleted = {uid: sent for uid, sent in self._deleted.pop(key, {}).items() if sent[0] > oldest}
+        if created:
+            self._created[key] = created
+        if deleted:
+            self._deleted[key] = deleted
