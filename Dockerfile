@@ -2,16 +2,9 @@
 #   docker build --target operator --tag finetune-operator .
 #   docker build --target trainer --tag finetune-trainer .
 # A base by digest:  --build-arg BASE_IMAGE=docker.io/library/python@sha256:...
-# torch for CPUs:    --build-arg PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu
+# torch for CPUs:    --build-arg TORCH=torch-cpu --build-arg PIP_EXTRA_INDEX_URL=... (an index with its wheel)
+# pip installs only artefacts whose sha256 is in requirements/, so that no index, extra index or folder is trusted.
 ARG BASE_IMAGE=docker.io/library/python:3.11-slim-bookworm
-
-# What to install, apart from pyproject.toml itself: a change of a linter's settings then renews no layer below.
-FROM ${BASE_IMAGE} AS requirements
-WORKDIR /requirements
-COPY pyproject.toml constraints.txt ./
-RUN python3 -c 'import sys, tomllib; project = tomllib.load(sys.stdin.buffer)["project"]; \
-    [print(line, file=open(f"{extra}.txt", "a")) for extra in ("operator", "trainer") \
-     for line in project["dependencies"] + project["optional-dependencies"][extra]]' < pyproject.toml
 
 # The user of both images, and where their Python is.
 FROM ${BASE_IMAGE} AS base
@@ -24,26 +17,30 @@ WORKDIR /home/finetune
 # Compiled apart from pip because it uses one core only; some packages hold templates that cannot compile.
 FROM base AS operator-dependencies
 ARG PIP_EXTRA_INDEX_URL=
-COPY --from=requirements /requirements/operator.txt /requirements/constraints.txt /opt/requirements/
+COPY requirements/operator.txt /opt/requirements/
 RUN --mount=type=secret,id=pip.conf --mount=type=secret,id=certificates \
     python3 -m venv /opt/venv && export PIP_CONFIG_FILE=/run/secrets/pip.conf PIP_NO_CACHE_DIR=1 \
- && pip install --no-compile -c /opt/requirements/constraints.txt -r /opt/requirements/operator.txt \
+ && pip install --no-compile --require-hashes --only-binary :all: -r /opt/requirements/operator.txt \
  && pip uninstall --yes pip setuptools && (python -m compileall -qq -j 0 /opt/venv || true)
 
+# deepspeed has no wheel: it is built with the locked setuptools, not with one that build isolation would install.
 FROM base AS trainer-dependencies
 ARG PIP_EXTRA_INDEX_URL=
-COPY --from=requirements /requirements/trainer.txt /requirements/constraints.txt /opt/requirements/
+ARG TORCH=torch
+COPY requirements/setuptools.txt requirements/trainer.txt requirements/${TORCH}.txt /opt/requirements/
 RUN --mount=type=secret,id=pip.conf --mount=type=secret,id=certificates \
     python3 -m venv /opt/venv && export PIP_CONFIG_FILE=/run/secrets/pip.conf PIP_NO_CACHE_DIR=1 \
- && pip install --no-compile -c /opt/requirements/constraints.txt -r /opt/requirements/trainer.txt \
+ && pip install --no-compile --require-hashes -r /opt/requirements/setuptools.txt \
+ && pip install --no-compile --require-hashes --no-build-isolation --use-pep517 \
+    -r /opt/requirements/trainer.txt -r /opt/requirements/${TORCH}.txt \
  && pip uninstall --yes pip setuptools && (python -m compileall -qq -j 0 /opt/venv || true)
 
 # The project's own code is a small layer on top, so that a change of it builds and loads in seconds.
 FROM base AS build-backend
-COPY --from=requirements /requirements/constraints.txt /opt/requirements/
+COPY requirements/hatchling.txt /opt/requirements/
 RUN --mount=type=secret,id=pip.conf --mount=type=secret,id=certificates \
     python3 -m venv /opt/venv \
- && PIP_CONFIG_FILE=/run/secrets/pip.conf pip install -c /opt/requirements/constraints.txt hatchling
+ && PIP_CONFIG_FILE=/run/secrets/pip.conf pip install --require-hashes -r /opt/requirements/hatchling.txt
 
 FROM build-backend AS code
 WORKDIR /source

@@ -3,12 +3,12 @@ PYTHON ?= python3
 FINETUNE_CACHE ?= $(HOME)/.cache/finetune-operator
 BUILDER ?= $$(docker info >/dev/null 2>&1 && echo docker || echo buildah)
 VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
-# Named after what is installed in it, so that a changed requirement makes a new one, and a changed linter setting does not.
-KEY := $(shell (echo $(PYTHON); cat constraints.txt tools/environment.py; sed '/^\[project.scripts\]/,$$d' pyproject.toml) | cksum | tr ' ' -)
+# Named after what is installed in it, so that a changed lock file makes a new one, and a changed linter setting does not.
+KEY := $(shell (echo $(PYTHON) $(TORCH); cat requirements/*.txt tools/environment.py tools/local_wheels.py) | cksum | tr ' ' -)
 VENV := $(FINETUNE_CACHE)/venvs/$(KEY)
 RUN := $(VENV)/bin/python
 
-export FINETUNE_CACHE
+export FINETUNE_CACHE TORCH
 export PYTHONPATH := operator:trainer:tools:.
 
 .PHONY: help
@@ -19,7 +19,7 @@ $(VENV)/complete:
 	@$(PYTHON) tools/environment.py $(VENV)
 
 .PHONY: setup
-setup: $(VENV)/complete ## install the development environment into the cache
+setup: $(VENV)/complete ## install the development environment into the cache; TORCH=torch-cpu takes torch without GPU libraries
 	@touch $<
 
 .PHONY: generate
@@ -99,7 +99,7 @@ images: ## build both images with docker or buildah; BUILD_ARGS="--build-arg BAS
 	$(BUILDER) build --target trainer --tag ghcr.io/finetune-operator/trainer:v$(VERSION) $(BUILD_ARGS) .
 
 .PHONY: lock
-lock: ## update constraints.txt from pyproject.toml; UPGRADE=--upgrade takes the newest versions
+lock: ## update requirements/ from pyproject.toml; UPGRADE=--upgrade takes the newest versions
 	@$(PYTHON) tools/lock.py $(UPGRADE)
 
 .PHONY: clean-cache

@@ -1,4 +1,4 @@
-"""Create the Python environment for `make`, which all checkouts with the same requirements share.
+"""Create the Python environment for `make`, which all checkouts with the same lock files share.
 
 It uses only the standard library, because it runs before packages are installed.
 """
@@ -10,14 +10,16 @@ import shutil
 import subprocess
 import sys
 import time
-import tomllib
 import venv
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
+from local_wheels import UnknownWheel, find_wheel_folders, select_torch_lock, verify_local_wheels
+from lockfile import LOCKS, read_locks
+
 ROOT = Path(__file__).resolve().parent.parent
-WHEELS = ROOT.parent / "shared" / "wheels"  # optional wheels next to the checkout, such as torch without CUDA
-UV = "uv==0.13.8"  # uv installs packages in seconds, pip in minutes
+DEVELOPMENT_LOCKS = ("operator", "cli", "trainer", "dev", "hatchling")  # and torch or torch-cpu
 UNUSED_DAYS = 7
 PIP_SETTING_NAMES = ("FIND_LINKS", "INDEX_URL", "EXTRA_INDEX_URL")  # pip settings that uv supports with the prefix UV_
 
@@ -39,21 +41,60 @@ def main() -> int:
 
 
 def create_environment(folder: Path) -> None:
-    """Create the environment, or replace an incomplete environment; the marker is written last."""
+    """Create the environment, or replace an incomplete environment; the marker is written last.
+
+    Raises: SystemExit if a local wheel is not in the lock files
+    """
     shutil.rmtree(folder, ignore_errors=True)
+    try:
+        wheel_folders = find_verified_wheel_folders()
+        torch = select_torch_lock(wheel_folders, python=sys.version_info[:2], chosen=os.environ.get("TORCH", ""))
+    except (UnknownWheel, ValueError) as error:
+        raise SystemExit(str(error)) from None
     venv.create(folder, with_pip=True)
-    python = folder / "bin" / "python"
-    subprocess.run([python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", UV], check=True)
-    # compile now, because the folder may become read-only; bytecode reduces a rank's import time from 19 s to 8 s
-    options: list[str | Path] = ["--quiet", "--system-certs", "--compile-bytecode", "--python", python]
-    options += ["--cache-dir", folder.parent.parent / "uv", "--constraint", ROOT / "constraints.txt"]
-    options += ["--find-links", WHEELS] if WHEELS.is_dir() else []
-    subprocess.run(
-        [folder / "bin" / "uv", "pip", "install", *options, *read_requirements(ROOT / "pyproject.toml")],
-        check=True,
-        env=build_uv_environment(os.environ),
-    )
+    install_uv(folder)
+    installer = Installer(uv=folder / "bin" / "uv", cache=folder.parent.parent / "uv", wheel_folders=wheel_folders)
+    for names in (("setuptools",), (*DEVELOPMENT_LOCKS, torch)):
+        command = installer.build_command(folder, [LOCKS / f"{name}.txt" for name in names])
+        subprocess.run(command, check=True, env=build_uv_environment(os.environ))
     _get_marker(folder).touch()
+
+
+def install_uv(folder: Path) -> None:
+    """Install the locked version of uv into an environment that contains pip."""
+    options = ("--quiet", "--disable-pip-version-check", "--require-hashes", "--requirement", LOCKS / "uv.txt")
+    subprocess.run((folder / "bin" / "python", "-m", "pip", "install", *options), check=True)
+
+
+def find_verified_wheel_folders() -> tuple[Path, ...]:
+    """Return the folders with wheels, after the wheels in them were compared with the lock files.
+
+    Raises: UnknownWheel
+    """
+    folders = find_wheel_folders(ROOT, os.environ)
+    verify_local_wheels(folders, read_locks())
+    return folders
+
+
+@dataclass(frozen=True)
+class Installer:
+    """uv, which installs packages in seconds instead of minutes, with its cache and folders with wheels."""
+
+    uv: Path
+    cache: Path
+    wheel_folders: tuple[Path, ...] = ()
+
+    def build_command(self, folder: Path, locks: Sequence[Path]) -> list[str | Path]:
+        """Return the command that installs lock files into an environment; every artefact needs a locked sha256.
+
+        Packages without a wheel are built with the environment's setuptools, because build isolation would install
+        build backends without verification.
+        """
+        # compile now, because the folder may become read-only; bytecode reduces a rank's import time from 19 s to 8 s
+        options: list[str | Path] = ["--quiet", "--system-certs", "--compile-bytecode", "--cache-dir", self.cache]
+        options += ["--require-hashes", "--no-build-isolation", "--python", folder / "bin" / "python"]
+        options += [word for wheels in self.wheel_folders for word in ("--find-links", wheels)]
+        return [self.uv, "pip", "install", *options, *(word for lock in locks for word in ("--requirement", lock))]
 
 
 def build_uv_environment(environment: Mapping[str, str]) -> dict[str, str]:
@@ -62,15 +103,6 @@ def build_uv_environment(environment: Mapping[str, str]) -> dict[str, str]:
         f"UV_{name}": environment[f"PIP_{name}"] for name in PIP_SETTING_NAMES if f"PIP_{name}" in environment
     }
     return {**uv_settings, **environment}
-
-
-def read_requirements(pyproject: Path) -> tuple[str, ...]:
-    """Return the requirements of the project and its extras, without the project itself."""
-    project = tomllib.loads(pyproject.read_text())["project"]
-    extras = project["optional-dependencies"]
-    return tuple(project["dependencies"]) + tuple(
-        line for extra in ("operator", "trainer", "cli", "dev") for line in extras[extra]
-    )
 
 
 def delete_unused_environments(folder: Path, *, unused_since: float) -> None:

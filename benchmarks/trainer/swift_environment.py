@@ -7,11 +7,11 @@ import sys
 import venv
 from pathlib import Path
 
-from environment import ROOT, WHEELS, build_uv_environment
+from environment import Installer, build_uv_environment, find_verified_wheel_folders
+from local_wheels import UnknownWheel, select_torch_lock
+from lockfile import LOCKS, read_locks
 
-VERSION = "4.6.0"
-IMAGE_PACKAGES = ("qwen-vl-utils",)
-CONSTRAINED_PACKAGES = ("torch==",)  # packages that must have the same version as in our environment
+LOCK = "ms-swift"
 
 
 class NotInstalled(Exception):
@@ -23,29 +23,33 @@ def ensure_python(cache: Path) -> Path:
 
     Raises: NotInstalled
     """
-    folder = cache / "peers" / f"ms-swift-{VERSION}"
+    (version,) = (package.version for package in read_locks((LOCK,)) if package.name == LOCK)
+    folder = cache / "peers" / f"ms-swift-{version}"
     python, marker = folder / "bin" / "python", folder / "complete"
     if not marker.exists():
         shutil.rmtree(folder, ignore_errors=True)
         venv.create(folder)
-        install_swift(python, cache)
+        install_swift(folder, cache)
         marker.touch()
     return python
 
 
-def install_swift(python: Path, cache: Path) -> None:
-    uv = Path(sys.executable).with_name("uv")
-    options: list[str | Path] = ["--quiet", "--system-certs", "--python", python, "--cache-dir", cache / "uv"]
-    options += ["--find-links", WHEELS] if WHEELS.is_dir() else []
-    command = [
-        uv,
-        "pip",
-        "install",
-        *options,
-        f"ms-swift=={VERSION}",
-        *IMAGE_PACKAGES,
-        *read_pinned_constraints(ROOT / "constraints.txt"),
-    ]
+def install_swift(folder: Path, cache: Path) -> None:
+    """Install ms-swift with the torch of our own environment, for a fair comparison.
+
+    Raises: NotInstalled
+    """
+    try:
+        wheel_folders = find_verified_wheel_folders()
+    except UnknownWheel as error:
+        raise NotInstalled(str(error)) from error
+    torch = select_torch_lock(wheel_folders, python=sys.version_info[:2], chosen=os.environ.get("TORCH", ""))
+    installer = Installer(Path(sys.executable).with_name("uv"), cache / "uv", wheel_folders)
+    for names in (("setuptools",), (LOCK, torch)):
+        run_installer(installer.build_command(folder, [LOCKS / f"{name}.txt" for name in names]))
+
+
+def run_installer(command: list[str | Path]) -> None:
     try:
         process = subprocess.run(
             command, capture_output=True, text=True, timeout=900, env=build_uv_environment(os.environ)
@@ -54,8 +58,3 @@ def install_swift(python: Path, cache: Path) -> None:
         raise NotInstalled("installing took more than 900 s") from error
     if process.returncode != 0:
         raise NotInstalled(f"cannot be installed: {' '.join(process.stderr.split())[:300]}")
-
-
-def read_pinned_constraints(constraints: Path) -> tuple[str, ...]:
-    """Return the constraints of packages that must have the same version as ours for a fair comparison."""
-    return tuple(line for line in constraints.read_text().splitlines() if line.startswith(CONSTRAINED_PACKAGES))

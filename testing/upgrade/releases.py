@@ -14,7 +14,6 @@ from testing.cluster.images.project_images import BUILD_FILES, REPOSITORY, Image
 
 API, CORE = "operator/finetune_api/v1alpha1", "operator/finetune_operator/core"
 FOLDERS = ("operator", "trainer", "charts")
-DEPENDENCY_FILES = ("pyproject.toml", "constraints.txt")
 # Edits that make the next release, as (file, text, replacement).
 NEXT_RELEASE_EDITS = (
     # one more spec field, and one in a section that can be changed while a job is suspended
@@ -91,8 +90,8 @@ def create_releases(cache: Cache, *, previous_commit: str) -> dict[str, Release]
         for release in (this, following):
             _copy_working_tree(release.tree)
         # with the same dependencies, only the layer of the code differs between the images
-        for name in DEPENDENCY_FILES:
-            shutil.copy(REPOSITORY / name, previous.tree / name)
+        for release in (previous, this, following):
+            _copy_build_files(release.tree)
         _apply_edits(following.tree)
     return {release.name: release for release in (previous, this, following)}
 
@@ -100,7 +99,7 @@ def create_releases(cache: Cache, *, previous_commit: str) -> dict[str, Release]
 def _extract_commit(commit: str, tree: Path) -> None:
     tree.mkdir(parents=True)
     archive = subprocess.run(
-        ("git", "-C", str(REPOSITORY), "archive", commit, "--", *FOLDERS, *BUILD_FILES),
+        ("git", "-C", str(REPOSITORY), "archive", commit, "--", *FOLDERS),
         capture_output=True,
         check=False,
     )
@@ -114,6 +113,10 @@ def _copy_working_tree(tree: Path) -> None:
     ignore = shutil.ignore_patterns("__pycache__")
     for name in (*FOLDERS, "tools", "manifests", "docs"):
         shutil.copytree(REPOSITORY / name, tree / name, ignore=ignore)
+
+
+def _copy_build_files(tree: Path) -> None:
+    shutil.copytree(REPOSITORY / "requirements", tree / "requirements")
     for name in BUILD_FILES:
         shutil.copy(REPOSITORY / name, tree / name)
 

@@ -123,14 +123,27 @@ def depends_on_claims(job: FineTuneJob) -> bool:
 
 
 def _observe_predecessor_pods(job: FineTuneJob, listed_pods: Iterable[RawBody]) -> tuple[NodeObservation, ...]:
-    """Parse the pods of deleted jobs of the same name; the garbage collector deletes them."""
+    """Parse the pods of deleted jobs of the same name; the garbage collector deletes them, or their owner references.
+
+    It deletes only the owner references if the job was deleted with `--cascade=orphan`.
+    """
 
     def belongs_to_predecessor(pod: RawBody) -> bool:
         owner = find_controlling_owner(pod)
         has_same_name = (owner.get("kind"), owner.get("name")) == (names.FINETUNEJOB_KIND, job.metadata.name)
         return has_same_name and owner.get("uid") != job.metadata.uid
 
-    return observe_pods(filter(belongs_to_predecessor, listed_pods), ())
+    owned_pods = [
+        pod if find_controlling_owner(pod) else _restore_owner_reference(pod, job.metadata.name) for pod in listed_pods
+    ]
+    return observe_pods(filter(belongs_to_predecessor, owned_pods), ())
+
+
+def _restore_owner_reference(pod: RawBody, job_name: str) -> RawBody:
+    """Return a pod without owner with a reference to the job that its labels name."""
+    uid = (pod["metadata"].get("labels") or {}).get(names.JOB_UID)
+    owner = {"kind": names.FINETUNEJOB_KIND, "name": job_name, "uid": uid, "controller": True}
+    return {**pod, "metadata": {**pod["metadata"], "ownerReferences": [owner]}}
 
 
 async def _get_objects_by_name(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shlex
 import shutil
 import sys
 import tempfile
@@ -17,20 +16,27 @@ from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+from local_wheels import TORCH_LOCKS, UnknownWheel, find_wheel_folders, select_torch_lock, verify_local_wheels
+from lockfile import read_locks
 from testing.cluster.host.cache import Cache
-from testing.cluster.host.commands import run, stage, try_run
+from testing.cluster.host.commands import HarnessError, run, stage, try_run
 from testing.cluster.host.debian_packages import IMAGE_BUILDING, ensure_packages
 from testing.cluster.images.base_image import ensure_root_file_system
 from testing.cluster.images.oci import keep_newest_image_uncompressed
 from testing.cluster.node.nodes import unmount_below
 
 REPOSITORY = Path(__file__).parents[3]
-BUILD_FILES = ("Dockerfile", ".dockerignore", "pyproject.toml", "constraints.txt")
+BUILD_FILES = ("Dockerfile", ".dockerignore", "pyproject.toml")
+LOCKS = {
+    "operator": ("requirements/operator.txt", "requirements/hatchling.txt"),
+    "trainer": tuple(f"requirements/{name}.txt" for name in ("setuptools", "trainer", *TORCH_LOCKS, "hatchling")),
+}
 CODE = {
     "operator": ("operator/finetune_api", "operator/finetune_operator", "trainer/finetune_supervisor"),
     "trainer": ("operator/finetune_api", "trainer/finetune_supervisor", "trainer/finetune_trainer"),
 }
 TARGETS = tuple(CODE)
+IMAGE_PYTHON = (3, 11)
 MAX_STORED_BYTES = 15 << 30
 BASE_NAME = "localhost/finetune-base"
 CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
@@ -104,7 +110,7 @@ class ImageBuilder:
         for path in list_source_files(self.repository, target):
             content = path.read_bytes()
             key_hash.update(f"{path.relative_to(self.repository)} {len(content)}\n".encode() + content)
-        for folder in find_wheel_folders(self.repository):
+        for folder in find_wheel_folders(REPOSITORY, os.environ):
             key_hash.update(" ".join(sorted(path.name for path in folder.glob("*.whl"))).encode())
         return key_hash.hexdigest()
 
@@ -125,20 +131,16 @@ class ImageBuilder:
 
     def build_image(self, target: str, *, base: str) -> None:
         """Build one target; the host's pip settings are passed as secrets, so that layers do not depend on them."""
-        with tempfile.TemporaryDirectory() as scratch, serve_folders(find_wheel_folders(self.repository)) as find_links:
+        wheel_folders = find_wheel_folders(REPOSITORY, os.environ)
+        torch = select_image_torch(wheel_folders)
+        with tempfile.TemporaryDirectory() as scratch, serve_folders(wheel_folders) as find_links:
             settings = Path(scratch) / "pip.conf"
             settings.write_text(render_pip_settings(read_host_pip_settings(), find_links=find_links))
             self.run_buildah(
                 *("build", "--layers", "--pull-never", "--isolation", "chroot", "--network", "host"),
                 *("--secret", f"id=pip.conf,src={settings}", "--secret", f"id=certificates,src={CERTIFICATES}"),
-                *(
-                    "--build-arg",
-                    f"BASE_IMAGE={base}",
-                    "--target",
-                    target,
-                    "--tag",
-                    get_image_name(target, tag=self.tag),
-                ),
+                *("--build-arg", f"BASE_IMAGE={base}", "--build-arg", f"TORCH={torch}"),
+                *("--target", target, "--tag", get_image_name(target, tag=self.tag)),
                 self.repository,
             )
 
@@ -171,7 +173,7 @@ class QuietFileServer(SimpleHTTPRequestHandler):
 
 
 def list_source_files(repository: Path, target: str) -> Iterator[Path]:
-    yield from (repository / name for name in BUILD_FILES)
+    yield from (repository / name for name in (*BUILD_FILES, *LOCKS[target]))
     for folder in CODE[target]:
         files = (path for path in (repository / folder).rglob("*") if path.is_file())
         yield from sorted(path for path in files if "__pycache__" not in path.parts)
@@ -184,17 +186,20 @@ def can_use_buildah() -> bool:
 
 def build_docker_arguments(environment: Mapping[str, str]) -> tuple[str, ...]:
     """Return the Dockerfile's build arguments that are set in the environment."""
-    names = [name for name in ("BASE_IMAGE", "PIP_EXTRA_INDEX_URL") if environment.get(name)]
+    names = [name for name in ("BASE_IMAGE", "PIP_EXTRA_INDEX_URL", "TORCH") if environment.get(name)]
     return tuple(word for name in names for word in ("--build-arg", f"{name}={environment[name]}"))
 
 
-def find_wheel_folders(repository: Path) -> tuple[Path, ...]:
-    """Return folders with wheels that pip should prefer, such as the CPU build of torch."""
-    configured_folders = [
-        Path(word) for word in shlex.split(os.environ.get("PIP_FIND_LINKS", "")) if Path(word).is_dir()
-    ]
-    folders = (*configured_folders, (repository.parent / "shared" / "wheels"))
-    return tuple(folder for folder in folders if any(folder.glob("*.whl")))
+def select_image_torch(wheel_folders: tuple[Path, ...]) -> str:
+    """Return the lock file of torch in the trainer image; without GPU libraries if a folder contains its wheel.
+
+    Raises: HarnessError if a wheel is not in the lock files
+    """
+    try:
+        verify_local_wheels(wheel_folders, read_locks())
+        return select_torch_lock(wheel_folders, python=IMAGE_PYTHON, chosen=os.environ.get("TORCH", ""))
+    except (UnknownWheel, ValueError) as error:
+        raise HarnessError(str(error)) from error
 
 
 def read_host_pip_settings() -> dict[str, str]:

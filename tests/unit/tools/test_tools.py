@@ -6,10 +6,8 @@ from pathlib import Path
 import pytest
 
 from check_docs import find_missing_tests, list_tests
-from environment import build_uv_environment, delete_unused_environments, read_requirements
+from environment import build_uv_environment, delete_unused_environments
 from run_tests import SuiteResult, read_report, render_summary
-
-ROOT = Path(__file__).parents[3]
 
 REPORT = """<testsuites><testsuite>
 <testcase name="a"/><testcase name="b"/>
@@ -17,12 +15,6 @@ REPORT = """<testsuites><testsuite>
 <testcase name="d"><skipped type="pytest.skip" message="no cluster: not root"/></testcase>
 <testcase name="e"><error message="fixture"/></testcase>
 </testsuite></testsuites>"""
-
-
-def test_environment_contains_requirements_of_all_extras() -> None:
-    requirement_list = " ".join(read_requirements(ROOT / "pyproject.toml"))
-
-    assert [name for name in ("pydantic", "kopf", "torch", "typer", "pytest") if name not in requirement_list] == []
 
 
 def test_uv_uses_the_index_and_links_configured_for_pip() -> None:

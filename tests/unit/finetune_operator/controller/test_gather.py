@@ -6,6 +6,7 @@ from datetime import timedelta
 import pytest
 
 from finetune_api.v1alpha1.status import AttemptState, Progress
+from finetune_operator import names
 from finetune_operator.controller.gather import CachedState
 from finetune_operator.plan.manifests import build_service
 from finetune_operator.plan.run_plan import plan_run
@@ -198,10 +199,15 @@ async def test_edited_service_is_deleted_but_an_intact_service_is_kept(edit: Raw
         assert cluster.requests == requests
 
 
-async def test_no_pod_is_created_while_a_pod_of_a_deleted_job_of_the_same_name_runs() -> None:
+@pytest.mark.parametrize("is_orphaned", [pytest.param(False, id="deleted"), pytest.param(True, id="orphaned")])
+async def test_no_pod_is_created_while_a_pod_of_a_deleted_job_of_the_same_name_runs(is_orphaned: bool) -> None:
     """A command writes to the same output folder; its pods have other names if the deleted job had restarted."""
     predecessor = running_pod(job(), 1, attempt=2)
-    predecessor["metadata"]["ownerReferences"][0]["uid"] = "uid-of-the-deleted-job"
+    if is_orphaned:  # the garbage collector removes the owner reference for `kubectl delete --cascade=orphan`
+        predecessor["metadata"]["ownerReferences"] = []
+        predecessor["metadata"]["labels"][names.JOB_UID] = "uid-of-the-deleted-job"
+    else:
+        predecessor["metadata"]["ownerReferences"][0]["uid"] = "uid-of-the-deleted-job"
     cluster = RecordingCluster(pods=(predecessor,))
     first = await run_pass(cluster, build_raw_job(compute_status_after_observations()))
 

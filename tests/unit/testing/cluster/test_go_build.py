@@ -1,9 +1,11 @@
 """Tests of building components from Go modules."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from testing.cluster.host.cache import Cache
 from testing.cluster.host.versions import PINNED, list_staging_modules
 from testing.cluster.images.go_build import (
     KUBERNETES_PROGRAMS,
@@ -72,3 +74,20 @@ def test_kubernetes_binary_contains_every_kubernetes_program() -> None:
 
     assert len(KUBERNETES_PROGRAMS) == 6
     assert all(f'"{program}":' in source for program in KUBERNETES_PROGRAMS)
+
+
+def test_go_flags_do_not_disable_the_verification_of_modules(tmp_path: Path) -> None:
+    environment = Cache(tmp_path).go_environment
+
+    assert environment["GOFLAGS"].split() == ["-modcacherw", "-buildvcs=false"]
+    assert environment.keys().isdisjoint({"GOSUMDB", "GONOSUMDB", "GONOSUMCHECK", "GOPRIVATE", "GOINSECURE"})
+
+
+def test_pinned_go_modules_have_checksums() -> None:
+    components = [component for component in OWN_MAINS if component.module]
+
+    assert {component.component for component in components} == {"kubernetes", "etcd", "coredns"}
+    for component in components:
+        required = f"{component.module} v{component.version}"
+        lines = (SOURCES / component.component / "go.sum").read_text().splitlines()
+        assert [line for line in lines if line.startswith(f"{required} h1:")] != [], required

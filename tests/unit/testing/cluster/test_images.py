@@ -14,6 +14,7 @@ from testing.cluster.images.oci import keep_newest_image_uncompressed, stream_mi
 from testing.cluster.images.project_images import (
     BUILD_FILES,
     CODE,
+    LOCKS,
     REPOSITORY,
     ImageBuilder,
     build_docker_arguments,
@@ -113,7 +114,8 @@ def test_layout_keeps_only_newest_image_with_uncompressed_layers(tmp_path: Path)
 
 
 def write_repository(folder: Path) -> Path:
-    for name in BUILD_FILES:
+    (folder / "requirements").mkdir(parents=True)
+    for name in (*BUILD_FILES, *(lock for locks in LOCKS.values() for lock in locks)):
         (folder / name).write_text(name)
     for code in {code for codes in CODE.values() for code in codes}:
         (folder / code).mkdir(parents=True, exist_ok=True)
@@ -128,7 +130,9 @@ def write_repository(folder: Path) -> Path:
         pytest.param("trainer/finetune_trainer/module.py", {"trainer"}, id="trainer"),
         pytest.param("trainer/finetune_supervisor/module.py", {"operator", "trainer"}, id="supervisor"),
         pytest.param("operator/finetune_api/module.py", {"operator", "trainer"}, id="api"),
-        pytest.param("constraints.txt", {"operator", "trainer"}, id="constraints"),
+        pytest.param("requirements/operator.txt", {"operator"}, id="lock of the operator"),
+        pytest.param("requirements/torch.txt", {"trainer"}, id="lock of torch"),
+        pytest.param("requirements/hatchling.txt", {"operator", "trainer"}, id="lock of the build backend"),
     ],
 )
 def test_content_key_changes_only_with_source_files_of_the_image(
@@ -148,7 +152,7 @@ def test_content_key_changes_only_with_source_files_of_the_image(
 def test_source_files_of_this_repository_are_found() -> None:
     for target in CODE:
         names = [str(path.relative_to(REPOSITORY)) for path in list_source_files(REPOSITORY, target)]
-        assert {"Dockerfile", "constraints.txt", "operator/finetune_api/v1alpha1/job.py"} <= {*names}
+        assert {"Dockerfile", f"requirements/{target}.txt", "operator/finetune_api/v1alpha1/job.py"} <= {*names}
         assert not [name for name in names if "__pycache__" in name]
 
 
@@ -162,6 +166,27 @@ def test_pip_settings_contain_certificates_and_wheel_folders() -> None:
         "find-links =",
         "    http://127.0.0.1:1/",
     ]
+
+
+def test_every_installation_of_the_dockerfile_verifies_hashes() -> None:
+    dockerfile = (REPOSITORY / "Dockerfile").read_text().replace("\\\n", "").replace("&&", "\n")
+    commands = [line for line in dockerfile.splitlines() if "pip install" in line and not line.startswith("#")]
+    unverified = [command for command in commands if "--require-hashes" not in command]
+
+    assert len(commands) == 5
+    # only the project itself, from the build context, with a build backend that was verified
+    assert [command.partition("pip")[2].split() for command in unverified] == [
+        ["install", "--no-deps", "--no-build-isolation", "--target", "/code", "."]
+    ]
+
+
+def test_files_that_the_dockerfile_copies_are_in_the_content_key() -> None:
+    dockerfile = (REPOSITORY / "Dockerfile").read_text()
+    copied = {word for word in dockerfile.split() if word.startswith("requirements/") and word.endswith(".txt")}
+
+    locks = {lock for locks in LOCKS.values() for lock in locks}
+    assert copied - {"requirements/${TORCH}.txt"} == locks - {"requirements/torch.txt", "requirements/torch-cpu.txt"}
+    assert [lock for lock in locks if not (REPOSITORY / lock).is_file()] == []
 
 
 def test_base_image_build_argument_is_set_only_if_the_environment_sets_it() -> None:
