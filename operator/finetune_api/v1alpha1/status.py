@@ -186,6 +186,11 @@ class AttemptRecord(StatusModel):
         description="Hash of the spec fields that can be changed while the job is suspended; an attempt whose spec has"
         " another hash is stopped and started again with the changed spec.",
     )
+    config_hash: Identifier = Field(
+        default="",
+        description="Hash of the content of the ConfigMap with which its pods are created; an attempt whose pods exist"
+        " only in part is started again if this operator would create other content.",
+    )
     evidence: tuple[Evidence, ...] = Field(
         default=(),
         description="Evidence of the 64 most relevant nodes; after the attempt has ended, of the eight most relevant.",
