@@ -1,5 +1,6 @@
 """Tests that objects of another tenant in the namespace of a job do not affect the job."""
 
+import base64
 import json
 import time
 from collections.abc import Callable
@@ -7,6 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from finetune_operator import names
+from testing.builders.jobs import command
 from testing.cluster.fault_injection import Chaos
 from testing.cluster.images.project_images import get_image_name
 from testing.faults.job_under_test import JobUnderTest
@@ -110,6 +112,66 @@ def test_config_map_with_a_forged_owner_reference_is_replaced(
     assert has_condition(finished, "Complete"), finished["status"]["conditions"]
     assert finished["status"]["restarts"] == 1
     assert config_map["data"] == genuine["data"]
+
+
+THEIR_PROGRAM = """
+import os, pathlib
+folder = pathlib.Path(os.environ["FINETUNE_OUTPUT"])
+folder.mkdir(parents=True, exist_ok=True)
+(folder / "theirs").write_text(os.environ["NODE_RANK"])
+"""
+OUR_PROGRAM = 'mkdir -p "$FINETUNE_OUTPUT" && touch "$FINETUNE_OUTPUT/ours"'
+THEIR_CONFIG = json.dumps({"command": {"exec": ["python3", "-c", THEIR_PROGRAM]}})
+
+
+@pytest.mark.parametrize(
+    ("fields", "key", "their_data"),
+    [
+        pytest.param(
+            command({"exec": ["sh", "-c", OUR_PROGRAM]}, image=get_image_name("operator"), nprocPerNode=1),
+            names.SUPERVISOR_KEY,
+            {"binaryData": {names.SUPERVISOR_KEY: base64.b64encode(THEIR_PROGRAM.encode()).decode()}},
+            id="command",
+        ),
+        pytest.param(
+            {"training": build_training_fields(max_steps=4)},
+            names.CONFIG_KEY,
+            {"data": {names.CONFIG_KEY: THEIR_CONFIG}},
+            id="trainer",
+        ),
+    ],
+)
+def test_config_map_that_was_recreated_with_another_program_is_not_used(
+    deployment: OperatorInstallation, start_job: StartJob, job_name: str, fields: RawBody, key: str, their_data: RawBody
+) -> None:
+    # the pods wait for a label that no Kubernetes node has
+    label = f"wait-for-test/{job_name}"
+    job = start_job(podTemplate={"nodeSelector": {label: "true"}}, **fields)
+    deployment.wait_until(
+        job,
+        lambda body: (body.get("status", {}).get("waiting") or {}).get("reason") == "Unschedulable",
+        description="unschedulable",
+    )
+    uid = deployment.get_job(job)["metadata"]["uid"]
+    name = names.config_map_name(job, uid, 0)
+    genuine = json.loads(deployment.kubectl("get", "configmap", name, "-o", "json"))
+    metadata = {field: genuine["metadata"][field] for field in ("name", "labels", "ownerReferences")}
+    deployment.kubectl("delete", "configmap", name)
+    deployment.apply({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "immutable": True, **their_data})
+    deployment.kubectl("label", "nodes", "--all", f"{label}=true")
+    try:
+        finished = deployment.wait_until_finished(job)
+    finally:
+        deployment.kubectl("label", "nodes", "--all", f"{label}-")
+
+    assert has_condition(finished, "Complete"), finished["status"]["conditions"]
+    first, last = finished["status"]["attempts"]
+    assert (first["reason"], first["fault"], first["action"]) == ("ConfigMapReplaced", "infrastructure", "Restart")
+    assert f"ConfigMap {name}, key {key}: expected SHA-256 " in first["message"]
+    assert last["state"] == "Succeeded"
+    output = deployment.get_output_folder(job)
+    assert any((output / file).exists() for file in ("ours", "result/SUCCESS"))
+    assert not (output / "theirs").exists()
 
 
 def test_kubectl_wait_returns_after_a_finished_job_was_changed(

@@ -9,11 +9,12 @@ import pytest
 from finetune_api import oom_repair
 from finetune_api.v1alpha1.job import FineTuneJob
 from finetune_api.v1alpha1.reasons import Reason
-from finetune_api.v1alpha1.status import AttemptRecord, Evidence
+from finetune_api.v1alpha1.status import AttemptRecord, Evidence, Progress
 from finetune_operator import names
 from finetune_operator.controller import controller, gather
 from finetune_operator.controller.execute_actions import execute_actions
 from finetune_operator.controller.gather import CachedState
+from finetune_operator.controller.progress_poller import ProgressPoller
 from finetune_operator.controller.reconcile import PassDependencies, PassResult, render_status
 from finetune_operator.core import attempt_record, deadlines, decide, ensure_children, stop_attempt
 from finetune_operator.core.decision import Decision, require_confirmation
@@ -299,6 +300,26 @@ def accept_relabelled_pods(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(cluster, "has_job_label", lambda live: True)
 
 
+def forge_polled_progress(patch: pytest.MonkeyPatch) -> None:
+    """Forge the response to each poll of the progress."""
+    forged = Progress(step=10**9, first_step=10**9, per_device_train_batch_size=64)
+    patch.setattr(ProgressPoller, "get_latest_progress", lambda poller, key: forged)
+
+
+def renew_budget_by_polled_steps(patch: pytest.MonkeyPatch) -> None:
+    """Use polled steps, which are forged, as progress for the restart budget."""
+
+    def plan_restart(verdict: Any, failed_attempt: AttemptRecord, *arguments: Any) -> restart_budget.RestartPlan:
+        evidence = tuple(
+            each.model_copy(update={"last_step": failed_attempt.last_step}) for each in failed_attempt.evidence
+        )
+        failed_attempt = failed_attempt.model_copy(update={"evidence": evidence})
+        return restart_budget.plan_restart(verdict, failed_attempt, *arguments)
+
+    forge_polled_progress(patch)
+    patch.setattr(stop_attempt, "plan_restart", plan_restart)
+
+
 PLANTED_BUGS = (
     (skip_fresh_list, "stale_caches"),
     (treat_pod_missing_in_cache_as_lost, "operator_faults"),
@@ -325,6 +346,7 @@ PLANTED_BUGS = (
     (halve_the_effective_batch, "resource_faults"),
     (delete_foreign_objects, "all_faults"),
     (charge_preemptions_to_job_budget, "preemptions"),
+    (renew_budget_by_polled_steps, "failing_job_nodes"),
 )
 INTERFERENCE_BUGS: tuple[tuple[PlantBug, tuple[Incident, ...]], ...] = (
     (treat_predecessor_objects_as_foreign, (recreate_job,)),
@@ -343,6 +365,13 @@ def test_search_finds_planted_bug(plant_bug: PlantBug, kind: str, monkeypatch: p
     plant_bug(monkeypatch)
 
     assert search(kind, range(MAX_HISTORIES)).counterexample is not None
+
+
+@pytest.mark.parametrize("kind", ["failing_job_nodes", "lost_k8s_nodes", "resource_faults"])
+def test_forged_progress_violates_no_invariant(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    forge_polled_progress(monkeypatch)
+
+    assert search(kind, range(200)).counterexample is None
 
 
 @pytest.mark.parametrize(

@@ -45,14 +45,18 @@ def _exec_program(program: list[str]) -> NoReturn:
 def _run_supervisor() -> int:
     from finetune_supervisor.contract import InvalidEnvironment, Node
     from finetune_supervisor.judge import EXIT_PERMANENT
+    from finetune_supervisor.launch.config_files import ConfigMapReplaced, use_verified_config
     from finetune_supervisor.launch.user_command import read_command
-    from finetune_supervisor.supervisor import Supervisor
+    from finetune_supervisor.supervisor import Supervisor, report_replaced_config
 
     try:
         node = Node.from_environment(os.environ)
+        use_verified_config(os.environ)
     except InvalidEnvironment as error:
         print(f"supervisor: {error}", file=sys.stderr)
         return EXIT_PERMANENT
+    except ConfigMapReplaced as error:
+        return report_replaced_config(node, error)
     return Supervisor(node, read_command(os.environ), early_signal_count=len(_EARLY_SIGNALS)).run()
 
 

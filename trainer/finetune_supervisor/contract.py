@@ -15,6 +15,8 @@ JOB_UID = "FINETUNE_JOB_UID"
 ATTEMPT = "FINETUNE_ATTEMPT"
 WORLD_SIZE = "FINETUNE_WORLD_SIZE"
 CONFIG = "FINETUNE_CONFIG"
+CONFIG_MAP = "FINETUNE_CONFIG_MAP"  # name of the ConfigMap that contains the config
+CONFIG_SHA256 = "FINETUNE_CONFIG_SHA256"  # digests of its files, `name=digest,name=digest`
 OUTPUT = "FINETUNE_OUTPUT"
 CACHE_DIR = "FINETUNE_CACHE_DIR"
 RUN_DIR = "FINETUNE_RUN_DIR"
@@ -38,6 +40,7 @@ DONE, STOPPED = "done", "stopped"
 STARTING, RUNNING, SUCCEEDED, FAILED = "starting", "running", "succeeded", "failed"
 
 HANG = "Hang"  # error type of ranks that send no heartbeats
+CONFIG_MAP_REPLACED = "ConfigMapReplaced"  # error type of a node whose ConfigMap has other content than the operator's
 
 # Exceptions of finetune_trainer.errors that a restart cannot fix; a test keeps both lists equal.
 USER_ERRORS = (
@@ -63,6 +66,11 @@ class RunFolder:
     """Folder through which supervisor, launcher and ranks of one node exchange files."""
 
     path: Path
+
+    @property
+    def config(self) -> Path:
+        """Folder of the verified copies of the spec and the recorded defaults."""
+        return self.path / "config"
 
     @property
     def heartbeats(self) -> Path:

@@ -9,6 +9,7 @@ import contextlib
 import os
 import shutil
 import signal
+import sys
 import time
 import traceback
 from dataclasses import replace
@@ -17,6 +18,7 @@ from pathlib import Path
 from finetune_supervisor import contract
 from finetune_supervisor.contract import Node
 from finetune_supervisor.failures.rank_failures import RankFailure, read_failures
+from finetune_supervisor.failures.termination_message import write_termination
 from finetune_supervisor.judge import (
     FinishedNode,
     build_failure_message,
@@ -26,6 +28,7 @@ from finetune_supervisor.judge import (
     judge,
 )
 from finetune_supervisor.launch.child_process import ChildProcess, ProcessOutput, SignalInbox
+from finetune_supervisor.launch.config_files import ConfigMapReplaced
 from finetune_supervisor.launch.program import LaunchProgram, enable_flight_recorder, plan_trainer_program
 from finetune_supervisor.launch.user_command import InvalidCommand, UserCommand, plan_program
 from finetune_supervisor.launch.wait_for_dns import DnsTimeout, wait_for_master
@@ -214,6 +217,15 @@ class Supervisor:
 
 class _StoppedBeforeStartError(Exception):
     """The node was stopped while it waited for node rank 0."""
+
+
+def report_replaced_config(node: Node, error: ConfigMapReplaced) -> int:
+    """Write the termination message of a node that runs nothing, and return the exit code of the container."""
+    message = TerminationMessage(node_rank=node.node_rank, attempt=node.attempt)
+    message = build_failure_message(message, contract.CONFIG_MAP_REPLACED, str(error), now=time.time())
+    write_termination(node.termination_log, message)
+    print(f"supervisor: {error}", file=sys.stderr)
+    return get_container_exit_code(message)
 
 
 def _remove_leftovers(node: Node) -> None:

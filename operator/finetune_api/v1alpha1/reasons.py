@@ -286,6 +286,12 @@ class Reason(StrEnum):
         "A pod of a running attempt was deleted, its labels were edited, or its container was restarted.",
         "if this was not intended, find out who deletes or edits pods",
     )
+    CONFIG_MAP_REPLACED = (
+        "ConfigMapReplaced",
+        Fault.INFRASTRUCTURE,
+        "The ConfigMap of the attempt was deleted and created with other content; the pod did not use it.",
+        "find out who deletes and creates ConfigMaps in the namespace",
+    )
     STOPPED = (
         "Stopped",
         Fault.INFRASTRUCTURE,

@@ -119,7 +119,12 @@ class Evidence(StatusModel):
     message: Annotated[str, Field(json_schema_extra={"maxLength": EVIDENCE_MESSAGE_BYTES})] = Field(
         default="", description="Message of the exception."
     )
-    last_step: int | None = Field(default=None, description="Last optimizer step that this node reported.")
+    last_step: int | None = Field(
+        default=None, description="Last optimizer step in its termination message; decides about restarts."
+    )
+    per_device_train_batch_size: int | None = Field(
+        default=None, description="Samples per rank and forward pass that the trainer chose for auto."
+    )
     finished_at: StatusTime | None = Field(default=None, description="When the node ended.")
 
 
@@ -161,7 +166,9 @@ class AttemptRecord(StatusModel):
     end_time: StatusTime | None = Field(default=None, description="When the operator ended the attempt.")
     first_step: int | None = Field(default=None, description="Optimizer step from which the attempt resumed.")
     first_step_time: StatusTime | None = Field(default=None, description="When the attempt completed its first step.")
-    last_step: int | None = Field(default=None, description="Last optimizer step that the attempt reported.")
+    last_step: int | None = Field(
+        default=None, description="Last optimizer step that the attempt reported; decides nothing."
+    )
     downtime_seconds: int | None = Field(
         default=None,
         description="Seconds from the failure to the next completed step; only if the attempt completed a step itself.",
@@ -186,6 +193,11 @@ class AttemptRecord(StatusModel):
         description="Hash of the spec fields that can be changed while the job is suspended; an attempt whose spec has"
         " another hash is stopped and started again with the changed spec.",
     )
+    config_hash: Identifier = Field(
+        default="",
+        description="Hash of the content of the ConfigMap with which its pods are created; an attempt whose pods exist"
+        " only in part is started again if this operator would create other content.",
+    )
     evidence: tuple[Evidence, ...] = Field(
         default=(),
         description="Evidence of the 64 most relevant nodes; after the attempt has ended, of the eight most relevant.",
@@ -203,7 +215,7 @@ class RestartCounts(StatusModel):
 
     counted: int = Field(default=0, description="Restarts after transient, resource and unexplained failures.")
     infrastructure: int = Field(default=0, description="Restarts after infrastructure failures and preemptions.")
-    best_step: int = Field(default=0, description="Highest optimizer step of all attempts.")
+    best_step: int = Field(default=0, description="Highest optimizer step in the termination messages of all attempts.")
 
 
 @dataclass(config=MESSAGE_CONFIG, frozen=True)

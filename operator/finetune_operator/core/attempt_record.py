@@ -14,6 +14,8 @@ from finetune_operator.failures.node_avoidance import find_nodes_to_avoid, prune
 from finetune_operator.failures.rules import select_most_relevant
 from finetune_operator.failures.summarise_evidence import measure_evidence_bytes, store_evidence
 from finetune_operator.observation.pods import PodPhase
+from finetune_operator.plan.config_map import compute_config_hash
+from finetune_operator.plan.run_plan import plan_run
 
 MAX_KEPT_EVIDENCE = 8  # number of nodes per ended attempt whose evidence is kept (decisions/106)
 MAX_KEPT_BYTES = 48 * 1024  # size of the evidence of all ended attempts; beyond, only root causes are kept
@@ -71,11 +73,14 @@ def with_record(status: JobStatus, record: AttemptRecord) -> JobStatus:
 
 
 def with_next_attempt(context: JobContext, status: JobStatus, record: AttemptRecord) -> JobStatus:
-    """Append the record of a new attempt to the status, with the image and the hash of the spec that it uses."""
-    record = record.model_copy(update={"spec_hash": compute_spec_hash(context.job.spec)})
+    """Append the record of a new attempt to the status, with the image and hashes of the spec and the ConfigMap."""
+    status = status.model_copy(update={"snapshot": renew_snapshot(context.job, context.settings)})
+    job = context.job.model_copy(update={"status": status})
+    run_plan = plan_run(job, attempt=record.attempt, settings=context.settings)
+    hashes = {"spec_hash": compute_spec_hash(job.spec), "config_hash": compute_config_hash(run_plan)}
+    record = record.model_copy(update=hashes)
     attempts = prune_attempts((*_prune_evidence(status.attempts), record), context.now)
-    snapshot = renew_snapshot(context.job, context.settings)
-    return status.model_copy(update={"attempt": record.attempt, "attempts": attempts, "snapshot": snapshot})
+    return status.model_copy(update={"attempt": record.attempt, "attempts": attempts})
 
 
 def _prune_evidence(ended_attempts: tuple[AttemptRecord, ...]) -> tuple[AttemptRecord, ...]:

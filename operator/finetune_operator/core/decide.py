@@ -29,8 +29,9 @@ from finetune_operator.core.suspend_and_resume import keep_job_suspended, resume
 from finetune_operator.failures.create_rejections import find_permanent_rejection
 from finetune_operator.failures.rules import judge_node
 from finetune_operator.observation.pods import NodeObservation, Observation, PodPhase
+from finetune_operator.plan.config_map import compute_config_hash
 from finetune_operator.plan.manifests import build_children
-from finetune_operator.plan.run_plan import plan_run
+from finetune_operator.plan.run_plan import RunPlan, plan_run
 from finetune_operator.settings import Settings
 
 REQUEUE_INTERVAL = timedelta(seconds=5)
@@ -170,30 +171,39 @@ def _create_missing_children(context: JobContext) -> Decision | None:
     # then wait until the restart delay has passed
     if (delay := _compute_remaining_delay(record, context.now)) > timedelta():
         return build_decision(context, context.status, requeue_after=delay)
-    # then create the missing children
+    # then create the missing children, unless another release created the others
     existing_pods = {node.pod_name for node in context.nodes if node.phase is not PodPhase.GONE}
     existing_pods |= context.find_expected_pods()
     if len(existing_pods) == context.job.spec.num_nodes and context.observation.service_exists:
         return None
-    children = build_children(plan_run(context.job, attempt=record.attempt, settings=context.settings))
-    missing_children = (child for child in children if child["metadata"]["name"] not in existing_pods)
-    actions: tuple[Action, ...] = tuple(
-        Create(child)
-        for child in missing_children
-        if child["kind"] != "Service" or not context.observation.service_exists
-    )
-    if context.observation.edited_service_uid:
-        actions = (*actions, *ensure_service_and_config_map(context))
+    run_plan = plan_run(context.job, attempt=record.attempt, settings=context.settings)
+    config_hash = compute_config_hash(run_plan)
+    if existing_pods and record.config_hash != config_hash:
+        # these pods verify the ConfigMap of that release (decisions/310)
+        message = "another release of the operator began to create the pods"
+        return require_confirmation(context, begin_stopping(context, StopReason.SUSPENDED, message=message))
+    actions = _build_creations(context, run_plan, existing_pods)
     # finally delete the ConfigMap of the last attempt and the pods of older attempts
     if record.attempt > 0:
         metadata = context.job.metadata
         old_config_map = names.config_map_name(metadata.name, metadata.uid, record.attempt - 1)
         deletions = context.build_deletions(older_pods, ABORT_GRACE_SECONDS)
         actions = (*actions, DeleteConfigMap(old_config_map), *deletions)
+    status = with_record(context.status, record.model_copy(update={"config_hash": config_hash}))
+    decision = build_decision(context, status, actions=actions, requeue_after=_compute_create_retry_delay(context))
     # the cache may not contain a pod of an older attempt, or a pod that the last pass created (decisions/101)
-    retry_delay = _compute_create_retry_delay(context)
-    decision = build_decision(context, context.status, actions=actions, requeue_after=retry_delay)
     return require_confirmation(context, decision)
+
+
+def _build_creations(context: JobContext, run_plan: RunPlan, existing_pods: set[str]) -> tuple[Action, ...]:
+    """Return the actions that create the missing children; an edited Service is deleted first."""
+    actions: tuple[Action, ...] = tuple(
+        Create(child)
+        for child in build_children(run_plan)
+        if child["metadata"]["name"] not in existing_pods
+        and (child["kind"] != "Service" or not context.observation.service_exists)
+    )
+    return (*actions, *ensure_service_and_config_map(context)) if context.observation.edited_service_uid else actions
 
 
 def _compute_remaining_delay(record: AttemptRecord, now: datetime) -> timedelta:

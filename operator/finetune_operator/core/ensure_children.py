@@ -7,7 +7,8 @@ from finetune_operator.core.actions import Action, Create, DeleteService
 from finetune_operator.core.job_context import JobContext
 from finetune_operator.core.pending_reasons import CONTAINER_CREATING_TIMEOUT
 from finetune_operator.observation.pods import NodeObservation
-from finetune_operator.plan.manifests import build_config_map, build_service
+from finetune_operator.plan.config_map import build_config_map, compute_config_hash
+from finetune_operator.plan.manifests import build_service
 from finetune_operator.plan.run_plan import plan_run
 
 
@@ -24,13 +25,15 @@ def ensure_service_and_config_map(context: JobContext) -> tuple[Action, ...]:
         duration >= CONTAINER_CREATING_TIMEOUT and not node.ready_to_start
         for node, duration in _find_container_creating_nodes(context)
     )
-    builders = (
-        *(() if context.observation.service_exists else (build_service,)),
-        *((build_config_map,) if config_map_may_be_missing else ()),
-    )
-    if not builders:
+    if context.observation.service_exists and not config_map_may_be_missing:
         return ()
     run_plan = plan_run(context.job, attempt=context.record.attempt, settings=context.settings)
+    # the pods of another release verify its ConfigMap, which must not be replaced by that of this release
+    is_reproducible = context.record.config_hash in ("", compute_config_hash(run_plan))
+    builders = (
+        *(() if context.observation.service_exists else (build_service,)),
+        *((build_config_map,) if config_map_may_be_missing and is_reproducible else ()),
+    )
     return tuple(Create(build(run_plan)) for build in builders)
 
 

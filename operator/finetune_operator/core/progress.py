@@ -1,5 +1,8 @@
 """Derives progress, steps and batch of the current attempt from polled reports and termination messages.
 
+Polled reports only inform people, since they can be forged (decisions/129). Budgets, repairs and verdicts are computed
+from the evidence, which contains what the termination messages reported.
+
 `updateTime` is the time of the heartbeat of rank 0 (finetune_supervisor.liveness.heartbeat), or of the poll
 (controller.progress_poller) if a report has none.
 """
@@ -9,7 +12,7 @@ from dataclasses import replace
 from finetune_api.batch import Batch
 from finetune_api.oom_repair import apply_repair
 from finetune_api.v1alpha1.job import FineTuneJob
-from finetune_api.v1alpha1.status import JobStatus, Progress
+from finetune_api.v1alpha1.status import Evidence, JobStatus, Progress
 from finetune_operator.core.job_context import JobContext
 from finetune_operator.observation.pods import NodeObservation, Observation
 from finetune_operator.plan.run_plan import resolve_chosen_batch, resolve_planned_batch
@@ -21,15 +24,15 @@ _KEPT_FIELDS = ("last_checkpoint", "model_revision")
 def find_newest_progress(
     status: JobStatus, nodes: tuple[NodeObservation, ...], polled_progress: Progress | None
 ) -> Progress | None:
-    """Return the newest progress from polls, from the termination message of node 0 or from the status."""
+    """Return the progress in the termination message of node 0, otherwise the newest from polls and from the status."""
     final_reports = [node.termination.progress for node in nodes if node.node_rank == 0 and node.termination]
-    reports = [report for report in (*final_reports, polled_progress) if report is not None]
-    if not reports:
-        return status.progress
-    newest_report = max(reports, key=lambda report: (report.step, report.update_time is not None))
-    current_progress = status.progress
+    final_report = next((report for report in final_reports if report is not None), None)
+    newest_report, current_progress = final_report or polled_progress, status.progress
+    if newest_report is None:
+        return current_progress
     if (
-        current_progress is not None
+        final_report is None
+        and current_progress is not None
         and newest_report.update_time
         and current_progress.update_time
         and newest_report.update_time < current_progress.update_time
@@ -65,8 +68,21 @@ def summarise_steps(context: JobContext) -> dict[str, object]:
     }
 
 
+def resolve_final_batch(job: FineTuneJob, evidence: tuple[Evidence, ...]) -> Batch | None:
+    """Return the batch of a failed attempt: of the repaired spec or, for `auto`, of its termination messages.
+
+    Without such a message it is the smallest batch; None for a command.
+    """
+    spec = apply_repair(job.spec, job.status.repair)
+    planned_batch = resolve_planned_batch(spec)
+    if planned_batch is None or not spec.training.has_auto_batch_size:
+        return planned_batch
+    sizes = (each.per_device_train_batch_size for each in evidence)
+    return next((batch for size in sizes if (batch := resolve_chosen_batch(spec, size)) is not None), planned_batch)
+
+
 def resolve_current_batch(job: FineTuneJob, observation: Observation) -> Batch | None:
-    """Return the batch of the repaired spec or, for `auto`, the batch that the trainer reported last.
+    """Return the batch of the repaired spec or, for `auto`, the batch that the trainer reported last, for display.
 
     None for a command, and for `auto` until the trainer has reported its choice.
     """

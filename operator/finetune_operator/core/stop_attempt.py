@@ -7,12 +7,12 @@ from enum import StrEnum
 from finetune_api.oom_repair import MemoryShortage, build_memory_advice, find_next_repair
 from finetune_api.termination import Outcome
 from finetune_api.v1alpha1.reasons import FailureAction, Reason
-from finetune_api.v1alpha1.status import AttemptRecord, AttemptState, JobStatus, Progress, Repair
+from finetune_api.v1alpha1.status import AttemptRecord, AttemptState, Evidence, JobStatus, Progress, Repair
 from finetune_operator.core.actions import EmitEvent
 from finetune_operator.core.attempt_record import build_next_attempt, with_next_attempt, with_record
 from finetune_operator.core.decision import Decision, build_decision, require_confirmation
 from finetune_operator.core.job_context import ABORT_GRACE_SECONDS, JobContext
-from finetune_operator.core.progress import find_newest_progress, resolve_current_batch, summarise_steps
+from finetune_operator.core.progress import find_newest_progress, resolve_final_batch, summarise_steps
 from finetune_operator.core.suspend_and_resume import record_suspension
 from finetune_operator.failures.merge_evidence import collect_initial_evidence, merge_evidence
 from finetune_operator.failures.restart_budget import plan_restart
@@ -120,7 +120,7 @@ def _judge_attempt(context: JobContext, record: AttemptRecord) -> Decision:
 def end_attempt(context: JobContext, verdict: Verdict, record: AttemptRecord) -> Decision:
     """Record the verdict on the attempt, and begin the next attempt or fail the job, in one status write."""
     # choose a repair and decide whether the budget allows a restart
-    verdict, repair = _choose_repair(context, verdict)
+    verdict, repair = _choose_repair(context, verdict, record.evidence)
     limits = (context.job.metadata.uid, context.job.spec.restart_policy)
     restart = plan_restart(verdict, record, context.status.attempts[:-1], context.status.without_progress, limits)
     record = with_verdict(record, verdict)
@@ -144,13 +144,14 @@ def end_attempt(context: JobContext, verdict: Verdict, record: AttemptRecord) ->
     return build_decision(context, status, actions=(event,))
 
 
-def _choose_repair(context: JobContext, verdict: Verdict) -> tuple[Verdict, Repair | None]:
+def _choose_repair(
+    context: JobContext, verdict: Verdict, evidence: tuple[Evidence, ...]
+) -> tuple[Verdict, Repair | None]:
     """Choose the repair for the next attempt and describe it in the verdict; without a repair, the job fails."""
     current_repair, spec = context.status.repair, context.job.spec
     if verdict.action is not FailureAction.REPAIR:
         return verdict, current_repair
-    run_plan = plan_run(context.job, attempt=context.record.attempt, settings=context.settings)
-    batch = resolve_current_batch(context.job, context.observation) or run_plan.batch
+    batch = resolve_final_batch(context.job, evidence)
     shortage = MemoryShortage(
         verdict.reason, spec, current_repair, batch, runs_in_container=context.settings.on_cluster
     )

@@ -16,8 +16,8 @@ you can do. [Failure handling](../operations/failure-handling.md) describes how 
 
 A restart starts all ranks again from the last checkpoint. The first restart is immediate. Later restarts wait
 `restartPolicy.backoffSeconds` ({_LIMITS.backoff_seconds}), doubled each time up to `maxBackoffSeconds`
-({_LIMITS.max_backoff_seconds}), with jitter. The limits count restarts without progress: once a job passes its furthest
-step, its restart budget is reset.
+({_LIMITS.max_backoff_seconds}), with jitter. The limits count restarts without progress: once the termination
+message of an attempt contains a higher step than all earlier ones, the restart budget is reset.
 """
 _SECTIONS = {
     Fault.USER: ("The job must change", "The job fails at once, because a restart would fail again."),

@@ -1,4 +1,7 @@
-"""Limits the restarts without progress for each fault, and computes the backoff between restarts."""
+"""Limits the restarts without progress for each fault, and computes the backoff between restarts.
+
+Progress is the highest step in the termination messages of an attempt, never a polled step (decisions/129).
+"""
 
 import hashlib
 from dataclasses import dataclass
@@ -6,7 +9,7 @@ from datetime import timedelta
 
 from finetune_api.v1alpha1.job import RestartPolicy
 from finetune_api.v1alpha1.reasons import FailureAction, Reason
-from finetune_api.v1alpha1.status import AttemptRecord, Fault, RestartCounts
+from finetune_api.v1alpha1.status import AttemptRecord, Evidence, Fault, RestartCounts
 from finetune_operator.failures.verdict import Verdict
 
 INFRASTRUCTURE_FAULTS = (Fault.INFRASTRUCTURE, Fault.PREEMPTION)
@@ -34,17 +37,17 @@ def plan_restart(
     job: the uid, which seeds the jitter, and the restart policy.
     """
     uid, policy = job
-    last_step = failed_attempt.last_step or 0
-    has_progressed = last_step > counts.best_step
+    final_step = max((evidence.last_step or 0 for evidence in failed_attempt.evidence), default=0)
+    has_progressed = final_step > counts.best_step
     if has_progressed:
-        counts = RestartCounts(best_step=last_step)
+        counts = RestartCounts(best_step=final_step)
     if verdict.action is FailureAction.FAIL:
         return RestartPlan(False, timedelta(), counts, verdict.message)
     if verdict.action is FailureAction.REPAIR:  # repairs are finite, so they need no budget
         return RestartPlan(True, timedelta(), counts, verdict.message)
     is_unknown_fault = verdict.fault is Fault.UNKNOWN
-    if not has_progressed and is_unknown_fault and _has_happened_before(verdict, last_step, earlier_attempts):
-        message = f"{verdict.message}; the same happened before at step {last_step}"
+    if not has_progressed and is_unknown_fault and _has_happened_before(verdict, earlier_attempts):
+        message = f"{verdict.message}; the same happened before at step {_get_step(verdict.evidence)}"
         return RestartPlan(False, timedelta(), counts, message)
     if verdict.preemptor:  # the queue restarts the attempt once there is room; its pods wait until then
         return RestartPlan(True, timedelta(), counts, verdict.message)
@@ -76,9 +79,20 @@ def compute_restart_delay(previous_restarts: int, policy: RestartPolicy, *, seed
     return timedelta(seconds=round(seconds * (1 + jitter), 3))
 
 
-def _has_happened_before(verdict: Verdict, last_step: int, earlier_attempts: tuple[AttemptRecord, ...]) -> bool:
+def _has_happened_before(verdict: Verdict, earlier_attempts: tuple[AttemptRecord, ...]) -> bool:
+    """Return whether an earlier attempt failed for the same reason at the same rank and step."""
     rank = verdict.evidence.rank if verdict.evidence else None
     return any(
-        (record.reason, record.rank, record.last_step or 0) == (verdict.reason, rank, last_step)
+        (record.reason, record.rank, _get_step(_find_cause(record)))
+        == (verdict.reason, rank, _get_step(verdict.evidence))
         for record in earlier_attempts
     )
+
+
+def _find_cause(record: AttemptRecord) -> Evidence | None:
+    return next((evidence for evidence in record.evidence if evidence.node_rank == record.node_rank), None)
+
+
+def _get_step(evidence: Evidence | None) -> int:
+    """Return the last step in the termination message of a node; 0 if it left none."""
+    return (evidence.last_step if evidence else None) or 0

@@ -108,6 +108,16 @@ def user_error(evidence: Evidence) -> Verdict | None:
     )
 
 
+def config_map_replaced(evidence: Evidence) -> Verdict | None:
+    """Match a pod whose ConfigMap was replaced; the next attempt has a ConfigMap with another name."""
+    if evidence.error_type != Reason.CONFIG_MAP_REPLACED:
+        return None
+    return Verdict(
+        reason=Reason.CONFIG_MAP_REPLACED,
+        message=f"{describe_node(evidence)}: {extract_last_line(evidence.message)}",
+    )
+
+
 def cuda_out_of_memory(evidence: Evidence) -> Verdict | None:
     """Match a GPU that ran out of memory; the same batch would fail again, but a smaller one may fit."""
     is_reported = evidence.error_type == Reason.CUDA_OUT_OF_MEMORY
@@ -280,6 +290,7 @@ RULES: tuple[Rule, ...] = (
     kubernetes_node_restarted,
     container_not_started,
     user_error,
+    config_map_replaced,
     cuda_out_of_memory,
     pod_deleted,
     rendezvous_failed,

@@ -18,6 +18,7 @@ def read_evidence(
 ) -> Evidence:
     """Read the evidence of a node from pod status, terminated container state and termination message."""
     status = pod.get("status") or {}
+    progress = termination.progress if termination else None
     # Kubernetes sets DisruptionTarget, Kueue sets TerminationTarget (decisions/217)
     disruption = _find_true_condition(status, "DisruptionTarget") or _find_true_condition(status, "TerminationTarget")
     return Evidence(
@@ -36,7 +37,8 @@ def read_evidence(
         rank=termination.rank if termination else None,
         signal=termination.signal if termination else terminated_state.get("signal"),
         message=_select_message(status, disruption, terminated_state, termination),
-        last_step=termination.progress.step if termination and termination.progress else None,
+        last_step=progress.step if progress else None,
+        per_device_train_batch_size=progress.per_device_train_batch_size if progress else None,
         finished_at=_select_finish_time(terminated_state, termination),
     )
 

@@ -1,6 +1,7 @@
 """Builds the manifests of one attempt from its run plan; plan.pod_manifest builds the pods."""
 
 from finetune_operator import names
+from finetune_operator.plan.config_map import build_config_map
 from finetune_operator.plan.object_metadata import Manifest, build_metadata
 from finetune_operator.plan.pod_manifest import build_pod
 from finetune_operator.plan.run_plan import RunPlan
@@ -38,18 +39,3 @@ def is_intact_headless_service(service: Manifest, job_uid: str) -> bool:
     spec = service["spec"]
     headless = spec.get("clusterIP") == "None" and spec.get("publishNotReadyAddresses", False)
     return bool(headless and spec.get("selector") == {names.JOB_UID: job_uid})
-
-
-def build_config_map(run_plan: RunPlan) -> Manifest:
-    """Return the ConfigMap with the user's spec and the recorded defaults, or with the supervisor for a command."""
-    data = {names.CONFIG_KEY: run_plan.spec.model_dump_json(by_alias=True, exclude_unset=True)}
-    if run_plan.defaults and not run_plan.spec.command:
-        data[names.DEFAULTS_KEY] = run_plan.defaults
-    return {
-        "apiVersion": "v1",
-        "kind": "ConfigMap",
-        "metadata": build_metadata(run_plan, run_plan.config_map_name, with_attempt_label=True),
-        "immutable": True,
-        "data": data,
-        **({"binaryData": {names.SUPERVISOR_KEY: run_plan.supervisor}} if run_plan.spec.command else {}),
-    }

@@ -42,6 +42,8 @@ def build_environment(run_plan: RunPlan, node: NodePlan) -> dict[str, str]:
         names.ENV_ATTEMPT: str(run_plan.attempt),
         names.ENV_WORLD_SIZE: str(run_plan.world_size),
         names.ENV_CONFIG: f"{names.CONFIG_DIR}/{names.CONFIG_KEY}",
+        names.ENV_CONFIG_MAP: run_plan.config_map_name,
+        names.ENV_CONFIG_SHA256: ",".join(f"{name}={digest}" for name, digest in run_plan.config_digests.items()),
         names.ENV_RUN_DIR: names.RUN_DIR,
         names.ENV_TERMINATION_LOG: names.TERMINATION_LOG,
         names.ENV_STATUS_PORT: str(names.STATUS_PORT),

@@ -7,6 +7,7 @@ from typing import Any
 
 from finetune_api.v1alpha1.pod_types import VOLUME_SOURCES, Volume
 from finetune_operator import names
+from finetune_operator.plan.config_map import build_supervisor_start
 from finetune_operator.plan.object_metadata import Manifest, build_metadata
 from finetune_operator.plan.pod_environment import build_env_list
 from finetune_operator.plan.run_plan import GRACE_SECONDS, NodePlan, RunPlan
@@ -101,7 +102,7 @@ def _build_container(run_plan: RunPlan, node: NodePlan) -> Manifest:
         "volumeMounts": _build_mounts(run_plan),
     }
     if run_plan.spec.command:
-        container["command"] = ["python3", f"{names.CONFIG_DIR}/{names.SUPERVISOR_KEY}"]
+        container["command"] = build_supervisor_start(run_plan)
     if resources:
         container["resources"] = resources
     if run_plan.spec.image_pull_policy:

@@ -1,14 +1,19 @@
 """Computes the run plan of an attempt, from which the manifests are built."""
 
+import hashlib
 from dataclasses import dataclass
+from functools import cached_property
 
 from finetune_api.batch import AUTO, Batch, find_batch_split, resolve_batch
 from finetune_api.oom_repair import apply_repair
+from finetune_api.schema.cel_rules import MUTABLE
 from finetune_api.v1alpha1.job import FineTuneJob, FineTuneJobSpec
 from finetune_operator import names
 from finetune_operator.settings import Settings
 
 GRACE_SECONDS = 120  # time between SIGTERM and SIGKILL, in which ranks save a checkpoint
+# No program in a pod reads these fields. Without them, an edit of the job does not change the ConfigMap of an attempt.
+_OMITTED_FIELDS = {name for name, field in FineTuneJobSpec.model_fields.items() if field.alias in MUTABLE}
 
 
 @dataclass(frozen=True)
@@ -54,6 +59,18 @@ class RunPlan:
     def config_map_name(self) -> str:
         """Name of the ConfigMap of this attempt."""
         return names.config_map_name(self.job_name, self.job_uid, self.attempt)
+
+    @cached_property
+    def config_files(self) -> dict[str, str]:
+        """Text files of the ConfigMap: the user's spec and, unless the job has a command, the recorded defaults."""
+        spec = self.spec.model_dump_json(by_alias=True, exclude_unset=True, exclude=_OMITTED_FIELDS)
+        has_defaults = self.defaults and not self.spec.command
+        return {names.CONFIG_KEY: spec, **({names.DEFAULTS_KEY: self.defaults} if has_defaults else {})}
+
+    @cached_property
+    def config_digests(self) -> dict[str, str]:
+        """SHA-256 of each text file of the ConfigMap, which the supervisor verifies (decisions/310)."""
+        return {name: hashlib.sha256(text.encode()).hexdigest() for name, text in self.config_files.items()}
 
     @property
     def master_addr(self) -> str:

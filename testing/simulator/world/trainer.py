@@ -96,6 +96,7 @@ class Trainer:
     def __init__(self, workload: Workload, choices: Choices) -> None:
         self.folders: defaultdict[str, SimulatedOutputFolder] = defaultdict(SimulatedOutputFolder)  # keyed by job uid
         self.processes: list[TrainerProcess] = []
+        self.highest_step = 0  # highest completed step of all jobs
         # (job uid, attempt) -> process whose exit or hang stopped the training
         self.root_causes: dict[tuple[str, int], TrainerProcess] = {}
         self._workload = workload
@@ -201,6 +202,7 @@ class Trainer:
                 await asyncio.sleep(self._workload.step_seconds)
                 await group.can_step.wait()
                 group.step += 1
+                self.highest_step = max(self.highest_step, group.step)
                 stop = any(process.stop_requests for process in members)
                 if stop or group.step % self._workload.save_steps == 0:
                     folder.save(self._build_publication(group, f"step-{group.step:08d}"), step=group.step)

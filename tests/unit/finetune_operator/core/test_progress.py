@@ -57,6 +57,14 @@ def test_the_termination_message_is_newer_than_polled_progress() -> None:
     assert progress == build_progress_report(12, seconds=2)
 
 
+def test_the_termination_message_replaces_a_forged_poll() -> None:
+    forged, final = build_progress_report(10**9, seconds=10**6), build_progress_report(12, seconds=2)
+    progress = derive_status_with_progress(
+        terminated_pod_with_progress(final), previous_progress=forged, polled_progress=forged
+    ).progress
+    assert progress == final
+
+
 def test_only_node_0_reports_progress() -> None:
     assert (
         derive_status_with_progress(terminated_pod_with_progress(build_progress_report(12), node_rank=1)).progress

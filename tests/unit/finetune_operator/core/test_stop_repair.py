@@ -12,6 +12,7 @@ from testing.builders.jobs import (
     command,
     decide_once,
     finished_pod,
+    running_pod,
 )
 from testing.builders.stopping import VICTIM, build_running_job, termination_message
 
@@ -103,6 +104,19 @@ def test_repair_of_an_automatic_batch_starts_from_the_reported_size(
 
     assert ftjob.status.attempts[0].message.endswith(f"retried with {description}")
     assert ftjob.status.repair == repair
+
+
+def test_repair_of_an_automatic_batch_ignores_a_polled_size() -> None:
+    ftjob = build_running_job(training={"perDeviceTrainBatchSize": "auto", "globalBatchSize": 32}, numNodes=1)
+    polled = Progress(step=36, per_device_train_batch_size=4)
+    failed = finished_pod(
+        ftjob, 0, message=termination_message(error_type="CudaOutOfMemory", message="ran out", rank=0)
+    )
+    for pods in ((running_pod(ftjob, 0),), (failed,), (failed,)):
+        ftjob, _ = decide_once(ftjob, build_observation(ftjob, *pods, progress=polled))
+
+    assert ftjob.status.batch is not None  # for people
+    assert ftjob.status.repair == Repair(gradient_checkpointing=True)
 
 
 @pytest.mark.parametrize(

@@ -14,13 +14,15 @@ from finetune_operator.failures.verdict import Verdict
 Records = tuple[AttemptRecord, ...]
 
 
-def verdict_with_fault(fault: Fault = Fault.TRANSIENT, **fields: Any) -> Verdict:
+def verdict_with_fault(fault: Fault = Fault.TRANSIENT, *, last_step: int | None = None) -> Verdict:
     reason = next(reason for reason in reversed(Reason) if reason.fault is fault)
-    return Verdict(reason=reason, message="m", evidence=Evidence(node_rank=0, rank=1), **fields)
+    return Verdict(reason=reason, message="m", evidence=Evidence(node_rank=0, rank=1, last_step=last_step))
 
 
-def attempt_record(last_step: int | None = None, **fields: Any) -> AttemptRecord:
-    return AttemptRecord(attempt=0, state=AttemptState.STOPPING, last_step=last_step, **fields)
+def attempt_record(*last_steps: int | None, **fields: Any) -> AttemptRecord:
+    """Return the record of an attempt whose nodes reported these steps in their termination messages."""
+    evidence = tuple(Evidence(node_rank=rank, last_step=step) for rank, step in enumerate(last_steps))
+    return AttemptRecord(attempt=0, state=AttemptState.STOPPING, evidence=evidence, node_rank=0, **fields)
 
 
 def plan_next_restart(
@@ -80,6 +82,20 @@ def test_reaching_the_same_step_again_is_not_progress() -> None:
     assert not plan_next_restart(verdict_with_fault(), RestartCounts(counted=3, best_step=40), last_step=40).is_allowed
 
 
+def test_the_highest_step_of_all_nodes_is_progress() -> None:
+    record = attempt_record(None, 50, 49)
+    restart = plan_restart(verdict_with_fault(), record, (), RestartCounts(best_step=40), ("uid", RestartPolicy()))
+    assert restart.counts.best_step == 50
+
+
+@pytest.mark.parametrize("polled_step", [10**9, 41])
+def test_a_polled_step_is_not_progress(polled_step: int) -> None:
+    record = attempt_record(None).model_copy(update={"last_step": polled_step})
+    counts = RestartCounts(counted=2, best_step=40)
+    restart = plan_restart(verdict_with_fault(), record, (), counts, ("uid", RestartPolicy()))
+    assert restart.counts == RestartCounts(counted=3, best_step=40)
+
+
 def test_user_errors_and_failures_without_a_repair_cause_no_restart() -> None:
     assert not plan_next_restart(verdict_with_fault(Fault.USER)).is_allowed
     assert not plan_next_restart(Verdict(Reason.CUDA_OUT_OF_MEMORY, "m", no_repair_left=True)).is_allowed
@@ -89,9 +105,16 @@ def test_user_errors_and_failures_without_a_repair_cause_no_restart() -> None:
 def test_repeated_unexplained_failure_at_the_same_step_fails_the_job() -> None:
     before = attempt_record(7, reason=Reason.UNEXPLAINED, rank=1)
     counts = RestartCounts(best_step=7, counted=1)
-    restart = plan_next_restart(verdict_with_fault(Fault.UNKNOWN), counts, last_step=7, earlier_records=(before,))
+    verdict = verdict_with_fault(Fault.UNKNOWN, last_step=7)
+    restart = plan_next_restart(verdict, counts, last_step=7, earlier_records=(before,))
     assert not restart.is_allowed
     assert "the same happened before at step 7" in restart.message
+
+
+def test_unexplained_failures_at_different_steps_are_different() -> None:
+    before = attempt_record(5, reason=Reason.UNEXPLAINED, rank=1)
+    verdict = verdict_with_fault(Fault.UNKNOWN, last_step=6)
+    assert plan_next_restart(verdict, RestartCounts(best_step=7), last_step=6, earlier_records=(before,)).is_allowed
 
 
 @pytest.mark.parametrize("counts", [RestartCounts(), RestartCounts(counted=2, infrastructure=10)], ids=["none", "all"])

@@ -134,6 +134,16 @@ EXAMPLES: dict[rules.Rule, tuple[Evidence, str, Fault, FailureAction]] = {
         Fault.TRANSIENT,
         FailureAction.RESTART,
     ),
+    rules.config_map_replaced: (
+        node_evidence(
+            outcome="failed",
+            error_type="ConfigMapReplaced",
+            message="ConfigMap bert-0-11111111, key job.json: expected SHA-256 12, found 34",
+        ),
+        "ConfigMapReplaced",
+        Fault.INFRASTRUCTURE,
+        FailureAction.RESTART,
+    ),
     rules.hub_unavailable: (
         node_evidence(outcome="failed", error_type="HubUnavailable", message="503"),
         "HubUnavailable",
