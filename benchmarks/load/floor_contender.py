@@ -57,6 +57,7 @@ class FloorContender:
         self._rig = rig
         self._attempts: dict[str, tuple[FloorAttempt, ...]] = {}
         self._bodies: dict[str, RawBody] = {}  # jobs as the last status write returned them
+        self._starts: dict[str, asyncio.Task[None]] = {}
         self._client: FloorClient
         self._tasks: asyncio.TaskGroup
 
@@ -72,7 +73,7 @@ class FloorContender:
 
     async def create_job(self, name: str, *, nodes: int) -> None:
         self._bodies[name] = await self._rig.api.call("POST", JOBS_PATH, body=build_job_body(name, nodes))
-        self._tasks.create_task(self._start_attempt(name, 0))
+        self._starts[name] = self._tasks.create_task(self._start_attempt(name, 0))
 
     async def report_failure(self, pod: RawBody) -> None:
         await report_killed_rank(self._rig.api, pod)
@@ -94,6 +95,7 @@ class FloorContender:
 
     async def _restart(self, job: str) -> None:
         requests, key = self._attempts[job][0], AttemptKey(job, 0)
+        await self._starts[job]
         await self._write_status(job, requests.stopping)
         pods = [pod["metadata"]["name"] for pod in self.pod_times.attempts[key].existing.values()]
         await asyncio.gather(*(self._client.send("DELETE", f"{PODS_PATH}/{pod}", DELETE_OPTIONS) for pod in pods))

@@ -20,7 +20,9 @@ from benchmarks.rig import (
 )
 from finetune_operator import names
 from finetune_operator.kube.cluster import collection_path
+from testing.cluster.host.commands import HarnessError
 
+READY_TIMEOUT_SECONDS = 60.0
 FINETUNEJOB_COLLECTIONS = (
     Collection(JOBS_PATH),
     *(Collection(collection_path(kind, NAMESPACE), names.JOB_UID) for kind in ("Pod", "Service", "ConfigMap")),
@@ -44,7 +46,9 @@ class OperatorContender:
     @asynccontextmanager
     async def run(self) -> AsyncIterator[None]:
         with start_operator(self._rig.cluster.kubeconfig, self._log) as self._process:
-            await wait_until_operator_ready()
+            await wait_until_operator_ready(timeout_seconds=READY_TIMEOUT_SECONDS)
+            if self._process.poll() is not None:
+                raise HarnessError(f"the operator has ended, another process has its metrics port; see {self._log.name}")
             yield
 
     def prepare(self, jobs: list[str], *, nodes: int) -> None:

@@ -72,11 +72,15 @@ class Turn:
         self._warm_up = f"{prefix}-first"
 
     async def measure(self) -> TurnResult:
-        """Measure single jobs one after the other, then both bursts."""
+        """Measure single jobs one after the other, then both bursts.
+
+        Raises: TimeoutError if the pods of the first job do not run
+        """
         # the first event in the watch of a new CRD may take 2 s
         self._contender.prepare([self._warm_up], nodes=WARM_UP_NODES)
-        await self._contender.create_job(self._warm_up, nodes=WARM_UP_NODES)
-        await self._pod_times.wait_until_running(AttemptKey(self._warm_up, 0), nodes=WARM_UP_NODES)
+        async with asyncio.timeout(TIME_LIMIT_SECONDS):
+            await self._contender.create_job(self._warm_up, nodes=WARM_UP_NODES)
+            await self._pod_times.wait_until_running(AttemptKey(self._warm_up, 0), nodes=WARM_UP_NODES)
         self._contender.prepare([*self._singles, *self._burst], nodes=self._size.nodes)
         launches, restarts = [], []
         for job in self._singles:
