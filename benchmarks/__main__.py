@@ -13,7 +13,7 @@ from collections import defaultdict
 from contextlib import nullcontext
 
 from benchmarks.kubeflow.managers import InstalledManager, install_managers
-from benchmarks.load.contender import Contender, LoadRig
+from benchmarks.load.contender import LoadContender, LoadRig
 from benchmarks.load.figures import summarise_turn
 from benchmarks.load.floor_contender import FloorContender
 from benchmarks.load.kubeflow_contender import KubeflowContender
@@ -64,7 +64,9 @@ async def run_benchmark(options: argparse.Namespace, size: LoadSize) -> TurnResu
     return {contender.title: results[contender.title] for contender in contenders}
 
 
-def build_contenders(rig: LoadRig, managers: tuple[InstalledManager, ...], *, has_floor: bool) -> tuple[Contender, ...]:
+def build_contenders(
+    rig: LoadRig, managers: tuple[InstalledManager, ...], *, has_floor: bool
+) -> tuple[LoadContender, ...]:
     """Return the contenders, none of which runs."""
     for manager in managers:
         manager.stop()

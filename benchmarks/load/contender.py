@@ -36,7 +36,7 @@ class ControllerMetrics:
     passes: Counter[float] = field(default_factory=Counter)  # by upper bound of the duration in seconds
 
 
-class Contender(Protocol):
+class LoadContender(Protocol):
     """Runs jobs of a number of nodes, restarting all nodes after one has failed."""
 
     title: str

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 import aiohttp
 
 from benchmarks.load.contender import ControllerMetrics, LoadRig
-from benchmarks.load.floor_requests import Create, FloorAttempt, render_attempts, render_status_write
+from benchmarks.load.floor_requests import FloorAttempt, PostRequest, render_attempts, render_status_write
 from benchmarks.load.job_bodies import JOBS_PATH, PODS_PATH, RawBody, build_job_body, report_killed_rank
 from benchmarks.load.operator_contender import FINETUNEJOB_COLLECTIONS
 from benchmarks.load.pod_times import AttemptKey, PodTimes, identify_pod
@@ -103,7 +103,7 @@ class FloorContender:
         config_map_path = requests.config_map_path
         await asyncio.gather(self._start_attempt(job, 1), self._client.send("DELETE", config_map_path, DELETE_OPTIONS))
 
-    async def _create(self, job: str, creates: tuple[Create, ...]) -> None:
+    async def _create(self, job: str, creates: tuple[PostRequest, ...]) -> None:
         uid = self._bodies[job]["metadata"]["uid"]
         await asyncio.gather(
             *(self._client.send("POST", create.path, create.content.replace(UID, uid)) for create in creates)

@@ -25,7 +25,7 @@ from testing.builders.jobs import SETTINGS, UID, build_observation, decide_once,
 MAX_PASSES = 5
 
 
-class Create(NamedTuple):
+class PostRequest(NamedTuple):
     """POST request; the content contains UID instead of the job's uid."""
 
     kind: str
@@ -40,8 +40,8 @@ class FloorAttempt:
     starting: str
     running: str
     stopping: str
-    objects: tuple[Create, ...]
-    pods: tuple[Create, ...]
+    objects: tuple[PostRequest, ...]
+    pods: tuple[PostRequest, ...]
     config_map_path: str
 
 
@@ -69,7 +69,7 @@ def render_attempt(starting_job: FineTuneJob, running_job: FineTuneJob, stopping
     children = build_children(plan_run(starting_job, attempt=attempt, settings=SETTINGS))
     object_kinds = ("ConfigMap",) if attempt else ("Service", "ConfigMap")
     creates = [
-        Create(child["kind"], collection_path(child["kind"], NAMESPACE), json.dumps(child)) for child in children
+        PostRequest(child["kind"], collection_path(child["kind"], NAMESPACE), json.dumps(child)) for child in children
     ]
     config_map = names.config_map_name(starting_job.metadata.name, UID, attempt)
     starting, running, stopping = (

@@ -48,7 +48,9 @@ class OperatorContender:
         with start_operator(self._rig.cluster.kubeconfig, self._log) as self._process:
             await wait_until_operator_ready(timeout_seconds=READY_TIMEOUT_SECONDS)
             if self._process.poll() is not None:
-                raise HarnessError(f"the operator has ended, another process has its metrics port; see {self._log.name}")
+                raise HarnessError(
+                    f"the operator has ended, another process has its metrics port; see {self._log.name}"
+                )
             yield
 
     def prepare(self, jobs: list[str], *, nodes: int) -> None:

@@ -23,7 +23,7 @@ class AttemptKey(NamedTuple):
     attempt: int
 
 
-class AttemptPods:
+class ObservedAttempt:
     """Existing pods of one attempt by node, and when each node's pod was first observed at all and running.
 
     The times are those of `time.monotonic()`.
@@ -40,7 +40,7 @@ class PodTimes:
     """Pods of all attempts, updated by an informer."""
 
     def __init__(self) -> None:
-        self.attempts: defaultdict[AttemptKey, AttemptPods] = defaultdict(AttemptPods)
+        self.attempts: defaultdict[AttemptKey, ObservedAttempt] = defaultdict(ObservedAttempt)
 
     def on_pod_event(self, old_pod: RawBody | None, new_pod: RawBody | None) -> None:
         """Record a pod event of an informer."""
@@ -69,7 +69,7 @@ class PodTimes:
         """Wait until no pod of the attempt exists."""
         await self._wait_until(key, lambda pods: not pods.existing)
 
-    async def _wait_until(self, key: AttemptKey, predicate: Callable[[AttemptPods], bool]) -> AttemptPods:
+    async def _wait_until(self, key: AttemptKey, predicate: Callable[[ObservedAttempt], bool]) -> ObservedAttempt:
         pods = self.attempts[key]
         while not predicate(pods):
             pods.changed.clear()

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 
-from benchmarks.load.contender import Contender, LoadRig
+from benchmarks.load.contender import LoadContender, LoadRig
 from benchmarks.load.pod_times import AttemptKey
 from benchmarks.load.usage import Usage, measure_memory_mib, measure_usage
 from benchmarks.rig import NAMESPACE
+from finetune_operator.kube.api_client import ApiError
 from finetune_operator.kube.cluster import collection_path
 from finetune_operator.kube.informer import Informer
 
@@ -59,10 +61,10 @@ class TurnResult:
     memory_mib: float
 
 
-class Turn:
+class ContenderTurn:
     """One turn of a contender, whose jobs have names with this prefix."""
 
-    def __init__(self, rig: LoadRig, contender: Contender, *, size: LoadSize, prefix: str) -> None:
+    def __init__(self, rig: LoadRig, contender: LoadContender, *, size: LoadSize, prefix: str) -> None:
         self._rig = rig
         self._contender = contender
         self._pod_times = contender.pod_times
@@ -102,11 +104,13 @@ class Turn:
     async def _measure_job(self, job: str, action: JobAction, *, attempt: int) -> JobDurations:
         key, started_at = AttemptKey(job, attempt), time.monotonic()
         created = running = TIME_LIMIT_SECONDS
-        with suppress(TimeoutError):
+        try:
             async with asyncio.timeout(TIME_LIMIT_SECONDS):
                 await action(job)
                 created = await self._pod_times.wait_until_created(key, nodes=self._size.nodes) - started_at
                 running = await self._pod_times.wait_until_running(key, nodes=self._size.nodes) - started_at
+        except (TimeoutError, ApiError) as error:
+            print(f"{job}, attempt {attempt} does not run: {error or 'timeout'}", file=sys.stderr)
         return JobDurations(created, running)
 
     async def _launch(self, job: str) -> None:
@@ -119,16 +123,16 @@ class Turn:
         return len(self._pod_times.attempts[AttemptKey(job, 0)].running_at) == self._size.nodes
 
 
-async def run_turn(rig: LoadRig, contender: Contender, *, size: LoadSize, prefix: str) -> TurnResult:
+async def run_turn(rig: LoadRig, contender: LoadContender, *, size: LoadSize, prefix: str) -> TurnResult:
     """Start a contender, measure it, delete its objects and stop it."""
     async with watch_pods(rig, contender), contender.run():
-        result = await Turn(rig, contender, size=size, prefix=prefix).measure()
+        result = await ContenderTurn(rig, contender, size=size, prefix=prefix).measure()
         await clean_up(rig, contender)
         return result
 
 
 @asynccontextmanager
-async def watch_pods(rig: LoadRig, contender: Contender) -> AsyncIterator[None]:
+async def watch_pods(rig: LoadRig, contender: LoadContender) -> AsyncIterator[None]:
     """Keep the pod times of the contender up to date by an informer."""
     path = collection_path("Pod", NAMESPACE)
     informer = Informer(rig.api, path, selector=contender.pod_label, on_change=contender.pod_times.on_pod_event)
@@ -142,7 +146,7 @@ async def watch_pods(rig: LoadRig, contender: Contender) -> AsyncIterator[None]:
             await task
 
 
-async def clean_up(rig: LoadRig, contender: Contender) -> None:
+async def clean_up(rig: LoadRig, contender: LoadContender) -> None:
     """Delete all objects of the contender and wait until none is left, so that the next turn begins with none.
 
     Raises: TimeoutError
@@ -152,6 +156,7 @@ async def clean_up(rig: LoadRig, contender: Contender) -> None:
         for path, selector in contender.collections:
             params = {"labelSelector": selector} if selector else {}
             while (await rig.api.call("GET", path, params={**params, "limit": "1"}))["items"]:
-                await rig.api.call("DELETE", path, body=options, params=params)
+                with suppress(ApiError):  # the deletion of many objects may take longer than the request's timeout
+                    await rig.api.call("DELETE", path, body=options, params=params)
                 await asyncio.sleep(1.0)
     await asyncio.sleep(SETTLE_SECONDS)

@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.load.contender import Contender, ControllerMetrics
+from benchmarks.load.contender import ControllerMetrics, LoadContender
 from benchmarks.rig import read_cpu_seconds, read_memory_mib
 from testing.cluster.host.processes import find_daemons
 from testing.cluster.throwaway import ThrowawayCluster
@@ -36,7 +36,7 @@ class Usage:
         )
 
 
-async def measure_usage(cluster: ThrowawayCluster, contender: Contender) -> Usage:
+async def measure_usage(cluster: ThrowawayCluster, contender: LoadContender) -> Usage:
     """Measure the usage since the start of the cluster and of the contender's controllers."""
     cpu_seconds = measure_cpu_seconds(cluster, contender)
     metrics = await asyncio.to_thread(contender.read_metrics)
@@ -44,7 +44,7 @@ async def measure_usage(cluster: ThrowawayCluster, contender: Contender) -> Usag
     return Usage(cpu_seconds, count_api_requests(text), metrics)
 
 
-def measure_cpu_seconds(cluster: ThrowawayCluster, contender: Contender) -> dict[str, float]:
+def measure_cpu_seconds(cluster: ThrowawayCluster, contender: LoadContender) -> dict[str, float]:
     """Return the CPU seconds of each program of the cluster, and of the contender's controllers together."""
     pids = {daemon.name: daemon.pid() for daemon in find_daemons(cluster.layout.daemons)}
     seconds = {name: read_cpu_seconds(Path(f"/proc/{pids[name]}")) for name in CLUSTER_PROGRAMS}
@@ -53,7 +53,7 @@ def measure_cpu_seconds(cluster: ThrowawayCluster, contender: Contender) -> dict
     return seconds
 
 
-def measure_memory_mib(contender: Contender) -> float:
+def measure_memory_mib(contender: LoadContender) -> float:
     """Return the resident memory of the contender's controllers in MiB."""
     return sum(read_memory_mib(pid) for pid in contender.list_controllers())
 
