@@ -64,7 +64,7 @@ demo: setup ## run a job on two nodes of a throwaway cluster until it is Complet
 	@$(RUN) -m testing.demo $(ARGS)
 
 .PHONY: bench bench-memory bench-recovery soak bench-trainer bench-failures bench-gpu
-bench: setup ## measure reconcile latency and throughput on a real API server; ARGS="--jobs 1000 --nodes 2 --no-floor" for many jobs
+bench: setup ## measure latency, throughput and cost on a real API server; ARGS=--peer adds Kubeflow, ARGS="--jobs 1000 --nodes 2" for many jobs
 	@$(RUN) -m benchmarks $(ARGS)
 bench-memory: setup ## measure the operator's memory without a cluster; ARGS="--finished 10000 --running 1000"
 	@$(RUN) -m benchmarks.memory $(ARGS)

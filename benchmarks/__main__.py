@@ -1,6 +1,7 @@
-"""Entry point of `make bench`, which measures the operator on a real API server, with pods that kwok simulates.
+"""Entry point of `make bench`, which compares the operator with others on a real API server, with pods that kwok runs.
 
-The figures of Kubeflow Trainer v2 + JobSet were measured on a host of the same size (2 cores, Kubernetes 1.36.3).
+The floor is the same objects and status writes by a plain asynchronous client. With `--peer`, Kubeflow Trainer and
+JobSet run jobs of the same size. All take turns on one cluster; only one of them runs at a time.
 """
 
 from __future__ import annotations
@@ -8,71 +9,72 @@ from __future__ import annotations
 import argparse
 import asyncio
 import sys
+from collections import defaultdict
+from contextlib import nullcontext
 
-from benchmarks.load import BaselineBenchmark, OperatorBenchmark
-from benchmarks.rig import start_bench_rig
-from benchmarks.table import PEER_FIGURES, Figures, render_table
+from benchmarks.kubeflow.managers import InstalledManager, install_managers
+from benchmarks.load.contender import LoadContender, LoadRig
+from benchmarks.load.figures import summarise_turn
+from benchmarks.load.floor_contender import FloorContender
+from benchmarks.load.kubeflow_contender import KubeflowContender
+from benchmarks.load.operator_contender import OperatorContender
+from benchmarks.load.report import render_comparison, render_passes, render_requests
+from benchmarks.load.turn import LoadSize, TurnResult, run_turn
+from benchmarks.rig import create_operator_log, start_fake_cluster
+
+TurnResults = dict[str, list[TurnResult]]  # results of each round, by title of the contender
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Measure the operator on a real API server with kwok pods.")
     parser.add_argument("--jobs", type=int, default=100, help="jobs started at once (default 100)")
     parser.add_argument("--nodes", type=int, default=4, help="nodes per job (default 4)")
-    parser.add_argument("--rounds", type=int, default=10, help="single jobs for the latency figures (default 10)")
-    parser.add_argument("--no-floor", action="store_true", help="skip the baseline without an operator")
+    parser.add_argument("--singles", type=int, default=5, help="single jobs per turn (default 5)")
+    parser.add_argument("--rounds", type=int, default=3, help="turns of each (default 3)")
+    parser.add_argument("--no-floor", action="store_true", help="skip the floor")
+    parser.add_argument("--peer", action="store_true", help="also measure Kubeflow Trainer and JobSet, built first")
     parser.add_argument("--keep", action="store_true", help="leave the cluster up")
     options = parser.parse_args()
-    figures = asyncio.run(run_benchmark(options))
-    print(render_table(figures, PEER_FIGURES if (options.jobs, options.nodes) == (100, 4) else {}))
+    size = LoadSize(options.jobs, options.nodes, options.singles)
+    results = asyncio.run(run_benchmark(options, size))
+    figures = {title: [summarise_turn(turn, size) for turn in turns] for title, turns in results.items()}
+    own_turns = results[OperatorContender.title]
+    tables = (
+        render_comparison(figures, own_title=OperatorContender.title),
+        render_requests(own_turns, jobs=size.jobs),
+        render_passes(own_turns),
+    )
+    print(*tables, sep="\n\n")
     return 0
 
 
-async def run_benchmark(options: argparse.Namespace) -> Figures:
-    async with start_bench_rig(keep_cluster=options.keep) as rig:
-        benchmark = OperatorBenchmark(rig)
-        figures: Figures = {}
-        # warm-up: the first event in the watch of a new CRD may take 2 s
-        await benchmark.measure_creation("first", nodes=2)
-        await benchmark.delete(["first"])
-        creation_seconds, restart_seconds = [], []
-        for number in range(options.rounds):
-            name = f"single-{number}"
-            creation_seconds.append(await benchmark.measure_creation(name, nodes=2))
-            await benchmark.wait_until_running([name], attempt=0, nodes=2)
-            restart_seconds.append(await benchmark.measure_restart(name, nodes=2))
-            await benchmark.delete([name])
-        figures["one 2-node job, POST to both pods created"] = creation_seconds
-        figures["after a failure, all pods of the next attempt running"] = restart_seconds
-        if not options.no_floor:
-            await measure_baseline(BaselineBenchmark(rig), options, figures)
-        usage_before = rig.measure_usage()
-        names = [f"many-{number:03}" for number in range(options.jobs)]
-        figures[
-            f"{options.jobs} jobs x {options.nodes} nodes at once, POST to all running"
-        ] = await benchmark.measure_starts(names, nodes=options.nodes)
-        figures[f"restart of all {options.jobs} at once"] = await benchmark.measure_restarts(names, nodes=options.nodes)
-        usage_after = rig.measure_usage()
-        figures["operator's CPU for both, s"] = [usage_after.cpu_seconds - usage_before.cpu_seconds]
-        figures["operator's memory, MiB"] = [usage_after.memory_mib]
-        for program, seconds in (usage_after.cluster_cpu_seconds - usage_before.cluster_cpu_seconds).most_common():
-            figures[f"  {program}'s CPU, s"] = [seconds]
-        figures["upper bound of a reconcile pass"] = list((usage_after.passes - usage_before.passes).elements())
-        requests = usage_after.requests - usage_before.requests
-        figures["API requests per job, both"] = [requests.total() / len(names)]
-        for title, count in requests.most_common():
-            figures[f"  {title}"] = [count / len(names)]
-        return figures
+async def run_benchmark(options: argparse.Namespace, size: LoadSize) -> TurnResults:
+    """Run all turns; each round begins with another contender."""
+    results: TurnResults = defaultdict(list)
+    async with start_fake_cluster("bench", keep_cluster=options.keep) as (cluster, api):
+        rig = LoadRig(cluster, api)
+        with install_managers(cluster) if options.peer else nullcontext(()) as managers:
+            contenders = build_contenders(rig, managers, has_floor=not options.no_floor)
+            for number in range(options.rounds):
+                first = number % len(contenders)
+                for contender in (*contenders[first:], *contenders[:first]):
+                    print(f"round {number + 1} of {options.rounds}: {contender.title}", file=sys.stderr)
+                    prefix = f"{contender.title.lower()}-{number}"
+                    results[contender.title].append(await run_turn(rig, contender, size=size, prefix=prefix))
+    return {contender.title: results[contender.title] for contender in contenders}
 
 
-async def measure_baseline(baseline: BaselineBenchmark, options: argparse.Namespace, figures: Figures) -> None:
-    """Measure how long it takes to create and restart the same objects without an operator."""
-    jobs = [f"baseline-{number:03}" for number in range(options.jobs)]
-    start_seconds = await baseline.measure_starts(jobs, nodes=options.nodes)
-    figures[f"baseline: objects of {options.jobs} jobs created directly, to all running"] = start_seconds
-    figures["baseline: their pods deleted and created again"] = await baseline.measure_restarts(
-        jobs, nodes=options.nodes
+def build_contenders(
+    rig: LoadRig, managers: tuple[InstalledManager, ...], *, has_floor: bool
+) -> tuple[LoadContender, ...]:
+    """Return the contenders, none of which runs."""
+    for manager in managers:
+        manager.stop()
+    return (
+        OperatorContender(rig, create_operator_log()),
+        *((FloorContender(rig),) if has_floor else ()),
+        *((KubeflowContender(rig, managers),) if managers else ()),
     )
-    await baseline.delete(jobs)
 
 
 if __name__ == "__main__":

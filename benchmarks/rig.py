@@ -1,4 +1,4 @@
-"""Benchmark rig: a throwaway cluster with kwok nodes, an operator process and recorded pod times."""
+"""Benchmark rig: a throwaway cluster with kwok nodes, and an operator process with its metrics."""
 
 from __future__ import annotations
 
@@ -8,22 +8,17 @@ import re
 import subprocess
 import sys
 import tempfile
-import time
 import urllib.request
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import IO, Any
 
 import yaml
 
-from finetune_operator import names
 from finetune_operator.kube.api_client import ApiClient
-from finetune_operator.kube.cluster import collection_path
 from finetune_operator.kube.credentials import find_credentials, open_session
-from finetune_operator.kube.informer import Informer
 from testing.cluster.kwok import start_kwok
 from testing.cluster.throwaway import ThrowawayCluster
 
@@ -31,59 +26,8 @@ NAMESPACE = "bench"
 METRICS_PORT = 28080
 REPOSITORY = Path(__file__).parents[1]
 FAKE_NODES = 40
-CLUSTER_PROGRAMS = ("kube-apiserver", "etcd", "kube-scheduler", "kube-controller-manager", "kwok")
 
 RawBody = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class ResourceUsage:
-    """Resources that the operator process and the cluster have used so far."""
-
-    cpu_seconds: float
-    memory_mib: float
-    requests: Counter[str]
-    passes: Counter[float]  # number of passes by upper bound of the duration in seconds
-    cluster_cpu_seconds: Counter[str]  # CPU seconds by program
-
-
-class PodTimes:
-    """Monotonic times at which each pod was first observed and first observed running."""
-
-    def __init__(self) -> None:
-        self.created_at: dict[str, float] = {}
-        self.running_at: dict[str, float] = {}
-        self.deleted_names: set[str] = set()
-        self.pods: dict[str, RawBody] = {}
-        self.changed = asyncio.Event()
-
-    def on_pod_event(self, old_pod: RawBody | None, new_pod: RawBody | None) -> None:
-        """Record a pod event of an informer."""
-        if old_pod is not None and new_pod is None:
-            self.deleted_names.add(old_pod["metadata"]["name"])
-        if new_pod is not None:
-            name = new_pod["metadata"]["name"]
-            self.pods[name] = new_pod
-            self.created_at.setdefault(name, time.monotonic())
-            if new_pod.get("status", {}).get("phase") == "Running":
-                self.running_at.setdefault(name, time.monotonic())
-        self.changed.set()
-
-
-class Rig:
-    """Cluster connection, operator process and pod times of a benchmark."""
-
-    def __init__(self, api: ApiClient, operator: subprocess.Popen[bytes], pod_times: PodTimes) -> None:
-        self.api = api
-        self.operator = operator
-        self.pod_times = pod_times
-
-    def measure_usage(self) -> ResourceUsage:
-        """Measure the usage from /proc and the operator's metrics."""
-        cpu = read_cpu_seconds(Path(f"/proc/{self.operator.pid}"))
-        memory = read_memory_mib(self.operator.pid)
-        metrics = read_metrics()
-        return ResourceUsage(cpu, memory, count_requests(metrics), count_passes(metrics), measure_cluster_cpu())
 
 
 def read_memory_mib(pid: int) -> float:
@@ -96,17 +40,6 @@ def read_cpu_seconds(process_folder: Path) -> float:
     """Return the user and system time of a process in seconds."""
     fields = (process_folder / "stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-def measure_cluster_cpu() -> Counter[str]:
-    """Return the CPU seconds that each program of the cluster has used so far."""
-    used_seconds: Counter[str] = Counter()
-    for process_folder in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):
-            program = Path(os.fsdecode((process_folder / "cmdline").read_bytes().split(b"\0")[0])).name
-            if program in CLUSTER_PROGRAMS:
-                used_seconds[program] += read_cpu_seconds(process_folder)  # type: ignore[assignment]
-    return used_seconds
 
 
 def read_metrics() -> str:
@@ -139,23 +72,6 @@ def count_requests(metrics: str) -> Counter[str]:
         title = f"{label_values['verb']} {label_values['resource']} {label_values['code']}"
         request_counts[title] += int(float(number))
     return request_counts
-
-
-@asynccontextmanager
-async def start_bench_rig(*, keep_cluster: bool) -> AsyncIterator[Rig]:
-    """Start a cluster with the operator and an informer of its pods."""
-    async with start_fake_cluster("bench", keep_cluster=keep_cluster) as (cluster, api):
-        with start_operator(cluster.kubeconfig, create_operator_log()) as operator:
-            pod_times = PodTimes()
-            pods_path = collection_path("Pod", NAMESPACE)
-            informer = Informer(api, pods_path, selector=names.JOB_NAME, on_change=pod_times.on_pod_event)
-            informer_task = asyncio.create_task(informer.run())
-            await informer.synced.wait()
-            await wait_until_operator_ready()
-            yield Rig(api, operator, pod_times)
-            informer_task.cancel()
-            with suppress(asyncio.CancelledError):
-                await informer_task
 
 
 @asynccontextmanager
@@ -194,15 +110,7 @@ def create_operator_log() -> IO[bytes]:
 
 def start_operator(kubeconfig: Path, log: IO[bytes]) -> subprocess.Popen[bytes]:
     """Start the operator without leader election; return a context manager that terminates the process."""
-    flags = [
-        "--kubeconfig",
-        str(kubeconfig),
-        "--namespace",
-        NAMESPACE,
-        "--no-leader-election",
-        "--log-level",
-        "warning",
-    ]
+    flags = ["--kubeconfig", str(kubeconfig), "--namespace", NAMESPACE, "--no-leader-election"]
     command = [sys.executable, "-m", "finetune_operator", *flags, "--trainer-image", "localhost/none:v0"]
     process = subprocess.Popen([*command, "--metrics-port", str(METRICS_PORT)], stdout=log, stderr=log)
     return TerminateOnExit(process)  # type: ignore[return-value]

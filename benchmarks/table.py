@@ -1,19 +1,10 @@
-"""Formats benchmark figures as a table, next to those of Kubeflow Trainer and JobSet."""
+"""Formats benchmark figures as a table, next to those of Kubeflow Trainer and JobSet, and computes percentiles."""
 
 from __future__ import annotations
 
 import statistics
 
 Figures = dict[str, list[float]]
-
-PEER_FIGURES = {
-    "one 2-node job, POST to both pods created": "0.039",
-    "after a failure, all pods of the next attempt running": "2.05",
-    "100 jobs x 4 nodes at once, POST to all running": "p50 14.7, p99 28.8",
-    "restart of all 100 at once": "p50 76, p99 90",
-    "operator's CPU for both, s": "2.7 (+2.2)",
-    "operator's memory, MiB": "131",
-}
 
 
 def render_table(figures: Figures, peer_figures: dict[str, str]) -> str:

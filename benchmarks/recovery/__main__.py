@@ -21,7 +21,7 @@ from datetime import datetime
 from pathlib import Path
 from secrets import token_hex
 
-from benchmarks.recovery.kubeflow import install_managers
+from benchmarks.kubeflow.managers import install_managers
 from benchmarks.recovery.stages import (
     RECOVERED,
     STARTED,
@@ -32,7 +32,7 @@ from benchmarks.recovery.stages import (
     compute_stage_seconds,
     summarise_figures,
 )
-from benchmarks.recovery.trainjob import TrainJob, build_training_runtime
+from benchmarks.recovery.trainjob import TrainJob, build_recovery_runtime
 from benchmarks.table import render_table
 from testing.builders.jobs import command
 from testing.cluster.fault_injection import Chaos
@@ -131,7 +131,7 @@ def build_command_spec(command_fields: RawBody) -> RawBody:
 
 def measure_peer_recovery(installation: OperatorInstallation, chaos: Chaos) -> tuple[StageSeconds, StageSeconds]:
     """Run one TrainJob; return the duration of its start and of its recovery in seconds, in total and by stage."""
-    installation.apply(build_training_runtime(program=["torchrun", "ddp.py"], folder=PROGRAM_FOLDER))
+    installation.apply(build_recovery_runtime(program=["torchrun", "ddp.py"], folder=PROGRAM_FOLDER))
     job = TrainJob(installation, f"recovery-{token_hex(2)}")
     try:
         posted_at = time.time()

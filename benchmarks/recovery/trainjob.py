@@ -8,20 +8,24 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import IO, Any
+from typing import IO
 
+from benchmarks.kubeflow.objects import (
+    JOBSET_NAME_LABEL,
+    RESTART_ATTEMPT_LABEL,
+    RawBody,
+    build_train_job,
+    build_training_runtime,
+)
 from testing.cluster.images.project_images import get_image_name
 from testing.processes.operator_stack import OperatorInstallation
 
 RUNTIME_NAME = "recovery"
 NODES = 2
+PROCESSES_PER_NODE = 2
 TIMEOUT_SECONDS = 120
-JOBSET_NAME_LABEL = "jobset.sigs.k8s.io/jobset-name"
-RESTART_ATTEMPT_LABEL = "jobset.sigs.k8s.io/restart-attempt"
 _POD_TEMPLATE = r'{.metadata.labels.batch\.kubernetes\.io/job-completion-index} {.metadata.name} {.status.phase}{"\n"}'
 _STAGE_LINE = re.compile(r"(imported|joined|step \d+) at ([\d.]+)")
-
-RawBody = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -39,8 +43,9 @@ class TrainJob:
     name: str
 
     def apply(self) -> None:
-        spec = {"runtimeRef": {"name": RUNTIME_NAME, "kind": "TrainingRuntime"}, "trainer": {"numNodes": NODES}}
-        self.installation.apply(build_object("TrainJob", self.name, spec))
+        self.installation.apply(
+            build_train_job(self.name, runtime=RUNTIME_NAME, nodes=NODES, processes_per_node=PROCESSES_PER_NODE)
+        )
 
     def delete(self) -> None:
         """Delete the job and wait until its pods are deleted."""
@@ -97,11 +102,8 @@ class TrainJob:
                 process.terminate()
 
 
-def build_training_runtime(*, program: list[str], folder: str) -> RawBody:
-    """Return a TrainingRuntime whose nodes run the program in `folder` of the claim `datasets`.
-
-    If a node fails, all nodes are restarted, at most three times.
-    """
+def build_recovery_runtime(*, program: list[str], folder: str) -> RawBody:
+    """Return a TrainingRuntime whose nodes run the program in `folder` of the claim `datasets`."""
     container = {
         "name": "node",
         "image": get_image_name("trainer"),
@@ -113,25 +115,9 @@ def build_training_runtime(*, program: list[str], folder: str) -> RawBody:
         "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
         "volumeMounts": [{"name": "data", "mountPath": "/data", "readOnly": True}],
     }
-    pod = {
-        "restartPolicy": "Never",
+    pod_spec = {
         "securityContext": {"runAsUser": 1000, "runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
         "containers": [container],
         "volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": "datasets"}}],
     }
-    node = {
-        "name": "node",
-        "template": {
-            "metadata": {"labels": {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}},
-            "spec": {"backoffLimit": 0, "template": {"spec": pod}},
-        },
-    }
-    spec = {
-        "mlPolicy": {"numNodes": NODES, "torch": {"numProcPerNode": 2}},
-        "template": {"spec": {"failurePolicy": {"maxRestarts": 3}, "replicatedJobs": [node]}},
-    }
-    return build_object("TrainingRuntime", RUNTIME_NAME, spec)
-
-
-def build_object(kind: str, name: str, spec: RawBody) -> RawBody:
-    return {"apiVersion": "trainer.kubeflow.org/v1alpha1", "kind": kind, "metadata": {"name": name}, "spec": spec}
+    return build_training_runtime(RUNTIME_NAME, pod_spec)

@@ -14,7 +14,7 @@ import time
 from collections import Counter
 from contextlib import suppress
 
-from benchmarks.load import JOBS_PATH, RawBody
+from benchmarks.load.job_bodies import JOBS_PATH, RawBody
 from benchmarks.rig import FAKE_NODES, NAMESPACE, start_fake_cluster
 from benchmarks.soak.actors import NodeRemover, OperatorRunner, ScriptRunner, SoakState
 from benchmarks.soak.scripts import JobPlan, plan_jobs

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from benchmarks.load import JOBS_PATH, PODS_PATH, RawBody, build_job_body, build_terminated_pod
+from benchmarks.load.job_bodies import JOBS_PATH, PODS_PATH, RawBody, build_job_body, build_terminated_pod
 from benchmarks.rig import (
     NAMESPACE,
     count_requests,

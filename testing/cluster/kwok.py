@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
+
+import yaml
 
 from testing.cluster.host.processes import Daemon
 from testing.cluster.images.go_build import build_all
 from testing.cluster.throwaway import ThrowawayCluster
 
+OMITTED_STAGE = "pod-complete"  # ends the pods of a Job at once
 ANNOTATION = "kwok.x-k8s.io/node"
 LABELS = {"type": "kwok", "kubernetes.io/os": "linux", "kubernetes.io/arch": "amd64"}
 
@@ -16,6 +20,7 @@ LABELS = {"type": "kwok", "kubernetes.io/os": "linux", "kubernetes.io/arch": "am
 def start_kwok(cluster: ThrowawayCluster, node_count: int) -> None:
     """Create fake nodes, labelled `type: kwok` and tainted so that only pods with a toleration run there."""
     build_all(cluster.cache, cluster.state.versions, component_names=("kwok",))
+    write_stages(cluster)
     cluster.kubectl.apply(*(render_fake_node(number) for number in range(1, node_count + 1)))
     build_kwok_daemon(cluster).start()
     cluster.kubectl("wait", "--for=condition=Ready", "node", "--selector=type=kwok", "--timeout=60s")
@@ -41,13 +46,29 @@ def render_fake_node(number: int) -> Mapping[str, Any]:
     }
 
 
+def write_stages(cluster: ThrowawayCluster) -> None:
+    """Write the file with the stages of nodes and pods that kwok performs."""
+    stages = yaml.safe_load_all((get_program_folder(cluster) / "documents.yaml").read_text())
+    kept_stages = [stage for stage in stages if stage["metadata"]["name"] != OMITTED_STAGE]
+    get_stages_file(cluster).write_text(yaml.safe_dump_all(kept_stages))
+
+
+def get_program_folder(cluster: ThrowawayCluster) -> Path:
+    return cluster.cache.get_binary_folder("kwok", cluster.state.versions.kwok)
+
+
+def get_stages_file(cluster: ThrowawayCluster) -> Path:
+    return cluster.layout.daemons / "kwok-stages.yaml"
+
+
 def build_kwok_daemon(cluster: ThrowawayCluster) -> Daemon:
-    folder = cluster.cache.get_binary_folder("kwok", cluster.state.versions.kwok)
     arguments = (
         f"--kubeconfig={cluster.layout.kubeconfig('kwok')}",
-        f"--config={folder / 'documents.yaml'}",
+        f"--config={get_stages_file(cluster)}",
         "--manage-all-nodes=false",
         f"--manage-nodes-with-annotation-selector={ANNOTATION}=fake",
         "--node-lease-duration-seconds=40",
     )
-    return Daemon(name="kwok", argv=(str(folder / "kwok"), *arguments), folder=cluster.layout.daemons)
+    return Daemon(
+        name="kwok", argv=(str(get_program_folder(cluster) / "kwok"), *arguments), folder=cluster.layout.daemons
+    )

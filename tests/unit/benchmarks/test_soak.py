@@ -5,7 +5,7 @@ from datetime import timedelta
 
 import pytest
 
-from benchmarks.load import build_job_body
+from benchmarks.load.job_bodies import build_job_body
 from benchmarks.rig import count_passes
 from benchmarks.soak.scripts import (
     DELETED,

@@ -1,7 +1,7 @@
 """Installs Kubeflow Trainer and JobSet on the throwaway cluster.
 
-They are built from their Go modules and use the upstream manifests, CRDs, certificates and webhooks, except that the
-managers run as host processes instead of pods.
+They are built from their Go modules and use the upstream manifests, CRDs, certificates, webhooks and configuration,
+except that the managers run as host processes instead of pods, without leader election.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from testing.cluster.kubectl import is_healthy
 from testing.cluster.throwaway import ThrowawayCluster
 
 CERTIFICATE_FOLDER = Path("/tmp/k8s-webhook-server")  # default certificate folder of both managers
+CONFIGURATION_FILE = "controller_manager_config.yaml"
 TIMEOUT_SECONDS = 120
 
 RawBody = dict[str, Any]
@@ -35,8 +36,8 @@ RawBody = dict[str, Any]
 class KubeflowManager:
     """Controller manager to build and install.
 
-    package: main package in the Go module. manifests: kustomize folder in the Go module. webhook_port: port that
-    `arguments` sets; the next port serves the health probes.
+    package: main package in the Go module. manifests: kustomize folder in the Go module. config_map: ConfigMap with the
+    configuration file. webhook_port: port on the host; the next port serves the health probes.
     """
 
     name: str
@@ -46,8 +47,8 @@ class KubeflowManager:
     manifests: str
     namespace: str
     secret: str
+    config_map: str
     webhook_port: int
-    arguments: tuple[str, ...]
 
     @property
     def health_port(self) -> int:
@@ -56,37 +57,55 @@ class KubeflowManager:
 
 JOBSET = KubeflowManager(
     name="jobset",
-    version="0.8.2",
+    version="0.12.0",
     module="sigs.k8s.io/jobset",
     package=".",
     manifests="config/default",
     namespace="jobset-system",
     secret="jobset-webhook-server-cert",  # noqa: S106
+    config_map="jobset-manager-config",
     webhook_port=9443,
-    arguments=("--leader-elect=false", "--metrics-bind-address=0"),
 )
 TRAINER = KubeflowManager(
     name="kubeflow-trainer",
-    version="2.0.0",
+    version="2.3.0",
     module="github.com/kubeflow/trainer/v2",
     package="./cmd/trainer-controller-manager",
     manifests="manifests/overlays/manager",
     namespace="kubeflow-system",
     secret="kubeflow-trainer-webhook-cert",  # noqa: S106
+    config_map="kubeflow-trainer-config",
     webhook_port=9543,
-    arguments=("--webhook-server-port=9543",),
 )
 
 
+class InstalledManager:
+    """A manager whose manifests are on the cluster; its process can be stopped and started again."""
+
+    def __init__(self, manager: KubeflowManager, daemon: Daemon) -> None:
+        self.manager = manager
+        self.daemon = daemon
+
+    def start(self) -> None:
+        """Start the process and wait until its webhooks serve requests.
+
+        Raises: HarnessError
+        """
+        self.daemon.start()
+        wait_until_ready(self.manager, self.daemon)
+
+    def stop(self) -> None:
+        """Stop the process. Until it runs again, the API server rejects requests that its webhooks handle."""
+        self.daemon.stop()
+
+
 @contextmanager
-def install_managers(cluster: ThrowawayCluster) -> Iterator[None]:
+def install_managers(cluster: ThrowawayCluster) -> Iterator[tuple[InstalledManager, ...]]:
     """Install both managers and wait until they are ready; remove everything afterwards."""
     CERTIFICATE_FOLDER.mkdir(exist_ok=True)
     with ExitStack() as stack:
         stack.callback(remove_certificate_folder)
-        for manager in (JOBSET, TRAINER):
-            stack.enter_context(install_manager(cluster, manager))
-        yield
+        yield tuple(stack.enter_context(install_manager(cluster, manager)) for manager in (JOBSET, TRAINER))
 
 
 def remove_certificate_folder() -> None:
@@ -99,21 +118,24 @@ def remove_certificate_folder() -> None:
 
 
 @contextmanager
-def install_manager(cluster: ThrowawayCluster, manager: KubeflowManager) -> Iterator[None]:
-    manifests = adapt_manifests(manager, build_manager(cluster, manager))
-    documents = json.dumps({"apiVersion": "v1", "kind": "List", "items": manifests})
+def install_manager(cluster: ThrowawayCluster, manager: KubeflowManager) -> Iterator[InstalledManager]:
+    upstream_manifests = read_upstream_manifests(build_manager(cluster, manager))
+    documents = json.dumps({"apiVersion": "v1", "kind": "List", "items": adapt_manifests(manager, upstream_manifests)})
     cluster.kubectl("apply", "--server-side", "-f", "-", stdin=documents)
     cluster.kubectl("wait", "crd", "--all", "--for=condition=Established", f"--timeout={TIMEOUT_SECONDS}s")
-    with tempfile.TemporaryDirectory() as folder:
-        daemon = build_daemon(cluster, manager, Path(folder))
-        daemon.start()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        configuration = adapt_configuration(manager, upstream_manifests)
+        (folder / CONFIGURATION_FILE).write_text(yaml.safe_dump(configuration))
+        installed = InstalledManager(manager, build_daemon(cluster, manager, folder))
+        installed.daemon.start()
         try:
-            write_certificate(cluster, manager, Path(folder) / "serving-certs")
-            wait_until_ready(manager, daemon)
-            yield
+            write_certificate(cluster, manager, folder / "serving-certs")
+            wait_until_ready(manager, installed.daemon)
+            yield installed
         finally:
             cluster.kubectl("delete", "--ignore-not-found", "--wait=false", "-f", "-", stdin=documents)
-            daemon.stop()
+            installed.stop()
 
 
 def build_manager(cluster: ThrowawayCluster, manager: KubeflowManager) -> Path:
@@ -157,25 +179,49 @@ def render_kustomization(cluster: ThrowawayCluster, folder: Path) -> str:
     return cluster.kubectl("kustomize", str(folder))
 
 
-def adapt_manifests(manager: KubeflowManager, folder: Path) -> list[RawBody]:
+def read_upstream_manifests(folder: Path) -> list[RawBody]:
+    """Return the manifests that build_manager rendered."""
+    return list(yaml.safe_load_all((folder / "documents.yaml").read_text()))
+
+
+def adapt_manifests(manager: KubeflowManager, upstream_manifests: list[RawBody]) -> list[RawBody]:
     """Return the manifests without the Deployment, with webhooks that connect to a process on the API server's host."""
-    all_documents = yaml.safe_load_all((folder / "documents.yaml").read_text())
-    documents = [document for document in all_documents if document["kind"] != "Deployment"]
-    for document in documents:
-        if document["kind"] == "Service":
-            document["spec"] = {"type": "ExternalName", "externalName": "localhost"}
-        for webhook in document.get("webhooks", ()):
+    manifests = [manifest for manifest in upstream_manifests if manifest["kind"] != "Deployment"]
+    for manifest in manifests:
+        if manifest["kind"] == "Service":
+            manifest["spec"] = {"type": "ExternalName", "externalName": "localhost"}
+        for webhook in manifest.get("webhooks", ()):
             webhook["clientConfig"]["service"]["port"] = manager.webhook_port
-    return documents
+    return manifests
 
 
-def build_daemon(cluster: ThrowawayCluster, manager: KubeflowManager, certificates: Path) -> Daemon:
-    """Return a daemon that runs the manager in a mount namespace with its certificate at the default path."""
+def adapt_configuration(manager: KubeflowManager, upstream_manifests: list[RawBody]) -> RawBody:
+    """Return the upstream configuration with ports of the host and without metrics and leader election."""
+    config_map = next(
+        manifest
+        for manifest in upstream_manifests
+        if (manifest["kind"], manifest["metadata"]["name"]) == ("ConfigMap", manager.config_map)
+    )
+    configuration: RawBody = yaml.safe_load(config_map["data"][CONFIGURATION_FILE])
+    host_fields = {
+        "webhook": {"port": manager.webhook_port},
+        "health": {"healthProbeBindAddress": f"127.0.0.1:{manager.health_port}"},
+        "metrics": {"bindAddress": "0"},
+        "leaderElection": {"leaderElect": False},
+    }
+    return configuration | {name: configuration.get(name, {}) | fields for name, fields in host_fields.items()}
+
+
+def build_daemon(cluster: ThrowawayCluster, manager: KubeflowManager, folder: Path) -> Daemon:
+    """Return a daemon that runs the manager in a mount namespace with its certificate at the default path.
+
+    It has the log level of the upstream Deployment.
+    """
     program = cluster.cache.get_binary_folder(manager.name, manager.version) / manager.name
     script = f'mount --bind "$0" {CERTIFICATE_FOLDER} && exec "$@"'
     argv = (
-        *("env", f"KUBECONFIG={cluster.kubeconfig}", "unshare", "--mount", "sh", "-c", script, str(certificates)),
-        *(str(program), f"--health-probe-bind-address=127.0.0.1:{manager.health_port}", *manager.arguments),
+        *("env", f"KUBECONFIG={cluster.kubeconfig}", "unshare", "--mount", "sh", "-c", script, str(folder)),
+        *(str(program), f"--config={folder / CONFIGURATION_FILE}", "--zap-log-level=2"),
     )
     return Daemon(name=manager.name, argv=argv, folder=cluster.layout.daemons)
 
