@@ -45,8 +45,9 @@ test-e2e: setup ## run the tests on a real cluster
 .PHONY: test-upgrade fuzz
 test-upgrade: setup ## upgrade and roll back the operator with jobs in every state; ARGS="--directions this-next,next-this"
 	@$(RUN) -m testing.upgrade $(ARGS)
-fuzz: setup ## run passes over changed pods, jobs and termination messages; EXAMPLES=200000
-	@FINETUNE_EXAMPLES=$(or $(EXAMPLES),200000) $(RUN) -m pytest -q -s -p no:xdist tests/simulation/test_untrusted_objects.py
+fuzz: setup ## run passes and parsers on random pods, jobs and messages; EXAMPLES=200000 SEED=0 MINUTES=25
+	@$(RUN) -m testing.fuzz --passes $(or $(EXAMPLES),200000) $(if $(SEED),--seed $(SEED)) \
+		$(if $(MINUTES),--minutes $(MINUTES)) $(ARGS)
 
 .PHONY: pytest docs
 pytest: setup ## run selected tests: ARGS="tests/unit/finetune_api -k quantity"
