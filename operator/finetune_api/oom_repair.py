@@ -76,7 +76,7 @@ def explain_unsupported_repair(repair: Repair | None) -> str:
         return f"status.repair.deepspeed: unknown preset {repair.deepspeed[:_MAX_QUOTED_CHARACTERS]!r}"
     for quantity in (repair.memory, repair.shm_size):
         try:
-            parse_quantity(quantity or "0")
+            parse_quantity("0" if quantity is None else quantity)
         except ValueError as error:
             return f"status.repair: {str(error)[:_MAX_QUOTED_CHARACTERS]}"
     return ""

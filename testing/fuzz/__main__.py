@@ -14,7 +14,7 @@ from collections.abc import Callable
 from functools import partial
 
 from testing.fuzz.cases import build_case, build_message, build_response
-from testing.fuzz.measurements import explain_slow_example, run_examples
+from testing.fuzz.measurements import Result, explain_slow_example, run_examples
 from testing.fuzz.passes import parse_text, run_case
 
 SLOW_SECONDS = 0.2
@@ -35,19 +35,20 @@ def main() -> int:
     texts = 5 * options.passes if options.texts is None else options.texts
     started_at, seconds = time.monotonic(), 60 * options.minutes
     with asyncio.Runner() as runner:
-        run_pass = partial(_run_pass, runner=runner)
+        prepare_passes = partial(_prepare_passes, runner=runner)
+        run = partial(run_examples, slow_seconds=SLOW_SECONDS)
         if options.replay is not None:
             print(build_case(options.replay))
-            print(run_pass(options.replay)()[1])
+            print(prepare_passes(options.replay)())
             return 0
         seeds = range(options.seed, options.seed + options.passes)
-        passes = run_examples(run_pass, seeds, deadline=started_at + PASSES_SHARE * seconds)
+        passes = run(prepare_passes, seeds, deadline=started_at + PASSES_SHARE * seconds)
         seeds = range(options.seed, options.seed + texts)
-        parsed = run_examples(_run_parser, seeds, deadline=started_at + seconds)
+        parsed = run(_prepare_text, seeds, deadline=started_at + seconds)
         for title, measurements in (("passes", passes), ("texts", parsed)):
             print(measurements.render(title, slow_seconds=SLOW_SECONDS))
-        for prepare, measurements in ((run_pass, passes), (_run_parser, parsed)):
-            for seed, taken in measurements.list_slow(SLOW_SECONDS)[:MAX_EXPLAINED]:
+        for prepare, measurements in ((prepare_passes, passes), (_prepare_text, parsed)):
+            for seed, taken in list(measurements.slow_seeds.items())[:MAX_EXPLAINED]:
                 print(explain_slow_example(prepare, seed, taken))
     failures = (*passes.failures.values(), *parsed.failures.values())
     for failure in failures:
@@ -56,17 +57,27 @@ def main() -> int:
     return 1 if failures else 0
 
 
-def _run_pass(seed: int, *, runner: asyncio.Runner) -> Callable[[], tuple[str, str]]:
-    """Build the case of the seed; return a function that runs it and returns its kind and outcome."""
+def _prepare_passes(seed: int, *, runner: asyncio.Runner) -> Callable[[], Result]:
     case = build_case(seed)
-    return lambda: (case.kind, run_case(case, runner))
+
+    def run() -> Result:
+        outcome, cpu_seconds = run_case(case, runner)
+        return Result(case.kind, outcome, cpu_seconds)
+
+    return run
 
 
-def _run_parser(seed: int) -> Callable[[], tuple[str, str]]:
+def _prepare_text(seed: int) -> Callable[[], Result]:
     source = random.Random(seed)
     kind = source.choice(tuple(PARSERS))
     text = PARSERS[kind](source)
-    return lambda: (kind, parse_text(kind, text))
+
+    def run() -> Result:
+        started_at = time.thread_time()
+        outcome = parse_text(kind, text)
+        return Result(kind, outcome, [time.thread_time() - started_at])
+
+    return run
 
 
 if __name__ == "__main__":

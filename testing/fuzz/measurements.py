@@ -16,8 +16,17 @@ PROGRESS_INTERVAL_SECONDS = 60.0
 REPETITIONS = 3  # of a slow example
 EXPLAINED_FUNCTIONS = 4
 
-# Builds the example of a seed; the returned function runs it and returns its kind and outcome.
-Prepare = Callable[[int], Callable[[], tuple[str, str]]]
+
+@dataclass(frozen=True)
+class Result:
+    """Kind and outcome of an example, and the CPU seconds of each of its passes or texts."""
+
+    kind: str
+    outcome: str
+    cpu_seconds: list[float]
+
+
+Prepare = Callable[[int], Callable[[], Result]]  # builds the example of a seed; the returned function runs it
 
 
 @dataclass
@@ -34,9 +43,11 @@ class Failure:
 
 @dataclass
 class Measurements:
-    """Results of a range of seeds; `cpu_seconds` contains the time of each example, in the order of the seeds."""
+    """Results of consecutive seeds; `cpu_seconds` contains the time of each pass or text."""
 
     first_seed: int
+    examples: int = 0
+    slow_seeds: dict[int, float] = field(default_factory=dict)  # CPU seconds of the longest pass, by seed
     cpu_seconds: array[float] = field(default_factory=lambda: array("f"))
     outcomes: Counter[tuple[str, str]] = field(default_factory=Counter)
     failures: dict[tuple[str, str, int], Failure] = field(default_factory=dict)
@@ -50,14 +61,17 @@ class Measurements:
             self.failures[key].count += 1
         else:
             self.failures[key] = Failure(seed, "".join(traceback.format_exception(error, limit=-12)))
+            print(f"unforeseen exception with seed {seed}: {error!r:.200}", flush=True)
 
-    def list_slow(self, seconds: float) -> list[tuple[int, float]]:
-        """Return seed and CPU seconds of each example that took longer, the slowest first."""
-        slow = [(self.first_seed + number, taken) for number, taken in enumerate(self.cpu_seconds) if taken > seconds]
-        return sorted(slow, key=lambda example: -example[1])
+    def record(self, seed: int, result: Result, *, slow_seconds: float) -> None:
+        """Record a result, and its seed if one of its passes was slow."""
+        self.outcomes[result.kind, result.outcome] += 1
+        self.cpu_seconds.extend(result.cpu_seconds)
+        if (longest := max(result.cpu_seconds)) > slow_seconds:
+            self.slow_seeds[seed] = longest
 
     def render(self, title: str, *, slow_seconds: float) -> str:
-        """Return the number of examples, their CPU time, and the number per kind and outcome."""
+        """Return the number of passes or texts, their CPU time, and the number of examples per kind and outcome."""
         ordered = sorted(self.cpu_seconds)
         if not ordered:
             return f"0 {title}"
@@ -65,25 +79,24 @@ class Measurements:
         figures = {"p50": ordered[count // 2], "p99": ordered[count * 99 // 100], "max": ordered[-1]}
         times = ", ".join(f"{name} {1000 * seconds:.2f} ms" for name, seconds in figures.items())
         lines = [
-            f"{count} {title} (seeds {self.first_seed} to {self.first_seed + count - 1}) in {self.wall_seconds:.0f} s:"
-            f" CPU {times}, {len(self.list_slow(slow_seconds))} over {1000 * slow_seconds:.0f} ms",
+            f"{count} {title} (seeds {self.first_seed} to {self.first_seed + self.examples - 1})"
+            f" in {self.wall_seconds:.0f} s: CPU {times}, {len(self.slow_seeds)} over {1000 * slow_seconds:.0f} ms",
             *(f"  {kind}: {outcome} {number}" for (kind, outcome), number in sorted(self.outcomes.items())),
         ]
         return "\n".join(lines)
 
 
-def run_examples(prepare: Prepare, seeds: range, *, deadline: float) -> Measurements:
-    """Run one example per seed until the deadline, a time of the monotonic clock; only the run itself is timed."""
+def run_examples(prepare: Prepare, seeds: range, *, deadline: float, slow_seconds: float) -> Measurements:
+    """Run one example per seed until the deadline, a time of the monotonic clock."""
     measurements = Measurements(seeds.start)
     started_at = reported_at = time.monotonic()
     for number, seed in enumerate(seeds):
         run = prepare(seed)
-        cpu_before = time.thread_time()
+        measurements.examples += 1
         try:
-            measurements.outcomes[run()] += 1
+            measurements.record(seed, run(), slow_seconds=slow_seconds)
         except Exception as error:  # whatever the operator does not foresee is the result of this program
             measurements.record_failure(seed, error)
-        measurements.cpu_seconds.append(time.thread_time() - cpu_before)
         now = time.monotonic()
         if now - reported_at > PROGRESS_INTERVAL_SECONDS:
             reported_at = now
@@ -95,13 +108,9 @@ def run_examples(prepare: Prepare, seeds: range, *, deadline: float) -> Measurem
 
 
 def explain_slow_example(prepare: Prepare, seed: int, seconds: float) -> str:
-    """Repeat a slow example; return its shortest CPU time and the functions that use most of it."""
-    repeated = []
-    for _ in range(REPETITIONS):
-        run = prepare(seed)
-        cpu_before = time.thread_time()
-        kind, outcome = run()
-        repeated.append(time.thread_time() - cpu_before)
+    """Repeat a slow example; return the shortest CPU time of its longest pass and the functions that use most of it."""
+    results = [prepare(seed)() for _ in range(REPETITIONS)]
+    repeated = min(max(result.cpu_seconds) for result in results)
     run = prepare(seed)
     profile = cProfile.Profile()
     profile.runcall(run)
@@ -112,6 +121,6 @@ def explain_slow_example(prepare: Prepare, seed: int, seconds: float) -> str:
         for (file, line, function), (_, calls, own, _, _) in by_own_time
     )
     return (
-        f"seed {seed} ({kind}: {outcome}) took {1000 * seconds:.0f} ms of CPU,"
-        f" repeated {1000 * min(repeated):.0f} ms; in the profile: {functions}"
+        f"seed {seed} ({results[0].kind}: {results[0].outcome}) took {1000 * seconds:.0f} ms of CPU,"
+        f" repeated {1000 * repeated:.0f} ms; in the profile: {functions}"
     )

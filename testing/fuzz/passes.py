@@ -1,15 +1,18 @@
 """Runs whole passes over the objects of a case, from their arrival in the caches to the requests of the operator."""
 
 import json
+import time
 from asyncio import Runner
+from collections.abc import Coroutine
 from contextlib import suppress
+from typing import Any
 
 from finetune_api.termination import parse_termination
 from finetune_operator.controller.child_cache import ChildCache
 from finetune_operator.controller.gather import CachedState
 from finetune_operator.controller.job_cache import JobCache, get_job_key
 from finetune_operator.controller.progress_poller import parse_progress
-from finetune_operator.controller.reconcile import PassDependencies, reconcile, reconcile_degraded
+from finetune_operator.controller.reconcile import PassDependencies, PassResult, reconcile, reconcile_degraded
 from finetune_operator.kube.cluster import ClusterError
 from finetune_operator.observation.projection import project_pod
 from testing.builders.jobs import NOW, SETTINGS, UID
@@ -24,21 +27,32 @@ class StatusTooLarge(AssertionError):
     """A written status has more bytes than the API server stores reliably, or contains a number that is not finite."""
 
 
-def run_case(case: PassCase, runner: Runner) -> str:
-    """Store the objects in caches, and run passes and a degraded pass; return the outcome.
+def run_case(case: PassCase, runner: Runner) -> tuple[str, list[float]]:
+    """Store the objects in caches, run passes and a degraded pass; return the outcome and the CPU seconds of each pass.
 
     Any exception but ClusterError, which the operator retries, is unforeseen and raised.
     """
+    started_at = time.thread_time()
     jobs, cached = _fill_caches(case)
     key = get_job_key(case.job)
     cluster = RecordingCluster(pods=cached.pods)
     dependencies = PassDependencies(cluster, SETTINGS, lambda: NOW)
     outcome = "unchanged"
+    cpu_seconds = []
+
+    def run_pass(coroutine: Coroutine[Any, Any, PassResult]) -> PassResult:
+        nonlocal started_at
+        try:
+            return runner.run(coroutine)
+        finally:
+            cpu_seconds.append(time.thread_time() - started_at)
+            started_at = time.thread_time()
+
     try:
         for _ in range(MAX_PASSES):
             body = jobs.get(key)
             assert body is not None
-            result = runner.run(reconcile(dependencies, body, cached))
+            result = run_pass(reconcile(dependencies, body, cached))
             if not jobs.store_if_newer(result.job):
                 break
         if cluster.statuses:
@@ -46,9 +60,9 @@ def run_case(case: PassCase, runner: Runner) -> str:
     except ClusterError as error:
         outcome = type(error).__name__
     with suppress(ClusterError):
-        runner.run(reconcile_degraded(dependencies, case.job, cached, problem="p"))
+        run_pass(reconcile_degraded(dependencies, case.job, cached, problem="p"))
     _check_statuses(cluster.statuses)
-    return outcome
+    return outcome, cpu_seconds
 
 
 def _fill_caches(case: PassCase) -> tuple[JobCache, CachedState]:

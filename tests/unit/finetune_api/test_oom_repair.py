@@ -301,6 +301,7 @@ def test_max_memory_must_be_at_least_the_memory_limit() -> None:
     [
         pytest.param({"deepspeed": "zero4"}, "deepspeed", id="preset of a newer release"),
         pytest.param({"memory": "lots"}, "'lots' is not a quantity", id="memory"),
+        pytest.param({"memory": ""}, "'' is not a quantity", id="empty memory"),
         pytest.param({"shmSize": "x" * 5000}, "'xxx", id="shared memory"),
         pytest.param({"gradientAccumulationSteps": 0}, "gradient_accumulation_steps", id="accumulation steps"),
         pytest.param({"numWorkers": -1}, "num_workers", id="data loader processes"),

@@ -3,35 +3,36 @@
 import time
 from collections.abc import Callable
 
-from testing.fuzz.measurements import Measurements, explain_slow_example, run_examples
+from testing.fuzz.measurements import Measurements, Result, explain_slow_example, run_examples
 
 FOREVER = float("inf")
-Run = Callable[[], tuple[str, str]]
+SLOW_SECONDS = 0.015
+Run = Callable[[], Result]
 
 
-def succeed() -> tuple[str, str]:
-    return "job", "Running"
+def succeed() -> Result:
+    return Result("job", "Running", [0.001, 0.002])
 
 
 def raise_for_odd_seeds(seed: int) -> Run:
-    def fail() -> tuple[str, str]:
+    def fail() -> Result:
         raise OverflowError(f"seed {seed}")
 
     return fail if seed % 2 else succeed
 
 
 def burn_cpu_for_seed_7(seed: int) -> Run:
-    def burn() -> tuple[str, str]:
-        deadline = time.thread_time() + 0.02
-        while time.thread_time() < deadline:
+    def burn() -> Result:
+        started_at = time.thread_time()
+        while time.thread_time() < started_at + 0.02:
             pass
-        return "job", "slow"
+        return Result("job", "slow", [0.001, time.thread_time() - started_at])
 
     return burn if seed == 7 else succeed
 
 
 def test_exceptions_of_one_line_are_one_failure_with_its_first_seed() -> None:
-    measurements = run_examples(raise_for_odd_seeds, range(10, 20), deadline=FOREVER)
+    measurements = run_examples(raise_for_odd_seeds, range(10, 20), deadline=FOREVER, slow_seconds=SLOW_SECONDS)
 
     [failure] = measurements.failures.values()
     assert (failure.seed, failure.count) == (11, 5)
@@ -41,20 +42,21 @@ def test_exceptions_of_one_line_are_one_failure_with_its_first_seed() -> None:
 
 
 def test_slow_examples_are_listed_by_seed_and_explained() -> None:
-    measurements = run_examples(burn_cpu_for_seed_7, range(5, 10), deadline=FOREVER)
-    [(seed, seconds)] = measurements.list_slow(0.015)
+    measurements = run_examples(burn_cpu_for_seed_7, range(5, 10), deadline=FOREVER, slow_seconds=SLOW_SECONDS)
+    [(seed, seconds)] = measurements.slow_seeds.items()
 
     assert seed == 7
-    assert "1 over 15 ms" in measurements.render("passes", slow_seconds=0.015)
+    assert "10 passes (seeds 5 to 9)" in measurements.render("passes", slow_seconds=SLOW_SECONDS)
+    assert "1 over 15 ms" in measurements.render("passes", slow_seconds=SLOW_SECONDS)
     explanation = explain_slow_example(burn_cpu_for_seed_7, seed, seconds)
     assert explanation.startswith("seed 7 (job: slow) took ")
     assert "burn (test_measurements.py:" in explanation
 
 
 def test_the_deadline_ends_the_examples() -> None:
-    measurements = run_examples(raise_for_odd_seeds, range(100), deadline=time.monotonic())
+    measurements = run_examples(raise_for_odd_seeds, range(100), deadline=time.monotonic(), slow_seconds=1.0)
 
-    assert len(measurements.cpu_seconds) == 1
+    assert measurements.examples == 1
 
 
 def test_figures_of_no_examples_are_rendered() -> None:
