@@ -71,8 +71,8 @@ bench-memory: setup ## measure the operator's memory without a cluster; ARGS="--
 	@$(RUN) -m benchmarks.memory $(ARGS)
 bench-recovery: setup ## measure the recovery time after the kill of a rank, by stage, with real pods
 	@$(RUN) -m benchmarks.recovery $(ARGS)
-soak: setup ## run jobs with faults while the operator is killed every minute; MINUTES=30 JOBS=500
-	@$(RUN) -m benchmarks.soak $(if $(MINUTES),--minutes $(MINUTES)) $(if $(JOBS),--jobs $(JOBS))
+soak: setup ## run jobs with faults while the operator is paused, killed and upgraded; MINUTES=120 JOBS=1200 ARGS="--disturb pause,kill"
+	@$(RUN) -m benchmarks.soak $(if $(MINUTES),--minutes $(MINUTES)) $(if $(JOBS),--jobs $(JOBS)) $(ARGS)
 bench-trainer: setup ## compare the speed of the trainer on CPU with TRL and ms-swift
 	@$(RUN) -m benchmarks.trainer $(ARGS)
 bench-failures: setup ## measure the accuracy of failure classification on held-out error messages
