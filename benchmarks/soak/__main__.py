@@ -42,6 +42,7 @@ from benchmarks.soak.script_runner import ScriptRunner
 from benchmarks.soak.scripts import JobPlan, plan_jobs
 from benchmarks.soak.state import SoakState
 from benchmarks.soak.tenants import Tenants
+from finetune_operator.kube.api_client import ApiClient
 from testing.cluster.host.cache import Cache
 from testing.upgrade.releases import Release, write_next_release, write_this_release
 
@@ -80,6 +81,7 @@ def main() -> int:
 class Soak:
     """Actors of a soak test."""
 
+    api: ApiClient
     state: SoakState
     pair: ReplicaPair
     scripts: ScriptRunner
@@ -95,8 +97,8 @@ async def run_soak_test(options: argparse.Namespace) -> list[str]:
     releases = write_releases(Cache.from_environment())
     async with start_fake_cluster(CLUSTER, keep_cluster=options.keep) as (cluster, api):
         plans = plan_jobs(options.jobs, seconds=60 * options.minutes, seed=options.seed)
-        state, pair = SoakState(api), ReplicaPair(cluster.kubeconfig, RESULT_FOLDER)
-        async with _run_informers(state):
+        state, pair = SoakState(), ReplicaPair(cluster.kubeconfig, RESULT_FOLDER)
+        async with _run_informers(api, state):
             try:
                 pair.start(releases[0])
                 pair.start(releases[0])
@@ -104,12 +106,13 @@ async def run_soak_test(options: argparse.Namespace) -> list[str]:
                 random_source = random.Random(options.seed)
                 deadline = time.monotonic() + 60 * options.minutes
                 soak = Soak(
+                    api=api,
                     state=state,
                     pair=pair,
-                    scripts=ScriptRunner(state, random_source, deadline=deadline, at_once=options.at_once),
-                    tenants=Tenants(state, random_source),
-                    nodes=NodeRemover(state, random_source),
-                    disturber=Disturber(pair, state, cluster, releases),
+                    scripts=ScriptRunner(api, state, random_source, deadline=deadline, at_once=options.at_once),
+                    tenants=Tenants(api, state, random_source),
+                    nodes=NodeRemover(api, state, random_source),
+                    disturber=Disturber(pair, state, api=api, cluster=cluster, releases=releases),
                 )
                 return await _run_with_faults(soak, plans, options, deadline=deadline)
             finally:
@@ -127,8 +130,8 @@ def write_releases(cache: Cache) -> tuple[Release, Release]:
 
 
 @asynccontextmanager
-async def _run_informers(state: SoakState) -> AsyncIterator[None]:
-    informers = state.build_informers()
+async def _run_informers(api: ApiClient, state: SoakState) -> AsyncIterator[None]:
+    informers = state.build_informers(api)
     tasks = [asyncio.create_task(informer.run()) for informer in informers]
     for informer in informers:
         await informer.synced.wait()
@@ -192,11 +195,11 @@ async def _check_and_report(soak: Soak, plans: tuple[JobPlan, ...], pair_task: a
     state, pair = soak.state, soak.pair
     problems = [
         *check_final_states(state, plans),
-        *await check_remaining_objects(state),
+        *await check_remaining_objects(soak.api, state),
         *state.list_unexplained_failures(),
         *state.list_wrong_restart_counts(),
     ]
-    problems += await check_garbage_collection(state)
+    problems += await check_garbage_collection(soak.api, state)
     pair_task.cancel()
     for replica in list(pair.replicas):
         await pair.stop(replica)

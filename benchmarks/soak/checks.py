@@ -35,12 +35,12 @@ def check_final_states(state: SoakState, plans: Iterable[JobPlan]) -> list[str]:
     return problems
 
 
-async def check_remaining_objects(state: SoakState) -> list[str]:
+async def check_remaining_objects(api: ApiClient, state: SoakState) -> list[str]:
     """Return a line for each unfinished pod of an ended job and for each remaining object of a deleted job."""
     await asyncio.sleep(SETTLE_SECONDS)
     existing_uids = {job["metadata"]["uid"] for job in state.jobs.values()} - state.deleted_uids
     problems = []
-    for kind, body in await list_children(state.api):
+    for kind, body in await list_children(api):
         name, labels = body["metadata"]["name"], body["metadata"].get("labels", {})
         uid = labels[names.JOB_UID]
         if uid not in existing_uids:
@@ -50,16 +50,16 @@ async def check_remaining_objects(state: SoakState) -> list[str]:
     return problems
 
 
-async def check_garbage_collection(state: SoakState) -> list[str]:
+async def check_garbage_collection(api: ApiClient, state: SoakState) -> list[str]:
     """Delete all jobs, and return a line for each child that is not garbage-collected."""
     for name, job in state.jobs.items():
         if job["metadata"]["uid"] not in state.deleted_uids:
-            await delete(state.api, f"{JOBS_PATH}/{name}")
+            await delete(api, f"{JOBS_PATH}/{name}")
     deadline = time.monotonic() + GARBAGE_COLLECTION_SECONDS
-    remaining = await list_children(state.api)
+    remaining = await list_children(api)
     while remaining and time.monotonic() < deadline:
         await asyncio.sleep(POLL_INTERVAL_SECONDS)
-        remaining = await list_children(state.api)
+        remaining = await list_children(api)
     return [f"{kind} {body['metadata']['name']} remains after all jobs were deleted" for kind, body in remaining]
 
 

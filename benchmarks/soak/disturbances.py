@@ -13,6 +13,7 @@ from benchmarks.load import JOBS_PATH, RawBody, build_job_body
 from benchmarks.soak.replicas import Replica, ReplicaPair
 from benchmarks.soak.script_runner import delete
 from benchmarks.soak.state import SoakState
+from finetune_operator.kube.api_client import ApiClient
 from testing.cluster.throwaway import ThrowawayCluster
 from testing.upgrade.releases import Release
 
@@ -87,9 +88,16 @@ class Disturber:
     """Disturbs the operator until cancelled, and measures how long it takes until the operator works again."""
 
     def __init__(
-        self, pair: ReplicaPair, state: SoakState, cluster: ThrowawayCluster, releases: tuple[Release, Release]
+        self,
+        pair: ReplicaPair,
+        state: SoakState,
+        *,
+        api: ApiClient,
+        cluster: ThrowawayCluster,
+        releases: tuple[Release, Release],
     ) -> None:
         self.effects: list[Effect] = []
+        self._api = api
         self._pair = pair
         self._state = state
         self._cluster = cluster
@@ -149,7 +157,7 @@ class Disturber:
         """Create a job; return the seconds from the begin of the disturbance until its pod exists."""
         name = f"probe-{len(self.effects):03}"
         body: RawBody = build_job_body(name, 1)
-        await self._state.api.call("POST", JOBS_PATH, body=body)
+        await self._api.call("POST", JOBS_PATH, body=body)
         deadline = started_at + pause_seconds + PROBE_TIMEOUT_SECONDS
         seconds = None
         while time.monotonic() < deadline and seconds is None:
@@ -158,7 +166,7 @@ class Disturber:
                 seconds = time.monotonic() - started_at
         if seconds is None:
             self._state.problems.append(f"{name} has no pod {PROBE_TIMEOUT_SECONDS:.0f} s after the disturbance")
-        await delete(self._state.api, f"{JOBS_PATH}/{name}")
+        await delete(self._api, f"{JOBS_PATH}/{name}")
         return seconds
 
 

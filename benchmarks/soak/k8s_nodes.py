@@ -8,6 +8,7 @@ import random
 from benchmarks.load import RawBody
 from benchmarks.soak.script_runner import delete
 from benchmarks.soak.state import NODE_LOSS, SoakState, get_attempt, get_job_uid
+from finetune_operator.kube.api_client import ApiClient
 from testing.cluster.kwok import render_fake_node
 
 NODE_ABSENCE_SECONDS = 90.0  # longer than the period of pod garbage collection
@@ -16,7 +17,8 @@ NODE_ABSENCE_SECONDS = 90.0  # longer than the period of pod garbage collection
 class NodeRemover:
     """Deletes Kubernetes nodes and recreates them after a delay."""
 
-    def __init__(self, state: SoakState, random_source: random.Random) -> None:
+    def __init__(self, api: ApiClient, state: SoakState, random_source: random.Random) -> None:
+        self._api = api
         self.removed_count = 0
         self._state = state
         self._random_source = random_source
@@ -34,10 +36,10 @@ class NodeRemover:
             for pod in self._state.list_pods_of_node(name):
                 if uid := get_job_uid(pod):
                     self._state.add_cause((uid, get_attempt(pod)), NODE_LOSS)
-            self.removed_count += await delete(self._state.api, f"/api/v1/nodes/{name}")
+            self.removed_count += await delete(self._api, f"/api/v1/nodes/{name}")
             self._recreate_tasks.add(asyncio.create_task(self._recreate(node)))
 
     async def _recreate(self, node: RawBody) -> None:
         await asyncio.sleep(NODE_ABSENCE_SECONDS)
-        await self._state.api.call("POST", "/api/v1/nodes", body=node)
+        await self._api.call("POST", "/api/v1/nodes", body=node)
         self._state.missing_nodes.discard(node["metadata"]["name"])

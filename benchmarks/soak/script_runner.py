@@ -32,7 +32,10 @@ RESTARTING_ACTIONS = (
 class ScriptRunner:
     """Runs at most `at_once` scripts at the same time and counts the performed actions."""
 
-    def __init__(self, state: SoakState, random_source: random.Random, *, deadline: float, at_once: int) -> None:
+    def __init__(
+        self, api: ApiClient, state: SoakState, random_source: random.Random, *, deadline: float, at_once: int
+    ) -> None:
+        self._api = api
         self.actions: Counter[str] = Counter()
         self.started = 0
         self._deadline = deadline  # monotonic time after which actions are performed without delay
@@ -55,7 +58,7 @@ class ScriptRunner:
         body["spec"]["restartPolicy"] = RESTART_POLICY
         if plan.ttl_seconds is not None:
             body["spec"]["ttlSecondsAfterFinished"] = plan.ttl_seconds
-        created = await self._state.api.call("POST", JOBS_PATH, body=body)
+        created = await self._api.call("POST", JOBS_PATH, body=body)
         while self._state.get_uid(plan.name) != created["metadata"]["uid"]:  # noqa: ASYNC110  informer event
             await asyncio.sleep(0.1)
 
@@ -87,7 +90,7 @@ class ScriptRunner:
         if action in RESTARTING_ACTIONS:
             self._state.failed_at[attempt] = time.monotonic()
         victim = names.pod_name(plan.name, attempt[1], self._random_source.randrange(plan.nodes))
-        api = self._state.api
+        api = self._api
         match action:
             case ScriptAction.DELETE_JOB:
                 return await delete(api, f"{JOBS_PATH}/{plan.name}")
@@ -149,7 +152,7 @@ class ScriptRunner:
 
     async def _change_spec(self, plan: JobPlan, **fields: object) -> None:
         path = f"{JOBS_PATH}/{plan.name}"
-        await update(self._state.api, path, lambda job: {**job, "spec": {**job["spec"], **fields}})
+        await update(self._api, path, lambda job: {**job, "spec": {**job["spec"], **fields}})
 
     async def _end_container(self, pod_name: str, action: ScriptAction) -> bool:
         """Report that the container has exited; retry after a conflict, because kwok may also modify the pod."""
@@ -160,7 +163,7 @@ class ScriptRunner:
                 return False
             body = build_terminated_pod(pod, exit_code=exit_code, reason=reason, message=message)
             try:
-                return await ignore_not_found(self._state.api.call("PUT", f"{PODS_PATH}/{pod_name}/status", body=body))
+                return await ignore_not_found(self._api.call("PUT", f"{PODS_PATH}/{pod_name}/status", body=body))
             except ApiError as error:
                 if error.status != STATUS_CONFLICT:
                     raise

@@ -30,8 +30,7 @@ class SoakState:
     failed without a cause was ended by a disturbance of the operator.
     """
 
-    def __init__(self, api: ApiClient) -> None:
-        self.api = api
+    def __init__(self) -> None:
         self.jobs: dict[str, RawBody] = {}  # newest job by name
         self.pods: dict[str, RawBody] = {}  # by name
         self.deleted_uids: set[str] = set()
@@ -46,11 +45,11 @@ class SoakState:
         self._names_by_uid: dict[str, str] = {}
         self._images: dict[str, str] = {}  # by uid of the job
 
-    def build_informers(self) -> tuple[Informer, ...]:
+    def build_informers(self, api: ApiClient) -> tuple[Informer, ...]:
         """Return the informers that keep the state up to date."""
         return (
-            Informer(self.api, JOBS_PATH, selector="", on_change=self._on_job_event),
-            Informer(self.api, collection_path("Pod", NAMESPACE), selector=names.JOB_UID, on_change=self._on_pod_event),
+            Informer(api, JOBS_PATH, selector="", on_change=self.on_job_event),
+            Informer(api, collection_path("Pod", NAMESPACE), selector=names.JOB_UID, on_change=self.on_pod_event),
         )
 
     def get_uid(self, name: str) -> str:
@@ -107,7 +106,8 @@ class SoakState:
     def list_pods_of_node(self, node: str) -> list[RawBody]:
         return [pod for pod in self.pods.values() if pod["spec"].get("nodeName") == node]
 
-    def _on_job_event(self, old_job: RawBody | None, new_job: RawBody | None) -> None:
+    def on_job_event(self, old_job: RawBody | None, new_job: RawBody | None) -> None:
+        """Handle a job event of an informer."""
         if new_job is None:
             assert old_job is not None
             self.deleted_uids.add(old_job["metadata"]["uid"])
@@ -125,7 +125,8 @@ class SoakState:
         if final_state is not None:
             self.final_states[uid] = final_state
 
-    def _on_pod_event(self, old_pod: RawBody | None, new_pod: RawBody | None) -> None:
+    def on_pod_event(self, old_pod: RawBody | None, new_pod: RawBody | None) -> None:
+        """Handle a pod event of an informer: check the pods of the job, and record when an attempt runs."""
         if new_pod is None:
             assert old_pod is not None
             if (

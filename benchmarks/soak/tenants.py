@@ -13,7 +13,7 @@ from benchmarks.rig import NAMESPACE
 from benchmarks.soak.script_runner import delete, update
 from benchmarks.soak.state import AttemptKey, SoakState, get_attempt, get_job_uid, is_running
 from finetune_operator import names
-from finetune_operator.kube.api_client import ApiError
+from finetune_operator.kube.api_client import ApiClient, ApiError
 from finetune_operator.kube.cluster import collection_path
 from finetune_operator.plan.manifests import is_intact_headless_service
 
@@ -26,7 +26,8 @@ SERVICES_PATH = collection_path("Service", NAMESPACE)
 class Tenants:
     """Interferes with a random running job once per interval; requires that the operator repairs edited Services."""
 
-    def __init__(self, state: SoakState, random_source: random.Random) -> None:
+    def __init__(self, api: ApiClient, state: SoakState, random_source: random.Random) -> None:
+        self._api = api
         self.acts: Counter[str] = Counter()
         self._state = state
         self._random_source = random_source
@@ -54,7 +55,7 @@ class Tenants:
             await asyncio.wait(self._followups, timeout=REPAIR_TIMEOUT_SECONDS)
         for pod in list(self._state.pods.values()):
             if STRANGER in pod["metadata"]["labels"]:
-                await delete(self._state.api, f"{PODS_PATH}/{pod['metadata']['name']}", gracePeriodSeconds=0)
+                await delete(self._api, f"{PODS_PATH}/{pod['metadata']['name']}", gracePeriodSeconds=0)
 
     async def _create_stranger(self, pod: RawBody) -> bool:
         name = f"stranger-{self._random_source.randrange(10**9)}"
@@ -68,24 +69,24 @@ class Tenants:
                 "tolerations": [{"operator": "Exists"}],
             },
         }
-        await self._state.api.call("POST", PODS_PATH, body=stranger)
+        await self._api.call("POST", PODS_PATH, body=stranger)
         self._follow_up(self._delete_stranger(name))
         return True
 
     async def _delete_stranger(self, name: str) -> None:
         await asyncio.sleep(STRANGER_SECONDS)
-        await delete(self._state.api, f"{PODS_PATH}/{name}", gracePeriodSeconds=0)
+        await delete(self._api, f"{PODS_PATH}/{name}", gracePeriodSeconds=0)
 
     async def _edit_service(self, pod: RawBody) -> bool:
         edited = {"selector": {"app": "stranger"}, "publishNotReadyAddresses": False}
         path = f"{SERVICES_PATH}/{self._get_job_name(pod)}"
-        is_edited = await update(self._state.api, path, lambda body: {**body, "spec": {**body["spec"], **edited}})
+        is_edited = await update(self._api, path, lambda body: {**body, "spec": {**body["spec"], **edited}})
         if is_edited:
             self._follow_up(self._require_service(self._get_job_name(pod), get_job_uid(pod)))
         return is_edited
 
     async def _delete_service(self, pod: RawBody) -> bool:
-        is_deleted = await delete(self._state.api, f"{SERVICES_PATH}/{self._get_job_name(pod)}")
+        is_deleted = await delete(self._api, f"{SERVICES_PATH}/{self._get_job_name(pod)}")
         if is_deleted:
             self._follow_up(self._require_service(self._get_job_name(pod), get_job_uid(pod)))
         return is_deleted
@@ -93,7 +94,7 @@ class Tenants:
     async def _delete_pod(self, pod: RawBody) -> bool:
         key: AttemptKey = (get_job_uid(pod), get_attempt(pod))
         self._state.add_cause(key, "a tenant deletes a pod")
-        return await delete(self._state.api, f"{PODS_PATH}/{pod['metadata']['name']}")
+        return await delete(self._api, f"{PODS_PATH}/{pod['metadata']['name']}")
 
     async def _require_service(self, name: str, uid: str) -> None:
         """Require that the job has an intact Service in time, unless it no longer runs."""
@@ -104,7 +105,7 @@ class Tenants:
             if not runs or self._state.has_condition(name, "Suspended"):
                 return
             try:
-                service = await self._state.api.call("GET", f"{SERVICES_PATH}/{name}")
+                service = await self._api.call("GET", f"{SERVICES_PATH}/{name}")
             except ApiError as error:
                 if error.status != 404:
                     raise

@@ -52,6 +52,7 @@ class Measurements:
     outcomes: Counter[tuple[str, str]] = field(default_factory=Counter)
     failures: dict[tuple[str, str, int], Failure] = field(default_factory=dict)
     wall_seconds: float = 0.0
+    total_cpu_seconds: float = 0.0  # including the generation of the examples
 
     def record_failure(self, seed: int, error: Exception) -> None:
         """Group the exception with others of its type from the same line."""
@@ -80,7 +81,8 @@ class Measurements:
         times = ", ".join(f"{name} {1000 * seconds:.2f} ms" for name, seconds in figures.items())
         lines = [
             f"{count} {title} (seeds {self.first_seed} to {self.first_seed + self.examples - 1})"
-            f" in {self.wall_seconds:.0f} s: CPU {times}, {len(self.slow_seeds)} over {1000 * slow_seconds:.0f} ms",
+            f" in {self.wall_seconds:.0f} s, {self.total_cpu_seconds:.0f} s of CPU",
+            f"  CPU of one: {times}; {len(self.slow_seeds)} over {1000 * slow_seconds:.0f} ms",
             *(f"  {kind}: {outcome} {number}" for (kind, outcome), number in sorted(self.outcomes.items())),
         ]
         return "\n".join(lines)
@@ -90,6 +92,7 @@ def run_examples(prepare: Prepare, seeds: range, *, deadline: float, slow_second
     """Run one example per seed until the deadline, a time of the monotonic clock."""
     measurements = Measurements(seeds.start)
     started_at = reported_at = time.monotonic()
+    cpu_before = time.thread_time()
     for number, seed in enumerate(seeds):
         run = prepare(seed)
         measurements.examples += 1
@@ -104,6 +107,7 @@ def run_examples(prepare: Prepare, seeds: range, *, deadline: float, slow_second
         if now > deadline:
             break
     measurements.wall_seconds = time.monotonic() - started_at
+    measurements.total_cpu_seconds = time.thread_time() - cpu_before
     return measurements
 
 
@@ -112,7 +116,7 @@ def explain_slow_example(prepare: Prepare, seed: int, seconds: float) -> str:
     results = [prepare(seed)() for _ in range(REPETITIONS)]
     repeated = min(max(result.cpu_seconds) for result in results)
     run = prepare(seed)
-    profile = cProfile.Profile()
+    profile = cProfile.Profile(time.thread_time)
     profile.runcall(run)
     statistics = pstats.Stats(profile).stats  # type: ignore[attr-defined]
     by_own_time = sorted(statistics.items(), key=lambda item: -item[1][2])[:EXPLAINED_FUNCTIONS]
