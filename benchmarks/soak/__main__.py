@@ -13,10 +13,11 @@ import shutil
 import sys
 import time
 from collections import Counter
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from benchmarks.rig import FAKE_NODES, start_fake_cluster
 from benchmarks.soak.checks import (
@@ -155,31 +156,34 @@ async def _run_with_faults(
     ]
     disturbances = plan_disturbances(kinds, random.Random(options.seed)) if kinds else iter(())
     disturb_task = asyncio.create_task(soak.disturber.run(disturbances, rest_seconds=options.rest, deadline=deadline))
-    script_tasks = asyncio.gather(*(soak.scripts.run_script(plan) for plan in plans))
+    script_task = asyncio.ensure_future(asyncio.gather(*(soak.scripts.run_script(plan) for plan in plans)))
+    tasks = (pair_task, lag_task, *fault_tasks, disturb_task, script_task)
     try:
         # Run the faults until the end of the test; an exception of an actor ends the test.
-        await _wait_for_tasks([pair_task, lag_task, *fault_tasks], deadline - time.monotonic())
+        await _wait_for_tasks(tasks, deadline - time.monotonic())
         await disturb_task
         for task in fault_tasks:
             task.cancel()
         await soak.tenants.clean_up()
         # Wait for the remaining jobs, then check everything.
-        with suppress(TimeoutError):
-            await asyncio.wait_for(script_tasks, TIMEOUT_SECONDS)
+        await _wait_for_tasks((pair_task, script_task), TIMEOUT_SECONDS, until=script_task)
         return await _check_and_report(soak, plans, pair_task)
     finally:
-        tasks = (pair_task, lag_task, disturb_task, *fault_tasks)
         for task in tasks:
             task.cancel()
-        script_tasks.cancel()
-        await asyncio.gather(*tasks, script_tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _wait_for_tasks(tasks: list[asyncio.Task[None]], seconds: float) -> None:
-    """Wait for the given time; raise the exception of a task that ends earlier."""
-    ended_tasks, _ = await asyncio.wait(tasks, timeout=max(0.0, seconds), return_when=asyncio.FIRST_COMPLETED)
-    for task in ended_tasks:
-        task.result()
+async def _wait_for_tasks(
+    tasks: Iterable[asyncio.Future[Any]], seconds: float, *, until: asyncio.Future[Any] | None = None
+) -> None:
+    """Wait for the given time, or until one task has ended; raise the exception of a task."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline and not (until is not None and until.done()):
+        await asyncio.sleep(0.5)
+        for task in tasks:
+            if task.done():
+                task.result()
 
 
 async def _watch_host(state: SoakState) -> None:

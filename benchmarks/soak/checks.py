@@ -10,7 +10,7 @@ from pathlib import Path
 
 from benchmarks.load import JOBS_PATH, RawBody
 from benchmarks.rig import NAMESPACE
-from benchmarks.soak.script_runner import delete
+from benchmarks.soak.requests import delete
 from benchmarks.soak.scripts import JobPlan
 from benchmarks.soak.state import SoakState
 from finetune_operator import names

@@ -11,7 +11,7 @@ from enum import StrEnum
 
 from benchmarks.load import JOBS_PATH, RawBody, build_job_body
 from benchmarks.soak.replicas import Replica, ReplicaPair
-from benchmarks.soak.script_runner import delete
+from benchmarks.soak.requests import create, delete
 from benchmarks.soak.state import SoakState
 from finetune_operator.kube.api_client import ApiClient
 from testing.cluster.throwaway import ThrowawayCluster
@@ -157,7 +157,7 @@ class Disturber:
         """Create a job; return the seconds from the begin of the disturbance until its pod exists."""
         name = f"probe-{len(self.effects):03}"
         body: RawBody = build_job_body(name, 1)
-        await self._api.call("POST", JOBS_PATH, body=body)
+        await create(self._api, JOBS_PATH, body)
         deadline = started_at + pause_seconds + PROBE_TIMEOUT_SECONDS
         seconds = None
         while time.monotonic() < deadline and seconds is None:

@@ -6,7 +6,7 @@ import asyncio
 import random
 
 from benchmarks.load import RawBody
-from benchmarks.soak.script_runner import delete
+from benchmarks.soak.requests import create, delete
 from benchmarks.soak.state import NODE_LOSS, SoakState, get_attempt, get_job_uid
 from finetune_operator.kube.api_client import ApiClient
 from testing.cluster.kwok import render_fake_node
@@ -41,5 +41,5 @@ class NodeRemover:
 
     async def _recreate(self, node: RawBody) -> None:
         await asyncio.sleep(NODE_ABSENCE_SECONDS)
-        await self._api.call("POST", "/api/v1/nodes", body=node)
+        await create(self._api, "/api/v1/nodes", node)
         self._state.missing_nodes.discard(node["metadata"]["name"])

@@ -6,9 +6,10 @@ import asyncio
 import random
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 
-from benchmarks.load import JOBS_PATH, PODS_PATH, RawBody, build_job_body, build_terminated_pod
+from benchmarks.load import JOBS_PATH, PODS_PATH, build_job_body, build_terminated_pod
+from benchmarks.soak.requests import CONFLICT, NOT_FOUND, call, create, delete, update
 from benchmarks.soak.scripts import RESTART_POLICY, SUSPENSIONS, JobPlan, ScriptAction, build_container_exit
 from benchmarks.soak.state import SUSPENSION, AttemptKey, SoakState, get_shm_size, is_running
 from finetune_operator import names
@@ -18,7 +19,6 @@ POLL_INTERVAL_SECONDS = 1.0
 SUSPENSION_TIMEOUT_SECONDS = 180.0  # includes a pause of the operator and the election of another leader
 MAX_SUSPENDED_SECONDS = 20.0
 FLIP_SECONDS = 0.3
-STATUS_CONFLICT = 409
 RESTARTING_ACTIONS = (
     ScriptAction.KILL_RANK,
     ScriptAction.KILL_CONTAINER,
@@ -58,7 +58,7 @@ class ScriptRunner:
         body["spec"]["restartPolicy"] = RESTART_POLICY
         if plan.ttl_seconds is not None:
             body["spec"]["ttlSecondsAfterFinished"] = plan.ttl_seconds
-        created = await self._api.call("POST", JOBS_PATH, body=body)
+        created = await create(self._api, JOBS_PATH, body)
         while self._state.get_uid(plan.name) != created["metadata"]["uid"]:  # noqa: ASYNC110  informer event
             await asyncio.sleep(0.1)
 
@@ -163,39 +163,11 @@ class ScriptRunner:
                 return False
             body = build_terminated_pod(pod, exit_code=exit_code, reason=reason, message=message)
             try:
-                return await ignore_not_found(self._api.call("PUT", f"{PODS_PATH}/{pod_name}/status", body=body))
+                await call(self._api, "PUT", f"{PODS_PATH}/{pod_name}/status", body=body)
+                return True
             except ApiError as error:
-                if error.status != STATUS_CONFLICT:
+                if error.status == NOT_FOUND:
+                    return False
+                if error.status != CONFLICT:
                     raise
                 await asyncio.sleep(POLL_INTERVAL_SECONDS)
-
-
-async def delete(api: ApiClient, path: str, **options: object) -> bool:
-    """Delete an object; return False if it does not exist."""
-    body: RawBody = {"kind": "DeleteOptions", "apiVersion": "v1", **options}
-    return await ignore_not_found(api.call("DELETE", path, body=body))
-
-
-async def update(api: ApiClient, path: str, change: Callable[[RawBody], RawBody]) -> bool:
-    """Read an object and replace it by the changed one, again after a conflict; return False if it does not exist."""
-    while True:
-        try:
-            await api.call("PUT", path, body=change(await api.call("GET", path)))
-            return True
-        except ApiError as error:
-            if error.status == 404:
-                return False
-            if error.status != STATUS_CONFLICT:
-                raise
-            await asyncio.sleep(0.1)
-
-
-async def ignore_not_found(call: Awaitable[RawBody]) -> bool:
-    """Return False if the object does not exist, otherwise True."""
-    try:
-        await call
-    except ApiError as error:
-        if error.status == 404:
-            return False
-        raise
-    return True

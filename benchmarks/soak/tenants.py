@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 
 from benchmarks.load import PODS_PATH, RawBody
 from benchmarks.rig import NAMESPACE
-from benchmarks.soak.script_runner import delete, update
+from benchmarks.soak.requests import NOT_FOUND, call, create, delete, update
 from benchmarks.soak.state import AttemptKey, SoakState, get_attempt, get_job_uid, is_running
 from finetune_operator import names
 from finetune_operator.kube.api_client import ApiClient, ApiError
@@ -69,7 +69,7 @@ class Tenants:
                 "tolerations": [{"operator": "Exists"}],
             },
         }
-        await self._api.call("POST", PODS_PATH, body=stranger)
+        await create(self._api, PODS_PATH, stranger)
         self._follow_up(self._delete_stranger(name))
         return True
 
@@ -105,9 +105,9 @@ class Tenants:
             if not runs or self._state.has_condition(name, "Suspended"):
                 return
             try:
-                service = await self._api.call("GET", f"{SERVICES_PATH}/{name}")
+                service = await call(self._api, "GET", f"{SERVICES_PATH}/{name}")
             except ApiError as error:
-                if error.status != 404:
+                if error.status != NOT_FOUND:
                     raise
             else:
                 if is_intact_headless_service(service, uid):
