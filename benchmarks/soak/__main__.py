@@ -17,7 +17,6 @@ from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from benchmarks.rig import FAKE_NODES, start_fake_cluster
 from benchmarks.soak.checks import (
@@ -156,8 +155,8 @@ async def _run_with_faults(
     ]
     disturbances = plan_disturbances(kinds, random.Random(options.seed)) if kinds else iter(())
     disturb_task = asyncio.create_task(soak.disturber.run(disturbances, rest_seconds=options.rest, deadline=deadline))
-    script_task = asyncio.ensure_future(asyncio.gather(*(soak.scripts.run_script(plan) for plan in plans)))
-    tasks = (pair_task, lag_task, *fault_tasks, disturb_task, script_task)
+    script_task = asyncio.create_task(_run_scripts(soak.scripts, plans))
+    tasks: tuple[asyncio.Task[None], ...] = (pair_task, lag_task, *fault_tasks, disturb_task, script_task)
     try:
         # Run the faults until the end of the test; an exception of an actor ends the test.
         await _wait_for_tasks(tasks, deadline - time.monotonic())
@@ -174,8 +173,14 @@ async def _run_with_faults(
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
+async def _run_scripts(scripts: ScriptRunner, plans: Iterable[JobPlan]) -> None:
+    async with asyncio.TaskGroup() as group:
+        for plan in plans:
+            group.create_task(scripts.run_script(plan))
+
+
 async def _wait_for_tasks(
-    tasks: Iterable[asyncio.Future[Any]], seconds: float, *, until: asyncio.Future[Any] | None = None
+    tasks: Iterable[asyncio.Task[None]], seconds: float, *, until: asyncio.Task[None] | None = None
 ) -> None:
     """Wait for the given time, or until one task has ended; raise the exception of a task."""
     deadline = time.monotonic() + seconds
