@@ -31,6 +31,7 @@ from benchmarks.soak.replicas import ReplicaPair
 from benchmarks.soak.report import (
     Rows,
     build_operator_rows,
+    build_recovery_rows,
     count_ends,
     describe_times,
     measure_memory,
@@ -44,6 +45,7 @@ from benchmarks.soak.state import SoakState
 from benchmarks.soak.tenants import Tenants
 from finetune_operator.kube.api_client import ApiClient
 from testing.cluster.host.cache import Cache
+from testing.cluster.host.commands import HarnessError
 from testing.upgrade.releases import Release, write_next_release, write_this_release
 
 CLUSTER = "soak"
@@ -166,7 +168,7 @@ async def _run_with_faults(
         await soak.tenants.clean_up()
         # Wait for the remaining jobs, then check everything.
         await _wait_for_tasks((pair_task, script_task), TIMEOUT_SECONDS, until=script_task)
-        return await _check_and_report(soak, plans, pair_task)
+        return await _check_and_report(soak, plans, options, pair_task)
     finally:
         for task in tasks:
             task.cancel()
@@ -200,7 +202,9 @@ async def _watch_host(state: SoakState) -> None:
             print(f"the host or this process stalled for {late:.1f} s with {len(state.jobs)} jobs", flush=True)
 
 
-async def _check_and_report(soak: Soak, plans: tuple[JobPlan, ...], pair_task: asyncio.Task[None]) -> list[str]:
+async def _check_and_report(
+    soak: Soak, plans: tuple[JobPlan, ...], options: argparse.Namespace, pair_task: asyncio.Task[None]
+) -> list[str]:
     state, pair = soak.state, soak.pair
     problems = [
         *check_final_states(state, plans),
@@ -216,14 +220,17 @@ async def _check_and_report(soak: Soak, plans: tuple[JobPlan, ...], pair_task: a
     if memory is not None and not memory.is_flat:
         problems.append(f"the memory of the operator grows: {memory}")
     problems += [*state.problems, *pair.problems, *check_logs(replica.log for replica in pair.all_replicas)]
-    rows = [*_build_job_rows(soak, plans), *build_operator_rows(pair.all_replicas, memory, jobs=soak.scripts.started)]
+    rows = [
+        *_build_job_rows(soak, plans, options),
+        *build_operator_rows(pair.all_replicas, memory, jobs=soak.scripts.started),
+    ]
     markdown = render_markdown(rows, soak.disturber.effects, count_ends(state))
     write_report(RESULT_FOLDER, markdown, rows=rows, effects=soak.disturber.effects, problems=problems)
     print(markdown)
     return problems
 
 
-def _build_job_rows(soak: Soak, plans: tuple[JobPlan, ...]) -> Rows:
+def _build_job_rows(soak: Soak, plans: tuple[JobPlan, ...], options: argparse.Namespace) -> Rows:
     """Return the figures of jobs, actions and restarts."""
     state = soak.state
     ends = Counter(
@@ -231,12 +238,13 @@ def _build_job_rows(soak: Soak, plans: tuple[JobPlan, ...]) -> Rows:
     )
     undisturbed, disturbed = measure_restarts(state, soak.disturber.effects)
     return [
+        ("seed, minutes, disturbances", f"{options.seed}, {options.minutes:g}, {options.disturb}"),
         ("jobs", str(soak.scripts.started)),
         *((f"ended: {end}", str(count)) for end, count in ends.most_common()),
         *((f"action: {action}", str(count)) for action, count in soak.scripts.actions.most_common()),
         *((f"tenants: {title}", str(count)) for title, count in soak.tenants.acts.most_common()),
         ("Kubernetes nodes removed", str(soak.nodes.removed_count)),
-        ("disturbances of the operator", str(len(soak.disturber.effects))),
+        *build_recovery_rows(soak.disturber.effects),
         ("leaders that exited after a pause", str(soak.pair.exits_after_pause)),
         ("restarts", str(sum(state.restarts.values()))),
         ("from a failure until the next attempt ran, without a disturbance", describe_times(undisturbed)),
@@ -245,4 +253,7 @@ def _build_job_rows(soak: Soak, plans: tuple[JobPlan, ...]) -> Rows:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except HarnessError as error:
+        sys.exit(f"soak: {error}")

@@ -109,6 +109,16 @@ def build_operator_rows(replicas: Sequence[Replica], memory: MemoryTrend | None,
     return rows
 
 
+def build_recovery_rows(effects: Sequence[Effect]) -> Rows:
+    """Return the time until the operator worked again after a disturbance, over all disturbances."""
+    until_pod = [effect.until_pod for effect in effects if effect.until_pod is not None]
+    return [
+        ("disturbances of the operator", str(len(effects))),
+        ("both replicas ready after a disturbance", describe_times([effect.until_ready for effect in effects])),
+        ("pod of a job that was created at the begin of a disturbance", describe_times(until_pod)),
+    ]
+
+
 def build_effect_rows(effects: Iterable[Effect]) -> list[tuple[str, str, str, str]]:
     """Return, for each kind of disturbance: number, time until both replicas were ready, time until a pod existed."""
     by_title: defaultdict[str, list[Effect]] = defaultdict(list)
@@ -123,11 +133,11 @@ def build_effect_rows(effects: Iterable[Effect]) -> list[tuple[str, str, str, st
 
 
 def count_ends(state: SoakState) -> Counter[tuple[str, str]]:
-    """Count the attempts that failed by causes and by the operator's reason."""
+    """Count the attempts that did not complete by causes and by the operator's reason."""
     return Counter(
         (" + ".join(sorted(state.causes[key])) or "no cause", record.get("reason", ""))
         for key, record in state.attempts.items()
-        if record.get("action")
+        if record.get("action", "Complete") != "Complete"
     )
 
 
@@ -143,7 +153,8 @@ def render_markdown(rows: Rows, effects: Iterable[Effect], ends: Counter[tuple[s
 
 def write_report(folder: Path, markdown: str, *, rows: Rows, effects: Iterable[Effect], problems: list[str]) -> None:
     """Write result.md and result.json into the folder."""
-    (folder / "result.md").write_text(markdown + "".join(f"\n- WRONG: {problem}" for problem in problems))
+    wrong = "".join(f"- WRONG: {problem}\n" for problem in problems)
+    (folder / "result.md").write_text(f"{markdown}\n{wrong}{len(problems)} things wrong\n")
     result = {
         "wrong": problems,
         "figures": dict(rows),
