@@ -33,7 +33,7 @@ LOG_TAIL_LINES = 5
 
 
 @dataclass(frozen=True)
-class Sample:
+class MemorySample:
     """Memory of a process at a time; both times in seconds."""
 
     since_start_of_test: float
@@ -56,7 +56,7 @@ class Replica:
     resumed_at: float = float("-inf")
     pause_seconds: float = 0.0  # of the last pause
     led_when_paused: bool = False
-    samples: list[Sample] = field(default_factory=list)
+    samples: list[MemorySample] = field(default_factory=list)
     requests: Counter[str] = field(default_factory=Counter)
     loop_lags: list[float] = field(default_factory=list)  # in seconds, apart from pauses
     cpu_seconds: float = 0.0
@@ -195,7 +195,7 @@ class ReplicaPair:
             replica.loop_lags.append(lag)
         with suppress(OSError, TypeError):  # the process may end meanwhile
             memory = read_memory_mib(replica.process.pid)
-            replica.samples.append(Sample(now - self._started_at, now - replica.started_at, memory))
+            replica.samples.append(MemorySample(now - self._started_at, now - replica.started_at, memory))
             replica.cpu_seconds = read_cpu_seconds(Path(f"/proc/{replica.process.pid}"))
 
     def _build_command(self, release: Release, port: int) -> list[str]:

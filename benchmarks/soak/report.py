@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.soak.disturbances import Effect
-from benchmarks.soak.replicas import Replica, Sample
+from benchmarks.soak.replicas import MemorySample, Replica
 from benchmarks.soak.state import SUSPENSION, SoakState
 
 WARM_UP_SECONDS = 30.0  # the caches of a new process fill
@@ -41,7 +41,7 @@ class MemoryTrend:
         )
 
 
-def measure_memory(processes: Iterable[Sequence[Sample]]) -> MemoryTrend | None:
+def measure_memory(processes: Iterable[Sequence[MemorySample]]) -> MemoryTrend | None:
     """Compare the memory at the begin and the end of the test and of each process; None without samples."""
     lifetimes = [[sample for sample in samples if sample.age >= WARM_UP_SECONDS] for samples in processes]
     all_samples = sorted((sample for samples in lifetimes for sample in samples), key=lambda s: s.since_start_of_test)
@@ -54,7 +54,7 @@ def measure_memory(processes: Iterable[Sequence[Sample]]) -> MemoryTrend | None:
     return MemoryTrend(first, last, max(sample.memory_mib for sample in all_samples), growths)
 
 
-def _compare_thirds(samples: Sequence[Sample]) -> tuple[float, float]:
+def _compare_thirds(samples: Sequence[MemorySample]) -> tuple[float, float]:
     begin, end = samples[0].since_start_of_test, samples[-1].since_start_of_test
     third = (end - begin) / 3
     first = [sample.memory_mib for sample in samples if sample.since_start_of_test <= begin + third]

@@ -7,7 +7,7 @@ from itertools import islice
 
 from benchmarks.soak.checks import find_unexpected_error
 from benchmarks.soak.disturbances import DISTURBANCES, Effect, Kind, Target, plan_disturbances
-from benchmarks.soak.replicas import Sample
+from benchmarks.soak.replicas import MemorySample
 from benchmarks.soak.report import (
     build_effect_rows,
     describe_times,
@@ -18,10 +18,11 @@ from benchmarks.soak.report import (
 from benchmarks.soak.state import SUSPENSION, SoakState
 
 
-def build_lifetime(start: int, *, begin_mib: float, end_mib: float, seconds: int = 600) -> list[Sample]:
+def build_lifetime(start: int, *, begin_mib: float, end_mib: float, seconds: int = 600) -> list[MemorySample]:
     """Return samples of a process, one every 10 s, whose memory changes linearly."""
     return [
-        Sample(start + age, age, begin_mib + (end_mib - begin_mib) * age / seconds) for age in range(0, seconds + 1, 10)
+        MemorySample(start + age, age, begin_mib + (end_mib - begin_mib) * age / seconds)
+        for age in range(0, seconds + 1, 10)
     ]
 
 
