@@ -73,8 +73,9 @@ class ScriptRunner:
             await asyncio.sleep(max(POLL_INTERVAL_SECONDS, min(plan.run_seconds, self._deadline - time.monotonic())))
             if state.find_running_attempt(plan) != attempt:
                 continue  # the attempt has ended because of another fault
-            last_attempt = attempt
             action = plan.script.get_action(action_number)
+            # an operator that is paused does not observe a flip, so that the attempt goes on
+            last_attempt = None if action is ScriptAction.FLIP else attempt
             if await self._perform(action, plan, attempt):
                 self.actions[action] += 1
                 action_number += 1
