@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import cProfile
 import pstats
+import signal
 import time
 import traceback
 from array import array
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import FrameType
 
 PROGRESS_INTERVAL_SECONDS = 60.0
 REPETITIONS = 3  # of a slow example
 EXPLAINED_FUNCTIONS = 4
+CPU_LIMIT_SECONDS = 20.0  # of one example; the slowest ones need less than a second
 
 
 @dataclass(frozen=True)
@@ -88,6 +92,26 @@ class Measurements:
         return "\n".join(lines)
 
 
+class CpuTimeExceeded(Exception):
+    """Raised in an example that does not end."""
+
+
+@contextmanager
+def limit_cpu_time(seconds: float = CPU_LIMIT_SECONDS) -> Iterator[None]:
+    """Raise CpuTimeExceeded in the main thread after this much CPU time."""
+
+    def interrupt(_number: int, _frame: FrameType | None) -> None:
+        raise CpuTimeExceeded(f"more than {seconds:g} s of CPU")
+
+    previous = signal.signal(signal.SIGVTALRM, interrupt)
+    signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, previous)
+
+
 def run_examples(prepare: Prepare, seeds: range, *, deadline: float, slow_seconds: float) -> Measurements:
     """Run one example per seed until the deadline, a time of the monotonic clock."""
     measurements = Measurements(seeds.start)
@@ -97,7 +121,9 @@ def run_examples(prepare: Prepare, seeds: range, *, deadline: float, slow_second
         run = prepare(seed)
         measurements.examples += 1
         try:
-            measurements.record(seed, run(), slow_seconds=slow_seconds)
+            with limit_cpu_time():
+                result = run()
+            measurements.record(seed, result, slow_seconds=slow_seconds)
         except Exception as error:  # whatever the operator does not foresee is the result of this program
             measurements.record_failure(seed, error)
         now = time.monotonic()

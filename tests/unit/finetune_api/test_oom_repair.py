@@ -1,5 +1,7 @@
 """Tests of repairs after out-of-memory failures, and of the order in which they are applied."""
 
+import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -305,6 +307,7 @@ def test_max_memory_must_be_at_least_the_memory_limit() -> None:
         pytest.param({"shmSize": "x" * 5000}, "'xxx", id="shared memory"),
         pytest.param({"gradientAccumulationSteps": 0}, "gradient_accumulation_steps", id="accumulation steps"),
         pytest.param({"numWorkers": -1}, "num_workers", id="data loader processes"),
+        pytest.param({"perDeviceTrainBatchSize": 2**53}, "per_device_train_batch_size", id="micro-batch"),
     ],
 )
 def test_repair_of_another_release_is_explained(fields: dict[str, Any], field: str) -> None:
@@ -326,3 +329,18 @@ def test_every_repair_of_this_release_is_supported() -> None:
 
     assert not explain_unsupported_repair(repair)
     assert not explain_unsupported_repair(None)
+
+
+@pytest.mark.parametrize(
+    ("size", "smaller"), [(2, 1), (7, 1), (12, 6), (15, 5), (49, 7), (16_777_213, 1), (2**24, 2**23)]
+)
+def test_micro_batch_is_reduced_to_its_largest_proper_divisor(size: int, smaller: int) -> None:
+    """A large prime size, which a user can choose by globalBatchSize, must not delay the pass."""
+    shortage = replace(build_shortage(build_single_rank_spec()), batch=Batch(size, 3, 1))
+    started_at = time.process_time()
+    found = find_next_repair(shortage)
+
+    assert found is not None
+    assert found[0].per_device_train_batch_size == smaller
+    assert found[0].gradient_accumulation_steps == 3 * size // smaller
+    assert time.process_time() - started_at < 0.1

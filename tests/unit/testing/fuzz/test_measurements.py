@@ -3,7 +3,16 @@
 import time
 from collections.abc import Callable
 
-from testing.fuzz.measurements import Measurements, Result, explain_slow_example, run_examples
+import pytest
+
+from testing.fuzz.measurements import (
+    CpuTimeExceeded,
+    Measurements,
+    Result,
+    explain_slow_example,
+    limit_cpu_time,
+    run_examples,
+)
 
 FOREVER = float("inf")
 SLOW_SECONDS = 0.015
@@ -61,3 +70,13 @@ def test_the_deadline_ends_the_examples() -> None:
 
 def test_figures_of_no_examples_are_rendered() -> None:
     assert Measurements(0).render("texts", slow_seconds=0.2) == "0 texts"
+
+
+def test_example_that_does_not_end_is_interrupted() -> None:
+    def run_forever() -> None:
+        with limit_cpu_time(0.05):
+            while True:
+                pass
+
+    with pytest.raises(CpuTimeExceeded):
+        run_forever()
