@@ -45,8 +45,9 @@ test-e2e: setup ## run the tests on a real cluster
 .PHONY: test-upgrade fuzz
 test-upgrade: setup ## upgrade and roll back the operator with jobs in every state; ARGS="--directions this-next,next-this"
 	@$(RUN) -m testing.upgrade $(ARGS)
-fuzz: setup ## run passes over changed pods, jobs and termination messages; EXAMPLES=200000
-	@FINETUNE_EXAMPLES=$(or $(EXAMPLES),200000) $(RUN) -m pytest -q -s -p no:xdist tests/simulation/test_untrusted_objects.py
+fuzz: setup ## run passes and parsers on random pods, jobs and messages; EXAMPLES=200000 SEED=0 MINUTES=25
+	@$(RUN) -m testing.fuzz --passes $(or $(EXAMPLES),200000) $(if $(SEED),--seed $(SEED)) \
+		$(if $(MINUTES),--minutes $(MINUTES)) $(ARGS)
 
 .PHONY: pytest docs
 pytest: setup ## run selected tests: ARGS="tests/unit/finetune_api -k quantity"
@@ -70,8 +71,8 @@ bench-memory: setup ## measure the operator's memory without a cluster; ARGS="--
 	@$(RUN) -m benchmarks.memory $(ARGS)
 bench-recovery: setup ## measure the recovery time after the kill of a rank, by stage, with real pods
 	@$(RUN) -m benchmarks.recovery $(ARGS)
-soak: setup ## run jobs with faults while the operator is killed every minute; MINUTES=30 JOBS=500
-	@$(RUN) -m benchmarks.soak $(if $(MINUTES),--minutes $(MINUTES)) $(if $(JOBS),--jobs $(JOBS))
+soak: setup ## run jobs with faults while the operator is paused, killed and upgraded; MINUTES=120 JOBS=1200 ARGS="--disturb pause,kill"
+	@$(RUN) -m benchmarks.soak $(if $(MINUTES),--minutes $(MINUTES)) $(if $(JOBS),--jobs $(JOBS)) $(ARGS)
 bench-trainer: setup ## compare the speed of the trainer on CPU with TRL and ms-swift
 	@$(RUN) -m benchmarks.trainer $(ARGS)
 bench-failures: setup ## measure the accuracy of failure classification on held-out error messages

@@ -1,6 +1,7 @@
-"""Entry point of `make soak`, which runs hundreds of jobs with faults, removes nodes and kills the operator.
+"""Entry point of `make soak`, which runs jobs with faults while the operator is paused, killed and upgraded.
 
-Every job must end as its script expects, and no object may remain after the jobs are deleted.
+Every job must end as its script expects, no attempt may end without a cause, no object may remain after its job, and
+the memory of the operator must not grow. The exit code is 1 if anything is wrong.
 """
 
 from __future__ import annotations
@@ -8,184 +9,251 @@ from __future__ import annotations
 import argparse
 import asyncio
 import random
-import statistics
+import shutil
 import sys
 import time
 from collections import Counter
-from contextlib import suppress
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
 
-from benchmarks.load.job_bodies import JOBS_PATH, RawBody
-from benchmarks.rig import FAKE_NODES, NAMESPACE, start_fake_cluster
-from benchmarks.soak.actors import NodeRemover, OperatorRunner, ScriptRunner, SoakState
+from benchmarks.rig import FAKE_NODES, start_fake_cluster
+from benchmarks.soak.checks import (
+    check_final_states,
+    check_garbage_collection,
+    check_logs,
+    check_remaining_objects,
+)
+from benchmarks.soak.disturbances import Disturber, Kind, plan_disturbances
+from benchmarks.soak.k8s_nodes import NodeRemover
+from benchmarks.soak.replicas import ReplicaPair
+from benchmarks.soak.report import (
+    Rows,
+    build_operator_rows,
+    build_recovery_rows,
+    count_ends,
+    describe_times,
+    measure_memory,
+    measure_restarts,
+    render_markdown,
+    write_report,
+)
+from benchmarks.soak.script_runner import ScriptRunner
 from benchmarks.soak.scripts import JobPlan, plan_jobs
-from finetune_operator import names
+from benchmarks.soak.state import SoakState
+from benchmarks.soak.tenants import Tenants
 from finetune_operator.kube.api_client import ApiClient
-from finetune_operator.kube.cluster import collection_path
-from testing.cluster.throwaway import ThrowawayCluster
+from testing.cluster.host.cache import Cache
+from testing.cluster.host.commands import HarnessError
+from testing.upgrade.releases import Release, write_next_release, write_this_release
 
-TIMEOUT_SECONDS = 300.0  # limit for jobs that still run after the last fault, and for garbage collection
-POLL_INTERVAL_SECONDS = 5.0
-NODE_REMOVAL_INTERVAL_SECONDS = 20.0
-KINDS = ("Pod", "Service", "ConfigMap")
+CLUSTER = "soak"
+RESULT_FOLDER = Path(__file__).parents[2] / "build" / "soak"
+TIMEOUT_SECONDS = 300.0  # limit for jobs that still run after the last fault
+JOBS_PER_MINUTE = 10
+MAX_PRINTED_PROBLEMS = 30
+HOST_STALL_SECONDS = 3.0
 
 
 def main() -> int:
-    """Run the soak test; return exit code 1 if a job ended unexpectedly or objects remain."""
+    """Run the soak test; return exit code 1 if anything is wrong."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--minutes", type=float, default=30.0, help="duration of the faults (default 30)")
-    parser.add_argument("--jobs", type=int, default=500)
+    parser.add_argument("--jobs", type=int, help=f"default: {JOBS_PER_MINUTE} per minute")
+    parser.add_argument("--at-once", type=int, default=30, help="jobs that run at the same time (default 30)")
     parser.add_argument(
-        "--kill-every", type=float, default=60.0, help="seconds after which an operator is killed (default 60)"
+        "--disturb", default=",".join(Kind), help="disturbances of the operator (default pause,kill,upgrade; or none)"
     )
+    parser.add_argument("--rest", type=float, default=25.0, help="seconds between disturbances (default 25)")
+    parser.add_argument("--tenants-every", type=float, default=10.0, help="seconds between interferences (default 10)")
+    parser.add_argument("--remove-node-every", type=float, default=60.0, help="seconds (default 60)")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--keep", action="store_true", help="leave the cluster up")
     options = parser.parse_args()
-    errors = asyncio.run(run_soak_test(options))
-    for line in errors[:20]:
-        print(f"ERROR: {line}")
-    print(f"{len(errors)} errors")
-    return 1 if errors else 0
+    options.jobs = options.jobs or max(1, int(JOBS_PER_MINUTE * options.minutes))
+    problems = asyncio.run(run_soak_test(options))
+    for line in problems[:MAX_PRINTED_PROBLEMS]:
+        print(f"WRONG: {line}")
+    print(f"{len(problems)} things wrong")
+    return 1 if problems else 0
+
+
+@dataclass(frozen=True)
+class Soak:
+    """Actors of a soak test."""
+
+    api: ApiClient
+    state: SoakState
+    pair: ReplicaPair
+    scripts: ScriptRunner
+    tenants: Tenants
+    nodes: NodeRemover
+    disturber: Disturber
 
 
 async def run_soak_test(options: argparse.Namespace) -> list[str]:
-    """Run the soak test, print the figures and return the errors."""
-    async with start_fake_cluster("soak", keep_cluster=options.keep) as (cluster, api):
-        return await _run_jobs_with_faults(cluster, api, options)
+    """Run the soak test, print and write the figures, and return what is wrong."""
+    shutil.rmtree(RESULT_FOLDER, ignore_errors=True)
+    RESULT_FOLDER.mkdir(parents=True)
+    releases = write_releases(Cache.from_environment())
+    async with start_fake_cluster(CLUSTER, keep_cluster=options.keep) as (cluster, api):
+        plans = plan_jobs(options.jobs, seconds=60 * options.minutes, seed=options.seed)
+        state, pair = SoakState(), ReplicaPair(cluster.kubeconfig, RESULT_FOLDER)
+        async with _run_informers(api, state):
+            try:
+                pair.start(releases[0])
+                pair.start(releases[0])
+                await pair.wait_until_ready()
+                random_source = random.Random(options.seed)
+                deadline = time.monotonic() + 60 * options.minutes
+                soak = Soak(
+                    api=api,
+                    state=state,
+                    pair=pair,
+                    scripts=ScriptRunner(api, state, random_source, deadline=deadline, at_once=options.at_once),
+                    tenants=Tenants(api, state, random_source),
+                    nodes=NodeRemover(api, state, random_source),
+                    disturber=Disturber(pair, state, api=api, cluster=cluster, releases=releases),
+                )
+                return await _run_with_faults(soak, plans, options, deadline=deadline)
+            finally:
+                pair.kill_all()
 
 
-async def _run_jobs_with_faults(cluster: ThrowawayCluster, api: ApiClient, options: argparse.Namespace) -> list[str]:
-    seconds = 60.0 * options.minutes
-    random_source = random.Random(options.seed)
-    plans = plan_jobs(options.jobs, seconds=seconds, seed=options.seed)
-    state, operator_runner = SoakState(api), OperatorRunner(cluster.kubeconfig)
-    started_at = time.monotonic()
-    script_runner, node_remover = (
-        ScriptRunner(state, random_source, deadline=started_at + seconds),
-        NodeRemover(api, random_source),
-    )
-    informers = state.build_informers()
-    informer_tasks = [asyncio.create_task(informer.run()) for informer in informers]
+def write_releases(cache: Cache) -> tuple[Release, Release]:
+    """Write the source trees of this release and the next one below the cache folder."""
+    folder = cache.root / "soak"
+    shutil.rmtree(folder, ignore_errors=True)
+    this, following = Release("this", folder / "this"), Release("next", folder / "next")
+    write_this_release(this.tree)
+    write_next_release(following.tree)
+    return this, following
+
+
+@asynccontextmanager
+async def _run_informers(api: ApiClient, state: SoakState) -> AsyncIterator[None]:
+    informers = state.build_informers(api)
+    tasks = [asyncio.create_task(informer.run()) for informer in informers]
     for informer in informers:
         await informer.synced.wait()
-    faults_are_active = lambda: time.monotonic() - started_at < seconds  # noqa: E731
-    operator_task = asyncio.create_task(
-        operator_runner.run_operators(interval_seconds=options.kill_every, may_kill=faults_are_active)
-    )
-    removal_task = asyncio.create_task(
-        node_remover.run(node_count=FAKE_NODES, interval_seconds=NODE_REMOVAL_INTERVAL_SECONDS)
-    )
-    script_tasks = asyncio.gather(*(script_runner.run_script(plan) for plan in plans))
     try:
-        await _wait_for_tasks([operator_task, removal_task], seconds)
-        removal_task.cancel()
-        with suppress(TimeoutError):
-            await asyncio.wait_for(script_tasks, TIMEOUT_SECONDS)
-        errors = [*_check_final_states(state, plans), *await _check_remaining_objects(api, state)]
-        print(_render_job_table(state, script_runner, plans))
-        errors += await _check_garbage_collection(api, state)
+        yield
     finally:
-        script_tasks.cancel()
-        for task in (operator_task, removal_task, *informer_tasks):
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(operator_task, return_exceptions=True)
-    print(_render_operator_table(operator_runner, nodes_removed=node_remover.removed_count, jobs=len(plans)))
-    return errors
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _wait_for_tasks(tasks: list[asyncio.Task[None]], seconds: float) -> None:
-    """Wait for the given time; raise the exception of a task that ends earlier."""
-    ended_tasks, _ = await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-    for task in ended_tasks:
-        task.result()
+async def _run_with_faults(
+    soak: Soak, plans: tuple[JobPlan, ...], options: argparse.Namespace, *, deadline: float
+) -> list[str]:
+    kinds = [Kind(name) for name in options.disturb.split(",") if name != "none"]
+    pair_task = asyncio.create_task(soak.pair.run())
+    lag_task = asyncio.create_task(_watch_host(soak.state))
+    fault_tasks = [
+        asyncio.create_task(soak.tenants.run(interval_seconds=options.tenants_every)),
+        asyncio.create_task(soak.nodes.run(node_count=FAKE_NODES, interval_seconds=options.remove_node_every)),
+    ]
+    disturbances = plan_disturbances(kinds, random.Random(options.seed)) if kinds else iter(())
+    disturb_task = asyncio.create_task(soak.disturber.run(disturbances, rest_seconds=options.rest, deadline=deadline))
+    script_task = asyncio.create_task(_run_scripts(soak.scripts, plans))
+    tasks: tuple[asyncio.Task[None], ...] = (pair_task, lag_task, *fault_tasks, disturb_task, script_task)
+    try:
+        # Run the faults until the end of the test; an exception of an actor ends the test.
+        await _wait_for_tasks(tasks, deadline - time.monotonic())
+        await disturb_task
+        for task in fault_tasks:
+            task.cancel()
+        await soak.tenants.clean_up()
+        # Wait for the remaining jobs, then check everything.
+        await _wait_for_tasks((pair_task, script_task), TIMEOUT_SECONDS, until=script_task)
+        return await _check_and_report(soak, plans, options, pair_task)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _check_final_states(state: SoakState, plans: tuple[JobPlan, ...]) -> list[str]:
-    errors = []
-    for plan in plans:
-        expected, actual = (plan.script.phase, plan.script.reason), state.find_final_state(plan.name)
-        if actual != expected:
-            phase = state.jobs.get(plan.name, {}).get("status", {}).get("phase")
-            errors.append(f"{plan.name} ({plan.script}): {actual or phase}, expected {expected}")
-    return errors
+async def _run_scripts(scripts: ScriptRunner, plans: Iterable[JobPlan]) -> None:
+    async with asyncio.TaskGroup() as group:
+        for plan in plans:
+            group.create_task(scripts.run_script(plan))
 
 
-async def _check_remaining_objects(api: ApiClient, state: SoakState) -> list[str]:
-    """Return an error for each unfinished pod of an ended job and for each remaining object of a deleted job."""
-    await asyncio.sleep(30.0)
-    existing_uids = {job["metadata"]["uid"] for name, job in state.jobs.items() if name not in state.deleted}
-    errors = []
-    for kind, body in await _list_children(api):
-        name, labels = body["metadata"]["name"], body["metadata"].get("labels", {})
-        if labels[names.JOB_UID] not in existing_uids:
-            errors.append(f"{kind} {name} remains after its job was deleted")
-        elif (
-            kind == "Pod"
-            and body["status"].get("phase") in ("Pending", "Running")
-            and state.find_final_state(labels[names.JOB_NAME])
-        ):
-            errors.append(f"{kind} {name} is {body['status']['phase']} although its job ended")
-    return errors
+async def _wait_for_tasks(
+    tasks: Iterable[asyncio.Task[None]], seconds: float, *, until: asyncio.Task[None] | None = None
+) -> None:
+    """Wait for the given time, or until one task has ended; raise the exception of a task."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline and not (until is not None and until.done()):
+        await asyncio.sleep(0.5)
+        for task in tasks:
+            if task.done():
+                task.result()
 
 
-async def _check_garbage_collection(api: ApiClient, state: SoakState) -> list[str]:
-    """Delete all jobs, and return an error for each child that is not garbage-collected."""
-    for name in state.jobs.keys() - state.deleted:
-        await api.call("DELETE", f"{JOBS_PATH}/{name}", body={"kind": "DeleteOptions", "apiVersion": "v1"})
-    remaining_children: list[tuple[str, RawBody]] = []
-    for _ in range(int(TIMEOUT_SECONDS / POLL_INTERVAL_SECONDS)):
-        remaining_children = await _list_children(api)
-        if not remaining_children:
-            break
-        await asyncio.sleep(POLL_INTERVAL_SECONDS)
-    return [f"{kind} {body['metadata']['name']} remains after its job was deleted" for kind, body in remaining_children]
+async def _watch_host(state: SoakState) -> None:
+    """Print when this process was not scheduled in time, because the operator may have lost its Lease by that."""
+    while True:
+        started_at = time.monotonic()
+        await asyncio.sleep(1.0)
+        if (late := time.monotonic() - started_at - 1.0) > HOST_STALL_SECONDS:
+            print(f"the host or this process stalled for {late:.1f} s with {len(state.jobs)} jobs", flush=True)
 
 
-async def _list_children(api: ApiClient) -> list[tuple[str, RawBody]]:
-    """Return the kind and body of each child of all jobs."""
+async def _check_and_report(
+    soak: Soak, plans: tuple[JobPlan, ...], options: argparse.Namespace, pair_task: asyncio.Task[None]
+) -> list[str]:
+    state, pair = soak.state, soak.pair
+    problems = [
+        *check_final_states(state, plans),
+        *await check_remaining_objects(soak.api, state),
+        *state.list_unexplained_failures(),
+        *state.list_wrong_restart_counts(),
+    ]
+    problems += await check_garbage_collection(soak.api, state)
+    pair_task.cancel()
+    for replica in list(pair.replicas):
+        await pair.stop(replica)
+    memory = measure_memory(replica.samples for replica in pair.all_replicas)
+    if memory is not None and not memory.is_flat:
+        problems.append(f"the memory of the operator grows: {memory}")
+    problems += [*state.problems, *pair.problems, *check_logs(replica.log for replica in pair.all_replicas)]
+    rows = [
+        *_build_job_rows(soak, plans, options),
+        *build_operator_rows(pair.all_replicas, memory, jobs=soak.scripts.started),
+    ]
+    markdown = render_markdown(rows, soak.disturber.effects, count_ends(state))
+    write_report(RESULT_FOLDER, markdown, rows=rows, effects=soak.disturber.effects, problems=problems)
+    print(markdown)
+    return problems
+
+
+def _build_job_rows(soak: Soak, plans: tuple[JobPlan, ...], options: argparse.Namespace) -> Rows:
+    """Return the figures of jobs, actions and restarts."""
+    state = soak.state
+    ends = Counter(
+        " ".join(state.find_final_state(plan.name) or ("no end",)).strip() for plan in plans if plan.name in state.jobs
+    )
+    undisturbed, disturbed = measure_restarts(state, soak.disturber.effects)
     return [
-        (kind, body)
-        for kind in KINDS
-        async for page in api.list_pages(collection_path(kind, NAMESPACE), selector=names.JOB_UID)
-        for body in page["items"]
+        ("seed, minutes, disturbances", f"{options.seed}, {options.minutes:g}, {options.disturb}"),
+        ("jobs", str(soak.scripts.started)),
+        *((f"ended: {end}", str(count)) for end, count in ends.most_common()),
+        *((f"action: {action}", str(count)) for action, count in soak.scripts.actions.most_common()),
+        *((f"tenants: {title}", str(count)) for title, count in soak.tenants.acts.most_common()),
+        ("Kubernetes nodes removed", str(soak.nodes.removed_count)),
+        *build_recovery_rows(soak.disturber.effects),
+        ("leaders that exited after a pause", str(soak.pair.exits_after_pause)),
+        ("restarts", str(sum(state.restarts.values()))),
+        ("from a failure until the next attempt ran, without a disturbance", describe_times(undisturbed)),
+        ("from a failure until the next attempt ran, with a disturbance", describe_times(disturbed)),
     ]
 
 
-def _render_job_table(state: SoakState, script_runner: ScriptRunner, plans: tuple[JobPlan, ...]) -> str:
-    """Render a table of job results and performed actions."""
-    final_state_counts = Counter(" ".join(state.find_final_state(plan.name) or ("no end",)).strip() for plan in plans)
-    return _render_table(
-        [
-            *((f"ended: {end}", count) for end, count in final_state_counts.most_common()),
-            *((f"action: {action}", count) for action, count in script_runner.actions.most_common()),
-            ("restarts of jobs", state.count_restarts()),
-        ]
-    )
-
-
-def _render_operator_table(operator_runner: OperatorRunner, *, nodes_removed: int, jobs: int) -> str:
-    """Render a table of the startup times, memory and API requests of all operator processes."""
-    last_seconds = max((seconds for seconds, _ in operator_runner.memory_samples), default=0.0)
-    first_third = [mib for seconds, mib in operator_runner.memory_samples if seconds < last_seconds / 3]
-    last_third = [mib for seconds, mib in operator_runner.memory_samples if seconds > 2 * last_seconds / 3]
-    return _render_table(
-        [
-            ("Kubernetes nodes removed", nodes_removed),
-            ("operators killed", operator_runner.kills),
-            ("an operator's start until ready, s, median", f"{statistics.median(operator_runner.startup_seconds):.2f}"),
-            ("memory, first third, MiB, median and maximum", _format_median_and_max(first_third)),
-            ("memory, last third, MiB, median and maximum", _format_median_and_max(last_third)),
-            ("API requests per job, of killed operators", f"{operator_runner.requests.total() / jobs:.1f}"),
-        ]
-    )
-
-
-def _render_table(rows: list[tuple[str, object]]) -> str:
-    return "\n".join(f"{title.ljust(50)}  {value}" for title, value in rows)
-
-
-def _format_median_and_max(values: list[float]) -> str:
-    return f"{statistics.median(values):.1f}, {max(values):.1f}" if values else "none"
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except HarnessError as error:
+        sys.exit(f"soak: {error}")

@@ -10,7 +10,7 @@ from typing import Any
 
 RawBody = dict[str, Any]
 
-MAX_ACTIONS = 3  # maximum number of actions on one job, including repetitions
+MAX_RUN_SECONDS = 60.0
 RESTART_POLICY = {"maxRestarts": 2, "maxInfrastructureRestarts": 1000, "backoffSeconds": 1, "maxBackoffSeconds": 5}
 
 
@@ -28,6 +28,13 @@ class ScriptAction(StrEnum):
     DELETE_POD = "a pod is deleted"
     FORCE_DELETE_POD = "a pod is force-deleted"
     DELETE_JOB = "the job is deleted"
+    RECREATE_JOB = "the job is deleted and created again"
+    SUSPEND = "the job is suspended and resumed"
+    EDIT = "the job is suspended, edited and resumed"
+    FLIP = "the job is suspended and resumed at once"
+
+
+SUSPENSIONS = (ScriptAction.SUSPEND, ScriptAction.EDIT, ScriptAction.FLIP)
 
 
 @dataclass(frozen=True)
@@ -61,6 +68,12 @@ SCRIPTS = (
     Script((ScriptAction.READ_BAD_ROWS,), "Failed", "DatasetError"),
     Script((ScriptAction.KILL_RANK, ScriptAction.FILL_MEMORY), "Failed", "HostOutOfMemory"),
     Script((ScriptAction.DELETE_POD, ScriptAction.DELETE_JOB), DELETED, ""),
+    Script((ScriptAction.SUSPEND, ScriptAction.SUCCEED), "Complete", "Completed"),
+    Script((ScriptAction.KILL_RANK, ScriptAction.EDIT, ScriptAction.SUCCEED), "Complete", "Completed"),
+    Script((ScriptAction.FLIP, ScriptAction.FLIP, ScriptAction.SUCCEED), "Complete", "Completed"),
+    Script((ScriptAction.EDIT, ScriptAction.KILL_CONTAINER), "Failed", "ContainerKilled"),
+    Script((ScriptAction.DELETE_POD, ScriptAction.RECREATE_JOB, ScriptAction.SUCCEED), "Complete", "Completed"),
+    Script((ScriptAction.RECREATE_JOB, ScriptAction.CRASH), "Failed", "RankCrashed"),
 )
 
 
@@ -73,25 +86,24 @@ class JobPlan:
     script: Script
     start_seconds: float
     run_seconds: float
+    ttl_seconds: int | None  # after its end, the operator deletes the job
 
 
 def plan_jobs(count: int, *, seconds: float, seed: int) -> tuple[JobPlan, ...]:
-    """Plan jobs that start in the first tenth of the test and, without delays, end before its last tenth."""
+    """Plan jobs that start evenly in the first nine tenths of the test."""
     random_source = random.Random(seed)
-    plans = []
-    for number in range(count):
-        script = SCRIPTS[number % len(SCRIPTS)]
-        actions = max(len(script.actions), 1 if script.get_action(0) is ScriptAction.SUCCEED else MAX_ACTIONS)
-        plans.append(
-            JobPlan(
-                name=f"soak-{number:04}",
-                nodes=random_source.choice((1, 2, 2, 3)),
-                script=script,
-                start_seconds=random_source.uniform(0, 0.1) * seconds,
-                run_seconds=random_source.uniform(0.1, 0.7) * seconds / actions,
-            )
+    longest = min(MAX_RUN_SECONDS, seconds / 15)
+    return tuple(
+        JobPlan(
+            name=f"soak-{number:04}",
+            nodes=random_source.choice((1, 2, 2, 3)),
+            script=SCRIPTS[number % len(SCRIPTS)],
+            start_seconds=0.9 * seconds * number / count,
+            run_seconds=random_source.uniform(0.1, 1.0) * longest,
+            ttl_seconds=random_source.choice((None, 60, 600)),
         )
-    return tuple(plans)
+        for number in range(count)
+    )
 
 
 def build_container_exit(action: ScriptAction, *, time: float) -> tuple[int, str, str]:

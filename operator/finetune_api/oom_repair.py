@@ -1,5 +1,6 @@
 """Repairs the spec after an out-of-memory failure without changing the training result."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -17,6 +18,8 @@ _EXPANDABLE_SEGMENTS = "expandable_segments:True"
 # LoRA jobs need ZeRO-3: lower stages do not shard the frozen weights, which use most of the memory
 _LORA_SHARDING_PRESETS = ("zero3", "zero3_offload")
 _SHARDING_PRESETS = ("zero1", "zero2", "zero3", "zero3_offload")
+_MAX_NUMBER = 2**24  # the largest globalBatchSize
+_MAX_QUOTED_CHARACTERS = 200  # of an unsupported value in a message
 
 
 @dataclass(frozen=True)
@@ -61,6 +64,24 @@ def apply_repair(spec: FineTuneJobSpec, repair: Repair | None) -> FineTuneJobSpe
     if repair.num_workers is not None and spec.dataset is not None:
         update["dataset"] = spec.dataset.model_copy(update={"num_workers": repair.num_workers})
     return spec.model_copy(update=update)
+
+
+def explain_unsupported_repair(repair: Repair | None) -> str:
+    """Return why this release cannot apply a repair, which another release may have written; empty if it can."""
+    if repair is None:
+        return ""
+    minimums = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 1, "num_workers": 0}
+    for name, minimum in minimums.items():
+        if (number := getattr(repair, name)) is not None and not minimum <= number <= _MAX_NUMBER:
+            return f"status.repair: {name} is {number}, not between {minimum} and {_MAX_NUMBER}"
+    if repair.deepspeed is not None and repair.deepspeed not in _SHARDING_PRESETS:
+        return f"status.repair.deepspeed: unknown preset {repair.deepspeed[:_MAX_QUOTED_CHARACTERS]!r}"
+    for quantity in (repair.memory, repair.shm_size):
+        try:
+            parse_quantity("0" if quantity is None else quantity)
+        except ValueError as error:
+            return f"status.repair: {str(error)[:_MAX_QUOTED_CHARACTERS]}"
+    return ""
 
 
 def find_next_repair(shortage: MemoryShortage) -> tuple[Repair, str] | None:
@@ -134,11 +155,10 @@ def _reduce_micro_batch(shortage: MemoryShortage) -> tuple[Repair, str] | None:
     batch = shortage.batch
     if batch is None:
         return None
-    smaller_size = next(
-        (size for size in range(batch.micro_batch_size // 2, 0, -1) if batch.micro_batch_size % size == 0), None
-    )
-    if smaller_size is None:
+    size = batch.micro_batch_size
+    if size <= 1:
         return None
+    smaller_size = size // next((factor for factor in range(2, math.isqrt(size) + 1) if size % factor == 0), size)
     accumulation_steps = batch.accumulation_steps * (batch.micro_batch_size // smaller_size)
     change = (
         f"perDeviceTrainBatchSize {batch.micro_batch_size} -> {smaller_size},"

@@ -3,6 +3,7 @@
 import copy
 import json
 import random
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -28,6 +29,7 @@ TEXTS = (
     "a\nb",
 )
 NUMBERS = (0, -1, 1, 137, 255, 2**31 - 1, -(2**31), 2**53, 2**63 - 1, 10**30, 0.5, 1e308, -1e308)
+TIME_PREFIX = re.compile(r"\d{4}-\d\d-")
 OTHER_VALUES: tuple[Any, ...] = (None, True, False, [], {}, [[]], {"a": {"b": [None]}}, *TIMES, *TEXTS, *NUMBERS)
 
 Path = tuple[str | int, ...]
@@ -77,8 +79,7 @@ def _choose_value(value: object, source: random.Random, *, keep_types: bool) -> 
         return source.choice([number for number in NUMBERS if isinstance(number, int) and abs(number) < 2**31])
     if isinstance(value, str):
         # the API server accepts only valid timestamps where it expects one
-        is_time = value[:2] == "20" and value[4:5] == "-"
-        return source.choice(TIMES) if is_time else source.choice(TEXTS)
+        return source.choice(TIMES if TIME_PREFIX.match(value) else TEXTS)
     return type(value)() if source.random() < 0.5 else value
 
 

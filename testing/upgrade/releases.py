@@ -87,12 +87,10 @@ def create_releases(cache: Cache, *, previous_commit: str) -> dict[str, Release]
     previous, this, following = (Release(name, folder / name) for name in ("previous", "this", "next"))
     with stage(f"write the source trees of {previous_commit}, this tree and the next release"):
         _extract_commit(previous_commit, previous.tree)
-        for release in (this, following):
-            _copy_working_tree(release.tree)
         # with the same dependencies, only the layer of the code differs between the images
-        for release in (previous, this, following):
-            _copy_build_files(release.tree)
-        _apply_edits(following.tree)
+        _copy_build_files(previous.tree)
+        write_this_release(this.tree)
+        write_next_release(following.tree)
     return {release.name: release for release in (previous, this, following)}
 
 
@@ -109,10 +107,12 @@ def _extract_commit(commit: str, tree: Path) -> None:
     subprocess.run(("tar", "--extract", "--directory", str(tree)), input=archive.stdout, check=True)
 
 
-def _copy_working_tree(tree: Path) -> None:
+def write_this_release(tree: Path) -> None:
+    """Copy the files of the working tree that make a release."""
     ignore = shutil.ignore_patterns("__pycache__")
     for name in (*FOLDERS, "tools", "manifests", "docs"):
         shutil.copytree(REPOSITORY / name, tree / name, ignore=ignore)
+    _copy_build_files(tree)
 
 
 def _copy_build_files(tree: Path) -> None:
@@ -121,8 +121,9 @@ def _copy_build_files(tree: Path) -> None:
         shutil.copy(REPOSITORY / name, tree / name)
 
 
-def _apply_edits(tree: Path) -> None:
-    """Apply NEXT_RELEASE_EDITS and generate the CRD again."""
+def write_next_release(tree: Path) -> None:
+    """Copy the working tree, apply NEXT_RELEASE_EDITS and generate the CRD again."""
+    write_this_release(tree)
     for name, text, replacement in NEXT_RELEASE_EDITS:
         path = tree / name
         source = path.read_text()

@@ -6,6 +6,7 @@ from datetime import datetime, timedelta
 
 from pydantic import ValidationError
 
+from finetune_api.oom_repair import explain_unsupported_repair
 from finetune_api.schema.status_schema import bound_status
 from finetune_api.schema.validation_errors import explain_validation_error
 from finetune_api.v1alpha1.job import FineTuneJob, ObjectMeta
@@ -69,6 +70,8 @@ async def reconcile(dependencies: PassDependencies, job: RawBody, cached: Cached
         parsed = _parse_job(job)
     except ValidationError as error:
         return await _handle_invalid_spec(dependencies, job, error, cached)
+    if problem := explain_unsupported_repair(parsed.status.repair):
+        return await reconcile_degraded(dependencies, job, cached, problem=problem)
     # Observe and decide from the caches; repeat with uncached reads if a stale cache could mislead the decision.
     observation = observe_cached(parsed, cached)
     decision = decide(parsed, observation, now(), settings)

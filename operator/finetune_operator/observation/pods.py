@@ -195,7 +195,8 @@ def observe_pod(pod: RawBody, *, is_tombstone: bool) -> NodeObservation | None:
     message = (terminated_state or {}).get("message")
     termination = parse_termination(message)
     deletion_deadline = parse_time(metadata.get("deletionTimestamp"))
-    grace_period = timedelta(seconds=min(metadata.get("deletionGracePeriodSeconds") or 0, MAX_GRACE_SECONDS))
+    grace_seconds = metadata.get("deletionGracePeriodSeconds") or 0
+    grace_period = timedelta(seconds=min(max(grace_seconds, 0), MAX_GRACE_SECONDS))
     scheduled_condition = find_condition(status, "PodScheduled")
     ready_condition = find_condition(status, "PodReadyToStartContainers")
     return NodeObservation(

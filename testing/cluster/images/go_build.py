@@ -163,16 +163,26 @@ def render_go_mod(component: LocalMainComponent) -> str:
 
 def build_all(cache: Cache, versions: ComponentVersions, *, component_names: tuple[str, ...] = ()) -> None:
     """Build the components that are missing from the cache, one at a time, because each build uses all cores."""
+    components = [
+        c for c in list_components(versions).values() if not component_names or c.component in component_names
+    ]
+    if all(is_built(cache, component) for component in components):
+        return  # without waiting for another process that builds other versions
     with cache.hold_lock("build"):
-        for component in list_components(versions).values():
-            if not component_names or component.component in component_names:
-                build(cache, component)
+        for component in components:
+            build(cache, component)
+
+
+def is_built(cache: Cache, component: Component) -> bool:
+    """Return whether the cache contains all programs of the component."""
+    target = cache.get_binary_folder(component.component, component.version)
+    return all((target / program).exists() for program in component.programs)
 
 
 def build(cache: Cache, component: Component) -> None:
-    target = cache.get_binary_folder(component.component, component.version)
-    if all((target / program).exists() for program in component.programs):
+    if is_built(cache, component):
         return
+    target = cache.get_binary_folder(component.component, component.version)
     require_go()
     target.parent.mkdir(parents=True, exist_ok=True)
     with stage(f"build {component.component} {component.version}"), tempfile.TemporaryDirectory() as scratch:
@@ -183,7 +193,11 @@ def build(cache: Cache, component: Component) -> None:
         else:
             compile_local_main(cache, component, Path(scratch) / "source", output)
         shutil.rmtree(target, ignore_errors=True)
-        shutil.move(output, target)
+        # the scratch folder may be on another file system; the rename makes all programs appear at once
+        partial = target.with_name(f"{target.name}.partial")
+        shutil.rmtree(partial, ignore_errors=True)
+        shutil.move(output, partial)
+        partial.rename(target)
 
 
 def run_go_install(cache: Cache, component: GoInstallComponent, target: Path) -> None:

@@ -1,5 +1,7 @@
 """Tests of repairs after out-of-memory failures, and of the order in which they are applied."""
 
+import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -8,7 +10,13 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from finetune_api.batch import Batch, resolve_batch
-from finetune_api.oom_repair import MemoryShortage, apply_repair, build_memory_advice, find_next_repair
+from finetune_api.oom_repair import (
+    MemoryShortage,
+    apply_repair,
+    build_memory_advice,
+    explain_unsupported_repair,
+    find_next_repair,
+)
 from finetune_api.v1alpha1.job import FineTuneJobSpec
 from finetune_api.v1alpha1.reasons import Reason
 from finetune_api.v1alpha1.status import Repair
@@ -288,3 +296,51 @@ def test_max_memory_must_be_at_least_the_memory_limit() -> None:
         build_single_rank_spec(restartPolicy={"maxMemory": "64Gi"})
     with pytest.raises(ValidationError, match=r"maxMemory \(8Gi\) is less than resources.limits.memory \(16Gi\)"):
         build_spec_with_memory_limit(restartPolicy={"maxMemory": "8Gi"})
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        pytest.param({"deepspeed": "zero4"}, "deepspeed", id="preset of a newer release"),
+        pytest.param({"memory": "lots"}, "'lots' is not a quantity", id="memory"),
+        pytest.param({"memory": ""}, "'' is not a quantity", id="empty memory"),
+        pytest.param({"shmSize": "x" * 5000}, "'xxx", id="shared memory"),
+        pytest.param({"gradientAccumulationSteps": 0}, "gradient_accumulation_steps", id="accumulation steps"),
+        pytest.param({"numWorkers": -1}, "num_workers", id="data loader processes"),
+        pytest.param({"perDeviceTrainBatchSize": 2**53}, "per_device_train_batch_size", id="micro-batch"),
+    ],
+)
+def test_repair_of_another_release_is_explained(fields: dict[str, Any], field: str) -> None:
+    explanation = explain_unsupported_repair(Repair.model_validate(fields))
+
+    assert field in explanation
+    assert len(explanation) < 300
+
+
+def test_every_repair_of_this_release_is_supported() -> None:
+    repair = Repair(
+        per_device_train_batch_size=1,
+        gradient_accumulation_steps=8,
+        deepspeed="zero3_offload",
+        memory="2Gi",
+        shm_size="1G",
+        num_workers=0,
+    )
+
+    assert not explain_unsupported_repair(repair)
+    assert not explain_unsupported_repair(None)
+
+
+@pytest.mark.parametrize(
+    ("size", "smaller"), [(2, 1), (7, 1), (12, 6), (15, 5), (49, 7), (16_777_213, 1), (2**24, 2**23)]
+)
+def test_micro_batch_is_reduced_to_its_largest_proper_divisor(size: int, smaller: int) -> None:
+    """A large prime size, which a user can choose by globalBatchSize, must not delay the pass."""
+    shortage = replace(build_shortage(build_single_rank_spec()), batch=Batch(size, 3, 1))
+    started_at = time.process_time()
+    found = find_next_repair(shortage)
+
+    assert found is not None
+    assert found[0].per_device_train_batch_size == smaller
+    assert found[0].gradient_accumulation_steps == 3 * size // smaller
+    assert time.process_time() - started_at < 0.1

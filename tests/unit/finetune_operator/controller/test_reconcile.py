@@ -164,6 +164,17 @@ async def test_invalid_spec_does_not_fail_a_job_that_has_started() -> None:
     assert second.job == first.job
 
 
+async def test_repair_of_a_newer_release_stalls_the_job_without_an_error() -> None:
+    cluster = RecordingCluster()
+    body = build_raw_job(compute_status_after_observations(running_pods()))
+    body["status"]["repair"] = {"deepspeed": "zero4"}
+    result = await run_pass(cluster, body, build_cached_state(*running_pods()))
+
+    assert cluster.requests == ["write status"]
+    [stalled] = [condition for condition in result.job["status"]["conditions"] if condition["type"] == "Stalled"]
+    assert "status.repair.deepspeed: unknown preset 'zero4'" in stalled["message"]
+
+
 async def test_suspend_is_applied_to_a_job_with_an_invalid_spec() -> None:
     cluster = RecordingCluster()
     invalid_job = build_raw_job(compute_status_after_observations(running_pods()), numNodes=0, suspend=True)

@@ -328,3 +328,14 @@ def test_failed_init_container_is_ignored_after_the_trainer_started(trainer_stat
     node = observe_single_pod(pod_with_init_container({"terminated": {"exitCode": 143}}, trainer_state))
 
     assert node.phase is not PodPhase.FAILED
+
+
+@pytest.mark.parametrize("seconds", [-(2**63), -1, 0, 2**63 - 1])
+def test_deletion_is_requested_at_or_before_its_deadline(seconds: int) -> None:
+    body = terminating_pod(running_pod(JOB, 0))
+    body["metadata"]["deletionGracePeriodSeconds"] = seconds
+    node = observe_single_pod(body)
+
+    assert node.deletion_requested_at is not None
+    assert node.deletion_deadline is not None
+    assert node.deletion_requested_at <= node.deletion_deadline

@@ -1,5 +1,6 @@
 """Tests of building components from Go modules."""
 
+import fcntl
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from testing.cluster.images.go_build import (
     KUBERNETES_PROGRAMS,
     SOURCES,
     LocalMainComponent,
+    build_all,
     list_components,
     render_go_mod,
 )
@@ -91,3 +93,16 @@ def test_pinned_go_modules_have_checksums() -> None:
         required = f"{component.module} v{component.version}"
         lines = (SOURCES / component.component / "go.sum").read_text().splitlines()
         assert [line for line in lines if line.startswith(f"{required} h1:")] != [], required
+
+
+def test_built_components_do_not_wait_for_another_build(tmp_path: Path) -> None:
+    cache = Cache(tmp_path)
+    component = list_components(PINNED)["etcd"]
+    folder = cache.get_binary_folder(component.component, component.version)
+    folder.mkdir(parents=True)
+    for program in component.programs:
+        (folder / program).touch()
+    with (tmp_path / "build.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+
+        build_all(cache, PINNED, component_names=("etcd",))
