@@ -67,7 +67,7 @@ class SimulatedApiServer:
         self.oldest_version = 0  # a watch from an older version fails with 410 Gone
         self.history: list[Change] = []
         self.listeners: list[Callable[[Change], None]] = []
-        self.pod_quota: int | None = None  # maximum number of active pods, None without a quota
+        self.pod_quotas: dict[str, int] = {}  # maximum number of active pods by namespace
         self._committed = asyncio.Event()
 
     def get(self, key: ObjectKey) -> RawBody | None:
@@ -107,10 +107,9 @@ class SimulatedApiServer:
             message = f'{COLLECTIONS[key.kind][1]} "{key.name}" already exists'
             message = f"object is being deleted: {message}" if "deletionTimestamp" in existing["metadata"] else message
             raise ApiError(message, status=409, reason="AlreadyExists")
-        if key.kind == "Pod" and self.pod_quota is not None and self._count_active_pods() >= self.pod_quota:
-            message = (
-                f'pods "{key.name}" is forbidden: exceeded quota: few, requested: pods=1, limited: {self.pod_quota}'
-            )
+        quota = self.pod_quotas.get(key.namespace) if key.kind == "Pod" else None
+        if quota is not None and self._count_active_pods(key.namespace) >= quota:
+            message = f'pods "{key.name}" is forbidden: exceeded quota: few, requested: pods=1, limited: {quota}'
             raise ApiError(message, status=403, reason="Forbidden")
         self._last_uid += 1
         metadata = {**new_metadata, "uid": f"uid-{self._last_uid}", "creationTimestamp": format_time(self.now())}
@@ -166,8 +165,9 @@ class SimulatedApiServer:
         """Wait until the next commit."""
         await self._committed.wait()
 
-    def _count_active_pods(self) -> int:
-        return sum(pod["status"]["phase"] not in TERMINAL for _, pod in self.list_objects("Pod"))
+    def _count_active_pods(self, namespace: str) -> int:
+        pods = (pod for key, pod in self.list_objects("Pod") if key.namespace == namespace)
+        return sum(pod["status"]["phase"] not in TERMINAL for pod in pods)
 
     def _read(self, key: ObjectKey) -> RawBody:
         if (existing := self._objects.get(key)) is None:

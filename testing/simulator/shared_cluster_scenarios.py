@@ -1,0 +1,64 @@
+"""Kinds of histories with several jobs that share the operator, its caches and the Kubernetes nodes."""
+
+from collections.abc import Sequence
+
+from testing.simulator.history import JobScenario, Liveness, Scenario
+from testing.simulator.incidents.job_incidents import (
+    OPERATOR_INCIDENTS,
+    TRAINER_INCIDENTS,
+    USER_INCIDENTS,
+    Incident,
+)
+from testing.simulator.incidents.node_incidents import NODE_INCIDENTS
+from testing.simulator.incidents.user_interference import recreate_job
+from testing.simulator.scenario_choices import draw_incidents, draw_network_faults, draw_spec_fields
+from testing.simulator.world.apiserver import ObjectKey
+from testing.simulator.world.choices import Choices
+from testing.simulator.world.network import NO_FAULTS
+from testing.simulator.world.trainer import Workload
+from testing.simulator.world.world import JOB, MAX_NODES, SPARE_K8S_NODES
+
+# further jobs: first one of the same name in another namespace, and one whose name begins with the same characters
+FURTHER_JOBS = tuple(
+    JOB._replace(namespace=namespace, name=name)
+    for namespace, name in (("tenant", "bert"), ("default", "bert-0"), ("default", "gpt"), ("tenant", "gpt"))
+)
+GENEROUS_POLICY = {"maxRestarts": 20, "maxInfrastructureRestarts": 50, "backoffSeconds": 1, "maxBackoffSeconds": 20}
+
+
+def several_jobs(choices: Choices) -> Scenario:
+    """Draw a scenario with two to five jobs, of which each has its own faults."""
+    incidents = (*USER_INCIDENTS, *TRAINER_INCIDENTS, *NODE_INCIDENTS, *OPERATOR_INCIDENTS, *(4 * (recreate_job,)))
+    return build_shared_scenario(choices, incidents)
+
+
+def build_shared_scenario(choices: Choices, incidents: Sequence[Incident]) -> Scenario:
+    """Draw a scenario with several jobs; about half of them have no faults of their own and must complete."""
+    further_jobs = tuple(_draw_job(choices, key, incidents) for key in FURTHER_JOBS[: 1 + choices.draw_number(4)])
+    num_nodes = choices.pick((2, 1, 3))
+    return Scenario(
+        workload=Workload(num_nodes=num_nodes, total_steps=choices.pick((6, 15)), rendezvous_timeout_seconds=3600.0),
+        spec_fields=draw_spec_fields(choices),
+        network_faults=choices.pick((NO_FAULTS, draw_network_faults(choices))),
+        incidents=draw_incidents(choices, incidents),
+        is_resumed_at_end=choices.pick((True, True, True, False)),
+        faults_end_seconds=choices.pick((60.0, 240.0)),
+        further_jobs=further_jobs,
+        k8s_nodes=SPARE_K8S_NODES + MAX_NODES + sum(job.num_nodes for job in further_jobs),
+    )
+
+
+def _draw_job(choices: Choices, key: ObjectKey, incidents: Sequence[Incident]) -> JobScenario:
+    if choices.draw_boolean(50):
+        return JobScenario(
+            key,
+            num_nodes=choices.pick((2, 1, 3)),
+            spec_fields=draw_spec_fields(choices),
+            incidents=draw_incidents(choices, incidents),
+        )
+    return JobScenario(
+        key,
+        num_nodes=choices.pick((2, 1, 3)),
+        spec_fields={"restartPolicy": GENEROUS_POLICY},
+        liveness=Liveness.COMPLETES,
+    )
