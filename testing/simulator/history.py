@@ -13,16 +13,19 @@ from unittest import mock
 from finetune_api.v1alpha1.reasons import Reason
 from finetune_api.v1alpha1.status import AttemptState
 from finetune_operator.controller.controller import logger as controller_log
+from finetune_operator.manager import leader_election, manager
 from testing.fakes.virtual_time import VirtualTimeLoop
 from testing.simulator.cluster_invariants import ClusterMonitor
 from testing.simulator.incidents.job_incidents import Incident
 from testing.simulator.invariants import JobMonitor
+from testing.simulator.obligations import ObligationMonitor
 from testing.simulator.world.apiserver import Change, ObjectKey
 from testing.simulator.world.choices import Choices
 from testing.simulator.world.job import SimulatedJob
 from testing.simulator.world.network import NO_FAULTS, NetworkFaults
+from testing.simulator.world.operator_process import exit_immediately
 from testing.simulator.world.trainer import Workload
-from testing.simulator.world.world import JOB, MAX_NODES, SPARE_K8S_NODES, ErrorLog, World
+from testing.simulator.world.world import DEFAULT_OPTIONS, JOB, SPARE_K8S_NODES, ErrorLog, World, WorldOptions
 
 HORIZON_SECONDS = 3600.0
 SETTLING_SECONDS = 400.0  # longer than any grace period or toleration
@@ -75,7 +78,8 @@ class Scenario:
     is_resumed_at_end: bool = True
     faults_end_seconds: float = 60.0
     further_jobs: tuple[JobScenario, ...] = ()
-    k8s_nodes: int = MAX_NODES + SPARE_K8S_NODES
+    options: WorldOptions = DEFAULT_OPTIONS
+    settling_seconds: float = SETTLING_SECONDS
 
     @property
     def jobs(self) -> tuple[JobScenario, ...]:
@@ -104,6 +108,8 @@ def run_history(scenario: Scenario, choices: Choices) -> HistoryResult:
     with (
         asyncio.Runner(loop_factory=VirtualTimeLoop) as runner,
         mock.patch("time.monotonic", runner.get_loop().time),
+        mock.patch.object(manager, "exit_immediately", exit_immediately),
+        mock.patch.object(leader_election.logger, "disabled", True),  # a lost lease is an error in its log
     ):
         return runner.run(_run_history(scenario, choices))
 
@@ -116,6 +122,7 @@ class RunningHistory:
     scenario: Scenario
     jobs: tuple[tuple[SimulatedJob, JobScenario], ...]
     job_monitors: tuple[JobMonitor, ...]
+    obligation_monitors: tuple[ObligationMonitor, ...]
     cluster_monitor: ClusterMonitor
 
     def are_jobs_finished(self) -> bool:
@@ -129,15 +136,20 @@ def _start_history(scenario: Scenario, choices: Choices) -> RunningHistory:
         choices,
         scenario.workload,
         network_faults=scenario.network_faults,
-        k8s_nodes=scenario.k8s_nodes,
+        options=scenario.options,
         **first.spec_fields,
     )
-    world.has_split_brain = bool(scenario.takeovers)
+    world.has_split_brain = bool(scenario.takeovers) or scenario.options.replicas > 1
     for plan in further_jobs:
         world.create_job(plan.key, numNodes=plan.num_nodes, **plan.spec_fields)
     monitors = tuple(JobMonitor(job, has_split_brain=world.has_split_brain) for job in world.jobs)
     return RunningHistory(
-        world, scenario, tuple(zip(world.jobs, scenario.jobs, strict=True)), monitors, ClusterMonitor(world)
+        world=world,
+        scenario=scenario,
+        jobs=tuple(zip(world.jobs, scenario.jobs, strict=True)),
+        job_monitors=monitors,
+        obligation_monitors=tuple(map(ObligationMonitor, world.jobs)),
+        cluster_monitor=ClusterMonitor(world),
     )
 
 
@@ -177,15 +189,21 @@ async def _run_history(scenario: Scenario, choices: Choices) -> HistoryResult:
     )
 
 
-async def _run_phases(history: RunningHistory) -> None:
+def _start_operators(history: RunningHistory) -> None:
+    """Start the operators and schedule the faults."""
     world, scenario = history.world, history.scenario
-    # start the operator and schedule the faults
-    world.start_operator()
+    for _ in range(scenario.options.replicas):
+        world.start_operator()
     for trigger, overlap in scenario.takeovers:
         _schedule_fault(world, trigger, functools.partial(world.take_over, overlap))
     for job, plan in history.jobs:
         for trigger, incident in plan.incidents:
             _schedule_fault(world, trigger, functools.partial(_inject, job, incident))
+
+
+async def _run_phases(history: RunningHistory) -> None:
+    world, scenario = history.world, history.scenario
+    _start_operators(history)
     # inject the faults, then stop and repair the temporary ones
     await _advance(history, is_done=None, limit_seconds=scenario.faults_end_seconds)
     world.end_faults()
@@ -203,7 +221,7 @@ async def _run_phases(history: RunningHistory) -> None:
                 world.report(f"{job} does not end: {job.status.get('phase')} {job.status.get('conditions')}")
         return
     # after the jobs have finished, nothing may change
-    await _advance(history, is_done=None, limit_seconds=SETTLING_SECONDS)
+    await _advance(history, is_done=None, limit_seconds=scenario.settling_seconds)
     await _check_settled(history)
 
 
@@ -248,6 +266,9 @@ async def _advance(history: RunningHistory, *, is_done: Callable[[], bool] | Non
         for monitor in history.job_monitors:
             monitor.check_idle_nodes(TICK_SECONDS)
             monitor.check_service(TICK_SECONDS)
+        for obligation_monitor in history.obligation_monitors:
+            obligation_monitor.check(TICK_SECONDS)
+        history.cluster_monitor.check_queues()
     return is_done is not None and is_done()
 
 
@@ -289,7 +310,7 @@ async def _check_settled(history: RunningHistory) -> None:
         if job.body is None and remaining:
             world.report(f"{job} was deleted, but these pods remain: {remaining}")
     before = len(world.server.history)
-    await asyncio.sleep(SETTLING_SECONDS)
+    await asyncio.sleep(history.scenario.settling_seconds)
     for change in world.server.history[before:]:
         if change.actor.startswith("operator"):
             world.report(f"written although nothing changed: {change.type} {change.kind} {change.body}")

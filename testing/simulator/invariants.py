@@ -87,9 +87,9 @@ class JobMonitor:
             self.report(f"attempt {status.attempt} had no Service, or an edited one, for {duration} s")
 
     def _can_operator_act(self) -> bool:
-        """Return whether an operator is running, can reach the API server and has a roughly correct clock."""
-        operators = (o for o in self._world.operators if o.is_running and not o.connection.is_partitioned)
-        return any(abs(operator.clock_offset.total_seconds()) < OPERATOR_REACTION_SECONDS for operator in operators)
+        """Return whether an operator leads, can reach the API server and has a roughly correct clock."""
+        offsets = (o.manager.clock_offset for o in self._world.operators if o.can_act)
+        return any(abs(offset.total_seconds()) < OPERATOR_REACTION_SECONDS for offset in offsets)
 
     def _on_commit(self, change: Change) -> None:
         if change.body["metadata"]["namespace"] != self._job.key.namespace:

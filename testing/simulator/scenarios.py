@@ -33,7 +33,7 @@ from testing.simulator.scenario_choices import (
     draw_spec_fields,
     draw_takeovers,
 )
-from testing.simulator.shared_cluster_scenarios import several_jobs
+from testing.simulator.shared_cluster_scenarios import paused_operators, several_jobs
 from testing.simulator.world.choices import Choices
 from testing.simulator.world.network import NO_FAULTS, NetworkFaults
 from testing.simulator.world.trainer import Workload
@@ -198,6 +198,7 @@ SCENARIO_KINDS: dict[str, DrawScenario] = {
         user_interference,
         preemptions,
         several_jobs,
+        paused_operators,
     )
 }
 

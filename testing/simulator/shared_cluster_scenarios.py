@@ -1,7 +1,9 @@
 """Kinds of histories with several jobs that share the operator, its caches and the Kubernetes nodes."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
+from finetune_operator.plan.run_plan import GRACE_SECONDS
 from testing.simulator.history import JobScenario, Liveness, Scenario
 from testing.simulator.incidents.job_incidents import (
     OPERATOR_INCIDENTS,
@@ -10,13 +12,14 @@ from testing.simulator.incidents.job_incidents import (
     Incident,
 )
 from testing.simulator.incidents.node_incidents import NODE_INCIDENTS
+from testing.simulator.incidents.operator_pauses import OPERATOR_PAUSES
 from testing.simulator.incidents.user_interference import recreate_job
 from testing.simulator.scenario_choices import draw_incidents, draw_network_faults, draw_spec_fields
 from testing.simulator.world.apiserver import ObjectKey
 from testing.simulator.world.choices import Choices
 from testing.simulator.world.network import NO_FAULTS
 from testing.simulator.world.trainer import Workload
-from testing.simulator.world.world import JOB, MAX_NODES, SPARE_K8S_NODES
+from testing.simulator.world.world import JOB, MAX_NODES, SPARE_K8S_NODES, WorldOptions
 
 # further jobs: first one of the same name in another namespace, and one whose name begins with the same characters
 FURTHER_JOBS = tuple(
@@ -32,6 +35,15 @@ def several_jobs(choices: Choices) -> Scenario:
     return build_shared_scenario(choices, incidents)
 
 
+def paused_operators(choices: Choices) -> Scenario:
+    """Draw a scenario in which leaders are paused for longer than a lease, or their wall clocks jump."""
+    incidents = (*(2 * OPERATOR_PAUSES), *USER_INCIDENTS, *TRAINER_INCIDENTS)
+    scenario = build_shared_scenario(choices, incidents)
+    replicas = choices.pick((1, 2))
+    options = replace(scenario.options, has_leader_election=True, can_pause=True, replicas=replicas)
+    return replace(scenario, options=options, settling_seconds=GRACE_SECONDS + 30.0)
+
+
 def build_shared_scenario(choices: Choices, incidents: Sequence[Incident]) -> Scenario:
     """Draw a scenario with several jobs; about half of them have no faults of their own and must complete."""
     further_jobs = tuple(_draw_job(choices, key, incidents) for key in FURTHER_JOBS[: 1 + choices.draw_number(4)])
@@ -44,7 +56,9 @@ def build_shared_scenario(choices: Choices, incidents: Sequence[Incident]) -> Sc
         is_resumed_at_end=choices.pick((True, True, True, False)),
         faults_end_seconds=choices.pick((60.0, 240.0)),
         further_jobs=further_jobs,
-        k8s_nodes=SPARE_K8S_NODES + MAX_NODES + sum(job.num_nodes for job in further_jobs),
+        options=WorldOptions(
+            k8s_nodes=SPARE_K8S_NODES + MAX_NODES + sum(job.num_nodes for job in further_jobs), workers=4
+        ),
     )
 
 

@@ -87,10 +87,10 @@ def shift_operator_clock(world: World, job: SimulatedJob) -> None:
     operator = world.operators[-1]
     seconds = world.choices.pick(CLOCK_OFFSETS_SECONDS)
     world.operator_clock_was_ahead |= seconds > 0
-    operator.clock_offset = timedelta(seconds=seconds)
+    operator.manager.clock_offset = timedelta(seconds=seconds)
 
     def correct_clock() -> None:
-        operator.clock_offset = timedelta()
+        operator.manager.clock_offset = timedelta()
 
     recover_later(world, correct_clock)
 

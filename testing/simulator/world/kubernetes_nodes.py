@@ -37,6 +37,11 @@ class KubernetesNode:
     loss_count: int = 0
 
     @property
+    def pod_ip(self) -> str:
+        """IP address of the pod that runs on this node; the next pod gets the same one."""
+        return f"10.0.0.{1 + int(self.name.rpartition('-')[2])}"
+
+    @property
     def is_schedulable(self) -> bool:
         """Whether the scheduler may assign a pod to this node."""
         return self.is_registered and not self.is_tainted and not self.is_occupied
@@ -62,6 +67,12 @@ class KubernetesNodes:
     def find_k8s_node(self, pod: RawBody) -> KubernetesNode | None:
         """Return the Kubernetes node that the pod was assigned to."""
         return next((node for node in self.nodes if node.name == pod["spec"].get("nodeName")), None)
+
+    def find_process_at(self, address: str) -> TrainerProcess | None:
+        """Return the newest running process on the node with this pod IP address, if it can be reached."""
+        k8s_nodes = (k8s_node for k8s_node in self.nodes if k8s_node.pod_ip == address)
+        running = [process for k8s_node in k8s_nodes for process in self.list_processes_on(k8s_node)]
+        return running[-1] if running else None
 
     def list_processes_on(self, k8s_node: KubernetesNode) -> list[TrainerProcess]:
         """Return the running processes of the node, including those that its kubelet does not report."""
@@ -173,7 +184,7 @@ class KubernetesNodes:
             await k8s_node.connected.wait()
             if process.is_running and self._is_terminating(key, uid):
                 self.spawn(self._terminate(process, k8s_node, delay_seconds=2.0, grace_seconds=ORPHAN_GRACE_SECONDS))
-        self._report_state(key, uid, state, phase="Running")
+        self._report_state(key, uid, state, phase="Running", podIP=k8s_node.pod_ip)
         await self._report_exit(key, uid, process, k8s_node)
 
     def _end_before_start(self, key: ObjectKey, uid: str) -> None:
@@ -246,13 +257,15 @@ class KubernetesNodes:
         await k8s_node.connected.wait()
         self._trainer.terminate(process, grace_seconds)
 
-    def _report_state(self, key: ObjectKey, uid: str, state: RawBody, *, phase: str | None = None) -> None:
+    def _report_state(
+        self, key: ObjectKey, uid: str, state: RawBody, *, phase: str | None = None, **fields: str
+    ) -> None:
         pod = self._server.get(key)
         if pod is None or pod["metadata"]["uid"] != uid:
             return
         is_terminal = pod["status"].get("phase") in TERMINAL  # a terminal phase never changes
         phase_update = {} if phase is None or is_terminal else {"phase": phase}
-        self.set_status(key, containerStatuses=[{"name": names.CONTAINER, "state": state}], **phase_update)
+        self.set_status(key, containerStatuses=[{"name": names.CONTAINER, "state": state}], **phase_update, **fields)
 
     def _is_terminating(self, key: ObjectKey, uid: str) -> bool:
         pod = self._server.get(key)

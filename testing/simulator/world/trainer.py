@@ -1,12 +1,15 @@
 """Simulated trainer, whose processes train, publish checkpoints and results, and exit."""
 
 import asyncio
+import json
 from collections import defaultdict
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
+
+from pydantic import TypeAdapter
 
 from finetune_api.termination import Outcome, Termination
 from finetune_api.v1alpha1.reasons import Reason
@@ -16,6 +19,7 @@ from testing.simulator.world.output_volume import LockLost, Publication, Simulat
 
 EPOCH = datetime(2026, 1, 1, 12, 0, tzinfo=UTC)
 KILLED, STOPPED = 137, 143
+_PROGRESS = TypeAdapter(Progress)
 
 
 @dataclass(frozen=True)
@@ -151,11 +155,13 @@ class Trainer:
         groups = (group for groups in self._groups.values() for group in groups)
         return [{process.attempt for process in group.members.values()} for group in groups]
 
-    def read_progress(self, job_uid: str) -> Progress | None:
-        """Return the progress that node 0 of the job's newest training group reports."""
-        groups = (group for groups in self._groups.values() for group in groups if group.state == "training")
-        training = [group for group in groups if group.members[0].job_uid == job_uid]
-        return self._build_progress(training[-1]) if training else None
+    def render_status(self, process: TrainerProcess) -> bytes:
+        """Return the /status response of the process, whose progress is missing before the first step."""
+        group = self._find_training_group(process)
+        body: dict[str, Any] = {"uid": process.job_uid, "attempt": process.attempt}
+        if group is not None:
+            body["progress"] = _PROGRESS.dump_python(self._build_progress(group), mode="json", by_alias=True)
+        return json.dumps(body).encode()
 
     async def _run_process(self, process: TrainerProcess) -> None:
         if self.folders[process.job_uid].has_result:

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -13,15 +14,31 @@ from testing.simulator.world.apiserver import Change, ObjectKey, RawBody, Simula
 from testing.simulator.world.choices import Choices
 from testing.simulator.world.job import SimulatedJob
 from testing.simulator.world.kubernetes_nodes import KubernetesNodes
-from testing.simulator.world.network import NO_FAULTS, NetworkFaults, OperatorConnection
+from testing.simulator.world.network import NO_FAULTS, Connection, NetworkFaults
 from testing.simulator.world.node_controllers import GarbageCollector, NodeControllers
-from testing.simulator.world.operator_process import SimulatedOperator
+from testing.simulator.world.operator_process import ProcessEnvironment, SimulatedOperator
+from testing.simulator.world.pod_network import PodNetwork
+from testing.simulator.world.process_pause import create_pausable_task
 from testing.simulator.world.trainer import EPOCH, Trainer, TrainerProcess, Workload
 
 JOB = ObjectKey(names.FINETUNEJOB_KIND, "default", "bert")
 SPARE_K8S_NODES = 2
 MAX_NODES = 3
 MAX_CLOCK_READS = 1000  # per job in ten seconds
+
+
+@dataclass(frozen=True)
+class WorldOptions:
+    """Size of the cluster, and options of its operators."""
+
+    k8s_nodes: int = MAX_NODES + SPARE_K8S_NODES
+    workers: int = 2  # of each operator
+    has_leader_election: bool = False
+    replicas: int = 1  # operators that are started at first
+    can_pause: bool = False  # whether operators can be paused, which makes all their tasks slower
+
+
+DEFAULT_OPTIONS = WorldOptions()
 
 
 class World:
@@ -33,11 +50,12 @@ class World:
         workload: Workload,
         *,
         network_faults: NetworkFaults = NO_FAULTS,
-        k8s_nodes: int = MAX_NODES + SPARE_K8S_NODES,
+        options: WorldOptions = WorldOptions(),
         **fields: Any,
     ) -> None:
         self.choices = choices
         self.network_faults = network_faults
+        self.options = options
         self.trace: list[str] = []
         self.violations: list[str] = []
         self.jobs: list[SimulatedJob] = []
@@ -45,11 +63,13 @@ class World:
         self.server = SimulatedApiServer(self.now)
         self.server.listeners.append(self._trace_change)
         self.trainer = Trainer(workload, choices)
-        self.k8s_nodes = KubernetesNodes(self.server, self.trainer, choices, count=k8s_nodes)
+        self.k8s_nodes = KubernetesNodes(self.server, self.trainer, choices, count=options.k8s_nodes)
         self.node_controllers = NodeControllers(self.server, self.k8s_nodes, choices)
         self.garbage_collector = GarbageCollector(self.server, self.k8s_nodes, choices)
         self.operators: list[SimulatedOperator] = []
         self.has_split_brain = False
+        if options.can_pause:
+            asyncio.get_running_loop().set_task_factory(create_pausable_task)
         self.faults_ended = False  # set once only permanent faults remain
         self.operator_clock_was_ahead = False  # an operator may have assumed too early that a grace period ended
         self.pending_recoveries: list[Callable[[], None]] = []
@@ -96,12 +116,34 @@ class World:
         def crash() -> None:
             self.crash(operator)
 
-        connection = OperatorConnection(self.server, self.choices, actor=name, on_crash=crash)
+        def handle_exit(problem: str) -> None:
+            if problem:
+                self.report(f"{name} failed: {problem}")
+            self.crash(operator)
+
+        connection = Connection(self.server, self.choices, actor=name, on_crash=crash)
         connection.faults = self.network_faults
-        operator = SimulatedOperator(connection, SETTINGS, self.now, self.trainer.read_progress)
+        environment = ProcessEnvironment(
+            connection=connection,
+            pod_network=PodNetwork(self._read_pod_status),
+            now=self.now,
+            on_exit=handle_exit,
+            trainer_image=SETTINGS.trainer_image,
+            version=SETTINGS.version,
+            supervisor=SETTINGS.supervisor,
+            workers=self.options.workers,
+            has_leader_election=self.options.has_leader_election,
+        )
+        operator = SimulatedOperator(environment)
         self.operators.append(operator)
         self.add_trace(f"{name} starts")
         return operator
+
+    def pause(self, operator: SimulatedOperator, seconds: float) -> None:
+        """Pause the process of an operator, as a live migration or CPU throttling does."""
+        self.add_trace(f"operator-{self.operators.index(operator)} pauses for {seconds} s")
+        operator.process.pause()
+        asyncio.get_running_loop().call_later(seconds, operator.process.resume)
 
     def crash(self, operator: SimulatedOperator) -> None:
         """Crash an operator and start another one later; without split brain, drop its requests in flight."""
@@ -147,6 +189,10 @@ class World:
         """Return whether foreign objects may occupy a name that a job needs."""
         kinds = ("Pod", "ConfigMap")
         return any("labels" not in body["metadata"] for kind in kinds for _, body in self.server.list_objects(kind))
+
+    def _read_pod_status(self, address: str) -> bytes | None:
+        process = self.k8s_nodes.find_process_at(address)
+        return None if process is None else self.trainer.render_status(process)
 
     def add_trace(self, line: str) -> None:
         """Append a line with a timestamp to the trace."""
