@@ -34,6 +34,8 @@ class ClusterMonitor:
         for process in self._world.trainer.processes:
             if process.spec_job_uids - {process.job_uid}:
                 report(f"a process of job {process.job_uid} runs the spec of {sorted(process.spec_job_uids)}")
+            if process.has_forged_spec:
+                report(f"a process of job {process.job_uid} runs a program that another tenant wrote")
 
     def check_queues(self) -> None:
         """Check that no job delays the passes of another job for long, and that the number of passes is bounded."""

@@ -15,11 +15,12 @@ from finetune_api.v1alpha1.status import AttemptState
 from finetune_operator.controller.controller import logger as controller_log
 from finetune_operator.manager import leader_election, manager
 from testing.fakes.virtual_time import VirtualTimeLoop
+from testing.simulator.attempt_invariants import AttemptMonitor
 from testing.simulator.cluster_invariants import ClusterMonitor
 from testing.simulator.incidents.job_incidents import Incident
 from testing.simulator.invariants import JobMonitor
 from testing.simulator.obligations import ObligationMonitor
-from testing.simulator.world.apiserver import Change, ObjectKey
+from testing.simulator.world.apiserver import TERMINAL, Change, ObjectKey
 from testing.simulator.world.choices import Choices
 from testing.simulator.world.job import SimulatedJob
 from testing.simulator.world.network import NO_FAULTS, NetworkFaults
@@ -62,6 +63,7 @@ class JobScenario:
     incidents: tuple[tuple[Trigger, Incident], ...] = ()
     liveness: Liveness = Liveness.ENDS
     is_resumed_at_end: bool = True
+    is_poisoned: bool = False  # the job only has to obey suspend, deadlines, TTL and deletion
 
 
 @dataclass(frozen=True)
@@ -80,6 +82,7 @@ class Scenario:
     further_jobs: tuple[JobScenario, ...] = ()
     options: WorldOptions = DEFAULT_OPTIONS
     settling_seconds: float = SETTLING_SECONDS
+    has_overlapping_operators: bool = False  # operators that end may still send requests while the next one leads
 
     @property
     def jobs(self) -> tuple[JobScenario, ...]:
@@ -124,10 +127,17 @@ class RunningHistory:
     job_monitors: tuple[JobMonitor, ...]
     obligation_monitors: tuple[ObligationMonitor, ...]
     cluster_monitor: ClusterMonitor
+    attempt_monitor: AttemptMonitor
 
     def are_jobs_finished(self) -> bool:
         """Return whether every job has finished, is suspended as requested or was deleted."""
-        return all(job.is_finished() for job in self.world.jobs)
+        return all(self.is_finished(job, plan) for job, plan in self.jobs)
+
+    def is_finished(self, job: SimulatedJob, plan: JobScenario) -> bool:
+        """Return whether the job has finished; a poisoned one only has to release its Kubernetes nodes."""
+        if not plan.is_poisoned:
+            return job.is_finished()
+        return all(self.world.is_lost(pod) or pod["status"].get("phase") in TERMINAL for _, pod in job.list_pods())
 
 
 def _start_history(scenario: Scenario, choices: Choices) -> RunningHistory:
@@ -139,17 +149,22 @@ def _start_history(scenario: Scenario, choices: Choices) -> RunningHistory:
         options=scenario.options,
         **first.spec_fields,
     )
-    world.has_split_brain = bool(scenario.takeovers) or scenario.options.replicas > 1
+    world.has_split_brain = bool(scenario.takeovers) or scenario.has_overlapping_operators
     for plan in further_jobs:
         world.create_job(plan.key, numNodes=plan.num_nodes, **plan.spec_fields)
-    monitors = tuple(JobMonitor(job, has_split_brain=world.has_split_brain) for job in world.jobs)
+    jobs = tuple(zip(world.jobs, scenario.jobs, strict=True))
+    world.poisoned_uids.update(job.uid for job, plan in jobs if plan.is_poisoned)
+    monitors = tuple(
+        JobMonitor(job, has_split_brain=world.has_split_brain) for job, plan in jobs if not plan.is_poisoned
+    )
     return RunningHistory(
         world=world,
         scenario=scenario,
-        jobs=tuple(zip(world.jobs, scenario.jobs, strict=True)),
+        jobs=jobs,
         job_monitors=monitors,
         obligation_monitors=tuple(map(ObligationMonitor, world.jobs)),
         cluster_monitor=ClusterMonitor(world),
+        attempt_monitor=AttemptMonitor(world),
     )
 
 
@@ -209,20 +224,33 @@ async def _run_phases(history: RunningHistory) -> None:
     world.end_faults()
     _recover_k8s_nodes(world)
     for job, plan in history.jobs:
-        if plan.is_resumed_at_end:
+        if plan.is_poisoned:
+            _end_poisoned_job(job)
+        elif plan.is_resumed_at_end:
             job.edit_spec(suspend=False)
     # every job must finish, or report a valid reason to wait
     are_ended = await _advance(history, is_done=history.are_jobs_finished, limit_seconds=HORIZON_SECONDS)
     if world.violations:
         return
     if not are_ended:
-        for job in world.jobs:
-            if not job.is_finished() and not _is_waiting_legitimately(job):
+        for job, plan in history.jobs:
+            if not history.is_finished(job, plan) and not _is_waiting_legitimately(job):
                 world.report(f"{job} does not end: {job.status.get('phase')} {job.status.get('conditions')}")
         return
     # after the jobs have finished, nothing may change
     await _advance(history, is_done=None, limit_seconds=scenario.settling_seconds)
     await _check_settled(history)
+
+
+def _end_poisoned_job(job: SimulatedJob) -> None:
+    """Suspend the job, set a deadline or delete it, which the operator must obey whatever its objects contain."""
+    match job.world.choices.pick(("suspend", "deadline", "delete")):
+        case "suspend":
+            job.edit_spec(suspend=True)
+        case "deadline":
+            job.edit_spec(suspend=False, activeDeadlineSeconds=60)
+        case _:
+            job.world.delete(job.key, {"propagationPolicy": "Background"})
 
 
 def _schedule_fault(world: World, trigger: Trigger, inject: Callable[[], None]) -> None:

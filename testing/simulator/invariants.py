@@ -268,7 +268,7 @@ class JobMonitor:
         policy = RestartPolicy.model_validate(restart_policy)
         if counts != expected_counts:
             yield f"after {ended.reason} the counted restarts went from {old_status.without_progress} to {counts}"
-        if counts.best_step > self._world.trainer.highest_step:
+        if counts.best_step > self._world.trainer.reached_steps[self._job.uid]:
             yield f"the budget was renewed for step {counts.best_step}, which no process completed"
         if counts.counted > policy.max_restarts or counts.infrastructure > policy.max_infrastructure_restarts:
             yield f"more restarts than the policy allows: {counts}"

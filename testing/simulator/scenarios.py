@@ -33,7 +33,13 @@ from testing.simulator.scenario_choices import (
     draw_spec_fields,
     draw_takeovers,
 )
-from testing.simulator.shared_cluster_scenarios import paused_operators, several_jobs
+from testing.simulator.shared_cluster_scenarios import (
+    paused_operators,
+    poisoned_jobs,
+    several_jobs,
+    strangers,
+    two_releases,
+)
 from testing.simulator.world.choices import Choices
 from testing.simulator.world.network import NO_FAULTS, NetworkFaults
 from testing.simulator.world.trainer import Workload
@@ -198,7 +204,10 @@ SCENARIO_KINDS: dict[str, DrawScenario] = {
         user_interference,
         preemptions,
         several_jobs,
+        strangers,
         paused_operators,
+        two_releases,
+        poisoned_jobs,
     )
 }
 

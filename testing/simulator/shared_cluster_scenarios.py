@@ -10,9 +10,17 @@ from testing.simulator.incidents.job_incidents import (
     TRAINER_INCIDENTS,
     USER_INCIDENTS,
     Incident,
+    delete_pod,
+    kill_container,
+    kill_rank,
+    resize_suspended_job,
+    suspend_job_temporarily,
 )
 from testing.simulator.incidents.node_incidents import NODE_INCIDENTS
 from testing.simulator.incidents.operator_pauses import OPERATOR_PAUSES
+from testing.simulator.incidents.poisoned_objects import POISON
+from testing.simulator.incidents.rollouts import ROLLOUTS
+from testing.simulator.incidents.strangers import STRANGERS
 from testing.simulator.incidents.user_interference import recreate_job
 from testing.simulator.scenario_choices import draw_incidents, draw_network_faults, draw_spec_fields
 from testing.simulator.world.apiserver import ObjectKey
@@ -35,13 +43,46 @@ def several_jobs(choices: Choices) -> Scenario:
     return build_shared_scenario(choices, incidents)
 
 
+def strangers(choices: Choices) -> Scenario:
+    """Draw a scenario in which other tenants create decoys and forged objects, and slow down or reject creates."""
+    incidents = (*(3 * STRANGERS), *(4 * (recreate_job, kill_rank, delete_pod)), suspend_job_temporarily)
+    return build_shared_scenario(choices, incidents)
+
+
 def paused_operators(choices: Choices) -> Scenario:
     """Draw a scenario in which leaders are paused for longer than a lease, or their wall clocks jump."""
     incidents = (*(2 * OPERATOR_PAUSES), *USER_INCIDENTS, *TRAINER_INCIDENTS)
-    scenario = build_shared_scenario(choices, incidents)
     replicas = choices.pick((1, 2))
+    return _add_leader_election(build_shared_scenario(choices, incidents), replicas=replicas, overlaps=replicas > 1)
+
+
+def two_releases(choices: Choices) -> Scenario:
+    """Draw a scenario in which operators of two releases lead in turns."""
+    incidents = (*(3 * ROLLOUTS), *(2 * (kill_rank, kill_container, suspend_job_temporarily)), resize_suspended_job)
+    scenario = build_shared_scenario(choices, incidents)
+    first, *others = scenario.further_jobs
+    new_job = replace(first, spec_fields={**first.spec_fields, "note": "a field of the next release"})
+    scenario = replace(scenario, further_jobs=(new_job, *others))
+    return _add_leader_election(scenario, replicas=1, overlaps=scenario.network_faults is not NO_FAULTS)
+
+
+def poisoned_jobs(choices: Choices) -> Scenario:
+    """Draw a scenario in which the objects of one job contain values that the operator does not expect."""
+    scenario = build_shared_scenario(choices, (*TRAINER_INCIDENTS, *OPERATOR_INCIDENTS))
+    poisoned_job = JobScenario(
+        JOB._replace(name="poisoned"),
+        num_nodes=choices.pick((2, 1)),
+        spec_fields=choices.pick(({}, {"activeDeadlineSeconds": 30}, {"ttlSecondsAfterFinished": 20})),
+        incidents=draw_incidents(choices, (*(3 * POISON), suspend_job_temporarily, *OPERATOR_INCIDENTS)),
+        is_poisoned=True,
+    )
+    return replace(scenario, further_jobs=(*scenario.further_jobs, poisoned_job))
+
+
+def _add_leader_election(scenario: Scenario, *, replicas: int, overlaps: bool) -> Scenario:
     options = replace(scenario.options, has_leader_election=True, can_pause=True, replicas=replicas)
-    return replace(scenario, options=options, settling_seconds=GRACE_SECONDS + 30.0)
+    settling_seconds = GRACE_SECONDS + 30.0  # no Kubernetes node is lost, and each renewal of the lease takes time
+    return replace(scenario, options=options, settling_seconds=settling_seconds, has_overlapping_operators=overlaps)
 
 
 def build_shared_scenario(choices: Choices, incidents: Sequence[Incident]) -> Scenario:

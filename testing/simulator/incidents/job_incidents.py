@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from typing import Any
 
 from finetune_operator import names
 from testing.simulator.world.apiserver import ObjectKey
@@ -16,7 +17,7 @@ PREEMPTOR = "527a9fa8-fb86-4116-b295-4f4dd72e478f"  # uid of a workload
 Incident = Callable[[World, SimulatedJob], None]
 
 
-def recover_later(world: World, recover: Callable[[], None]) -> None:
+def recover_later(world: World, recover: Callable[[], object]) -> None:
     """Call `recover` after a random time, at the latest when the faults end."""
 
     def recover_once() -> None:
@@ -82,6 +83,14 @@ def resize_suspended_job(world: World, job: SimulatedJob) -> None:
     job.edit_spec(suspend=True)
     job.edit_spec(numNodes=world.choices.pick((1, 2, 3)))
     recover_later(world, lambda: job.edit_spec(suspend=False))
+
+
+def edit_job_under_brief_suspension(world: World, job: SimulatedJob) -> None:
+    """Suspend the job, change its image or its ranks per node, and resume it before an operator can react."""
+    changes: tuple[dict[str, Any], ...] = ({"image": "registry.example/other:v1"}, {"nprocPerNode": 1})
+    job.edit_spec(suspend=True)
+    job.edit_spec(**world.choices.pick(changes))
+    job.edit_spec(suspend=False)
 
 
 def resume_job(world: World, job: SimulatedJob) -> None:

@@ -19,6 +19,8 @@ from testing.simulator.world.trainer import EPOCH, ContainerExit, Trainer, Train
 POLL_SECONDS = 5.0
 PHASE_LAG_SECONDS = 1.1  # delay of the pod phase after the container state
 ORPHAN_GRACE_SECONDS = 30.0  # grace period of a container whose pod object was removed
+STRANGERS_SCHEDULER = "strangers-scheduler"  # of pods of other tenants, which are never assigned to a node
+FORGED_KEY = "forged"  # key in the ConfigMap of another tenant
 _TERMINATION = TypeAdapter(Termination)
 
 
@@ -112,6 +114,8 @@ class KubernetesNodes:
     def _on_change(self, change: Change) -> None:
         if change.kind != "Pod" or "labels" not in change.body["metadata"]:
             return  # a foreign pod never runs; it only occupies a name
+        if change.body["spec"].get("schedulerName") == STRANGERS_SCHEDULER:
+            return
         if change.old_body is None:
             self.spawn(self._schedule(_build_key(change.body), change.body["metadata"]["uid"]))
         else:
@@ -279,7 +283,7 @@ class KubernetesNodes:
 
 def read_process(pod: RawBody, config_maps: Iterable[RawBody]) -> TrainerProcess:
     """Build the trainer process of a pod from its environment variables and mounted ConfigMaps."""
-    labels = pod["metadata"].get("labels", {})
+    labels, mounted = pod["metadata"].get("labels", {}), tuple(config_maps)
     containers = pod["spec"].get("containers") or [{}]
     environment = {variable["name"]: variable.get("value") for variable in containers[0].get("env", ())}
     job_uid = environment.get(names.ENV_JOB_UID) or labels[names.JOB_UID]
@@ -290,7 +294,8 @@ def read_process(pod: RawBody, config_maps: Iterable[RawBody]) -> TrainerProcess
         num_nodes=int(environment.get("NNODES") or 2),
         rendezvous=f"{environment.get('MASTER_ADDR')}:{environment.get('MASTER_PORT')}/{job_uid}",
         pod_uid=pod["metadata"]["uid"],
-        spec_job_uids=frozenset(uid for body in config_maps if (uid := get_controller_uid(body))),
+        spec_job_uids=frozenset(uid for body in mounted if (uid := get_controller_uid(body))),
+        has_forged_spec=any(FORGED_KEY in body.get("data", {}) for body in mounted),
     )
 
 
@@ -316,7 +321,9 @@ def _find_excluded_nodes(pod: RawBody) -> set[str]:
 
 def _build_terminated_state(exit_result: ContainerExit, finished_at: datetime) -> RawBody:
     reason = exit_result.reason or ("Error" if exit_result.code else "Completed")
-    message = _TERMINATION.dump_json(
-        exit_result.termination, by_alias=True, exclude_none=True, exclude_defaults=True
-    ).decode()
+    message = exit_result.raw_message or (
+        _TERMINATION.dump_json(
+            exit_result.termination, by_alias=True, exclude_none=True, exclude_defaults=True
+        ).decode()
+    )
     return {"exitCode": exit_result.code, "reason": reason, "message": message, "finishedAt": format_time(finished_at)}

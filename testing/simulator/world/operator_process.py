@@ -168,8 +168,8 @@ class SimulatedOperator:
         self.manager._loop_lag.run = _wait_forever  # type: ignore[method-assign]
         context = copy_context()
         context.run(current_process.set, self.process)
-        loop = asyncio.get_running_loop()
-        self._task = loop.create_task(self._run(), context=context)
+        self._context = context
+        self._task = asyncio.get_running_loop().create_task(self._run(), context=context)
 
     @property
     def controller(self) -> SimulatedController:
@@ -189,6 +189,15 @@ class SimulatedOperator:
         if self.manager._kopf is not None:
             self.manager._kopf.cancel()
         self.process.resume()
+
+    def stop(self) -> None:
+        """Stop the process gracefully, as SIGTERM does."""
+        self._shutdown = asyncio.get_running_loop().create_task(self._shut_down(), context=self._context)
+
+    async def _shut_down(self) -> None:
+        if self.is_running:
+            await self.manager.shut_down()
+            self.crash()
 
     async def _run(self) -> None:
         problem = ""

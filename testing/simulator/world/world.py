@@ -19,11 +19,13 @@ from testing.simulator.world.node_controllers import GarbageCollector, NodeContr
 from testing.simulator.world.operator_process import ProcessEnvironment, SimulatedOperator
 from testing.simulator.world.pod_network import PodNetwork
 from testing.simulator.world.process_pause import create_pausable_task
+from testing.simulator.world.releases import THIS_RELEASE, OperatorRelease
 from testing.simulator.world.trainer import EPOCH, Trainer, TrainerProcess, Workload
 
 JOB = ObjectKey(names.FINETUNEJOB_KIND, "default", "bert")
 SPARE_K8S_NODES = 2
 MAX_NODES = 3
+DECOY_IP = "10.9.0.9"  # of pods of strangers
 MAX_CLOCK_READS = 1000  # per job in ten seconds
 
 
@@ -67,12 +69,15 @@ class World:
         self.node_controllers = NodeControllers(self.server, self.k8s_nodes, choices)
         self.garbage_collector = GarbageCollector(self.server, self.k8s_nodes, choices)
         self.operators: list[SimulatedOperator] = []
+        self.release = THIS_RELEASE
         self.has_split_brain = False
         if options.can_pause:
             asyncio.get_running_loop().set_task_factory(create_pausable_task)
         self.faults_ended = False  # set once only permanent faults remain
         self.operator_clock_was_ahead = False  # an operator may have assumed too early that a grace period ended
-        self.pending_recoveries: list[Callable[[], None]] = []
+        self.pending_recoveries: list[Callable[[], object]] = []
+        self.poisoned_uids: set[str] = set()  # uids of jobs whose objects contain unexpected values
+        self.slow_creates: dict[str, float] = {}  # seconds that admission webhooks take, by namespace
         self.create_job(JOB, numNodes=workload.num_nodes, **fields)
 
     def now(self) -> datetime:
@@ -109,7 +114,7 @@ class World:
         return [process for process in self.trainer.processes if process.is_running]
 
     def start_operator(self) -> SimulatedOperator:
-        """Start another operator process."""
+        """Start another operator process of the installed release."""
         name = f"operator-{len(self.operators)}"
         operator: SimulatedOperator
 
@@ -122,22 +127,30 @@ class World:
             self.crash(operator)
 
         connection = Connection(self.server, self.choices, actor=name, on_crash=crash)
-        connection.faults = self.network_faults
+        connection.faults, connection.slow_creates = self.network_faults, self.slow_creates
         environment = ProcessEnvironment(
             connection=connection,
             pod_network=PodNetwork(self._read_pod_status),
             now=self.now,
             on_exit=handle_exit,
-            trainer_image=SETTINGS.trainer_image,
-            version=SETTINGS.version,
+            trainer_image=self.release.trainer_image,
+            version=self.release.version,
             supervisor=SETTINGS.supervisor,
             workers=self.options.workers,
             has_leader_election=self.options.has_leader_election,
         )
-        operator = SimulatedOperator(environment)
+        operator = self.release.start(environment)
         self.operators.append(operator)
-        self.add_trace(f"{name} starts")
+        self.add_trace(f"{name} of release {self.release.version} starts")
         return operator
+
+    def roll_out(self, release: OperatorRelease, *, delay_seconds: float) -> None:
+        """Install another release: start an operator of it, and stop the earlier ones gracefully after a delay."""
+        self.release = release
+        earlier_operators = [operator for operator in self.operators if operator.is_running]
+        self.start_operator()
+        for operator in earlier_operators:
+            asyncio.get_running_loop().call_later(delay_seconds, operator.stop)
 
     def pause(self, operator: SimulatedOperator, seconds: float) -> None:
         """Pause the process of an operator, as a live migration or CPU throttling does."""
@@ -167,6 +180,7 @@ class World:
         self.add_trace("faults end")
         self.faults_ended = True
         self.network_faults = NO_FAULTS
+        self.slow_creates.clear()
         while self.pending_recoveries:
             self.pending_recoveries.pop()()
         for operator in self.operators:
@@ -191,6 +205,8 @@ class World:
         return any("labels" not in body["metadata"] for kind in kinds for _, body in self.server.list_objects(kind))
 
     def _read_pod_status(self, address: str) -> bytes | None:
+        if address == DECOY_IP:  # an address without a process; the response claims to come from any job
+            return self.trainer.render_forged_status(self.choices.pick(self.jobs).uid)
         process = self.k8s_nodes.find_process_at(address)
         return None if process is None else self.trainer.render_status(process)
 
