@@ -25,6 +25,7 @@ from testing.simulator.world.choices import Choices
 from testing.simulator.world.job import SimulatedJob
 from testing.simulator.world.network import NO_FAULTS, NetworkFaults
 from testing.simulator.world.operator_process import exit_immediately
+from testing.simulator.world.releases import load_next_release
 from testing.simulator.world.trainer import Workload
 from testing.simulator.world.world import DEFAULT_OPTIONS, JOB, SPARE_K8S_NODES, ErrorLog, World, WorldOptions
 
@@ -82,6 +83,7 @@ class Scenario:
     further_jobs: tuple[JobScenario, ...] = ()
     options: WorldOptions = DEFAULT_OPTIONS
     settling_seconds: float = SETTLING_SECONDS
+    begins_with_next_release: bool = False
     has_overlapping_operators: bool = False  # operators that end may still send requests while the next one leads
 
     @property
@@ -207,6 +209,8 @@ async def _run_history(scenario: Scenario, choices: Choices) -> HistoryResult:
 def _start_operators(history: RunningHistory) -> None:
     """Start the operators and schedule the faults."""
     world, scenario = history.world, history.scenario
+    if scenario.begins_with_next_release:
+        world.release = load_next_release()
     for _ in range(scenario.options.replicas):
         world.start_operator()
     for trigger, overlap in scenario.takeovers:

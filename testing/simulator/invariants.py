@@ -162,6 +162,11 @@ class JobMonitor:
                 continue
             if _is_considered_running(other) and other.may_run(self._world.now()):
                 yield f"{new_pod.pod_name} was created while {other.pod_name} may run"
+        for _, pod in self._job.list_pods_of_all_uids():
+            other = observe_pod(pod, is_tombstone=False)
+            is_predecessor = get_controller_uid(pod) != self._job.uid
+            if other and is_predecessor and not other.is_relabelled and other.may_run(self._world.now()):
+                yield f"{new_pod.pod_name} was created while a pod of the deleted job of the same name may run"
         for process in self._job.list_running_processes():
             _, k8s_node = self._world.k8s_nodes.processes[process.pod_uid]
             is_excused = k8s_node.loss_count or process.pod_uid in self._removed_while_running

@@ -37,11 +37,12 @@ SPEC_CHANGES: tuple[dict[str, Any], ...] = (
     {"output": {"somethingElse": {"claim": "models"}}},
     {"numNodes": "two"},
 )
+NEW_CONDITION = {"type": "New", "status": "Unknown", "reason": "SomethingNew", "message": ""}
 STATUS_CHANGES: tuple[dict[str, Any], ...] = (
     {"phase": "Levitating", "futureStatus": {"a": [1, 2, {"b": None}]}},
     {"waiting": {"reason": "SomethingNew", "message": "m" * 5000, "since": "2026-01-01T12:00:00Z"}},
     {"restarts": 2**53 - 1, "withoutProgress": {"counted": 2**31, "infrastructure": 2**31}},
-    {"conditions": [{"type": "New", "status": "Unknown", "lastTransitionTime": "2099-12-31T23:59:59Z"}]},
+    {"conditions": [{**NEW_CONDITION, "lastTransitionTime": "2099-12-31T23:59:59Z"}]},
     {"progress": {"step": 2**53 - 1, "loss": 1e30, "updateTime": "1970-01-01T00:00:00Z"}},
     {"nodes": [{"nodeRank": 2**40, "podName": "x" * 5000}]},
 )

@@ -6,10 +6,11 @@ from testing.simulator.incidents.user_interference import exhaust_quota
 from testing.simulator.world.apiserver import ObjectKey, RawBody
 from testing.simulator.world.job import SimulatedJob
 from testing.simulator.world.kubernetes_nodes import FORGED_KEY, STRANGERS_SCHEDULER
-from testing.simulator.world.world import DECOY_IP, World
+from testing.simulator.world.world import World
 
+RUNNING_DECOY: tuple[str, RawBody] = ("Running", {"running": {"startedAt": "2026-01-01T12:00:00Z"}})
 DECOY_STATES: tuple[tuple[str, RawBody], ...] = (
-    ("Running", {"running": {"startedAt": "2026-01-01T12:00:00Z"}}),
+    *(2 * (RUNNING_DECOY,)),
     ("Failed", {"terminated": {"exitCode": 1, "reason": "Error", "message": '{"final":true,"outcome":"failed"}'}}),
     ("Succeeded", {"terminated": {"exitCode": 0, "reason": "Completed", "message": '{"outcome":"succeeded"}'}}),
 )
@@ -18,6 +19,7 @@ DECOY_STATES: tuple[tuple[str, RawBody], ...] = (
 def create_decoy_pod(world: World, job: SimulatedJob) -> None:
     """Create a pod with the labels of the job's node 0, whose /status response reports a large step."""
     attempt = job.status.get("attempt") or 0
+    world.server.pod_quotas.pop(job.key.namespace, None)
     key = ObjectKey("Pod", job.key.namespace, f"decoy-{job.key.name}-{attempt}-0")
     labels = {
         names.JOB_NAME: job.key.name,
@@ -32,7 +34,7 @@ def create_decoy_pod(world: World, job: SimulatedJob) -> None:
         world.server.create({"kind": "Pod", "apiVersion": "v1", "metadata": metadata, "spec": spec}, actor="stranger")
     phase, state = world.choices.pick(DECOY_STATES)
     statuses = [{"name": names.CONTAINER, "state": state}]
-    status = {"phase": phase, "podIP": DECOY_IP, "containerStatuses": statuses}
+    status = {"phase": phase, "podIP": world.get_decoy_ip(job), "containerStatuses": statuses}
     world.server.replace_fields(key, actor="stranger", status=status)
 
 

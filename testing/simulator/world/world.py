@@ -25,7 +25,6 @@ from testing.simulator.world.trainer import EPOCH, Trainer, TrainerProcess, Work
 JOB = ObjectKey(names.FINETUNEJOB_KIND, "default", "bert")
 SPARE_K8S_NODES = 2
 MAX_NODES = 3
-DECOY_IP = "10.9.0.9"  # of pods of strangers
 MAX_CLOCK_READS = 1000  # per job in ten seconds
 
 
@@ -204,9 +203,14 @@ class World:
         kinds = ("Pod", "ConfigMap")
         return any("labels" not in body["metadata"] for kind in kinds for _, body in self.server.list_objects(kind))
 
+    def get_decoy_ip(self, job: SimulatedJob) -> str:
+        """Return the IP address of the pods of strangers that imitate the pods of this job."""
+        return f"10.9.0.{1 + self.jobs.index(job)}"
+
     def _read_pod_status(self, address: str) -> bytes | None:
-        if address == DECOY_IP:  # an address without a process; the response claims to come from any job
-            return self.trainer.render_forged_status(self.choices.pick(self.jobs).uid)
+        for job in self.jobs:
+            if address == self.get_decoy_ip(job):
+                return self.trainer.render_forged_status(job.uid)
         process = self.k8s_nodes.find_process_at(address)
         return None if process is None else self.trainer.render_status(process)
 
