@@ -191,25 +191,25 @@ def preemptions(choices: Choices) -> Scenario:
     )
 
 
-SCENARIO_KINDS: dict[str, DrawScenario] = {
-    draw.__name__: draw
-    for draw in (
-        all_faults,
-        split_brain,
-        stale_caches,
-        failing_job_nodes,
-        operator_faults,
-        lost_k8s_nodes,
-        resource_faults,
-        user_interference,
-        preemptions,
-        several_jobs,
-        strangers,
-        paused_operators,
-        two_releases,
-        poisoned_jobs,
-    )
-}
+SINGLE_JOB_KINDS: tuple[DrawScenario, ...] = (
+    all_faults,
+    split_brain,
+    stale_caches,
+    failing_job_nodes,
+    operator_faults,
+    lost_k8s_nodes,
+    resource_faults,
+    user_interference,
+    preemptions,
+)
+SHARED_CLUSTER_KINDS: tuple[DrawScenario, ...] = (
+    several_jobs,
+    strangers,
+    paused_operators,
+    two_releases,
+    poisoned_jobs,
+)
+SCENARIO_KINDS: dict[str, DrawScenario] = {draw.__name__: draw for draw in (*SINGLE_JOB_KINDS, *SHARED_CLUSTER_KINDS)}
 
 
 def _build_scenario(

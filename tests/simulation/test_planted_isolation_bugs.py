@@ -152,7 +152,7 @@ def wait_inside_workers(patch: pytest.MonkeyPatch) -> None:
 
     async def run_pass(self: Controller, key: JobKey) -> None:
         await original(self, key)
-        await asyncio.sleep(60.0)
+        await asyncio.sleep(300.0)
 
     original = Controller._run_pass
     patch.setattr(Controller, "_run_pass", run_pass)
