@@ -27,7 +27,11 @@ class ObligationMonitor:
         for obligation, is_overdue in (
             ("release the GPUs of the suspended job", self._is_suspended() and self._has_running_pods()),
             ("release the GPUs of the finished job", self._is_finished() and self._has_running_pods()),
-            ("end the job at its active deadline", self._has_missed_deadline()),
+            (
+                "stop the pods of the job at its active deadline",
+                self._has_missed_deadline() and self._has_running_pods(),
+            ),
+            ("end the job at its active deadline", self._has_missed_deadline() and not self._has_lost_pods()),
             ("delete the job after its TTL", self._has_missed_ttl()),
         ):
             self._overdue_seconds[obligation] = self._overdue_seconds[obligation] + seconds if is_overdue else 0.0
@@ -54,6 +58,10 @@ class ObligationMonitor:
             if is_visible and is_active:
                 return True
         return False
+
+    def _has_lost_pods(self) -> bool:
+        """Return whether a pod is on a lost Kubernetes node, whose end the operator has to wait for."""
+        return any(self._job.world.is_lost(pod) for _, pod in self._job.list_pods())
 
     def _has_missed_deadline(self) -> bool:
         limit, status = self._spec.get("activeDeadlineSeconds"), self._job.status

@@ -22,6 +22,9 @@ from finetune_operator.manager.leader_election import RETRY_PERIOD_SECONDS, Lead
 from finetune_operator.observation.ownership import RawBody, find_controlling_owner
 from finetune_operator.observation.pods import NodeObservation, Observation, observe_pods
 from finetune_operator.settings import Settings
+from testing.simulator import shared_cluster_scenarios
+from testing.simulator.incidents.job_incidents import edit_job_under_brief_suspension
+from testing.simulator.incidents.user_interference import exhaust_quota
 from testing.simulator.search import search
 
 MAX_HISTORIES = 400  # a bug must be found within this number of histories
@@ -49,13 +52,12 @@ def end_workers_of_leader(patch: pytest.MonkeyPatch) -> None:
 
 
 def accept_progress_of_labelled_pods(patch: pytest.MonkeyPatch) -> None:
-    """Identify node 0 by labels only, which any tenant of the namespace can set."""
+    """Identify pods by labels only, which any tenant of the namespace can set."""
 
     def find_rank_zero_host(pods: tuple[RawBody, ...], *, job_uid: str, attempt: int) -> str | None:
         for pod in reversed(pods):
             labels, status = pod["metadata"]["labels"], pod.get("status", {})
-            is_rank_zero = (labels.get(names.ATTEMPT), labels.get(names.NODE_RANK)) == (str(attempt), "0")
-            if is_rank_zero and status.get("phase") == "Running" and status.get("podIP"):
+            if labels.get(names.ATTEMPT) == str(attempt) and status.get("phase") == "Running" and status.get("podIP"):
                 return str(status["podIP"])
         return None
 
@@ -211,7 +213,6 @@ PLANTED_BUGS = (
     (use_tombstones_of_predecessors, "strangers"),
     (fail_watch_on_unreadable_job, "poisoned_jobs"),
     (ignore_obligations_of_unreadable_jobs, "poisoned_jobs"),
-    (complete_attempt_from_edited_spec, "two_releases"),
     (use_image_of_installed_release, "two_releases"),
     (use_defaults_of_installed_release, "two_releases"),
     (drop_unknown_status_fields, "two_releases"),
@@ -220,6 +221,14 @@ PLANTED_BUGS = (
     (enqueue_all_jobs, "several_jobs"),
     (delete_in_default_namespace, "several_jobs"),
 )
+
+
+def test_search_finds_an_attempt_that_is_completed_from_an_edited_spec(monkeypatch: pytest.MonkeyPatch) -> None:
+    incidents = (exhaust_quota, edit_job_under_brief_suspension)
+    monkeypatch.setattr(shared_cluster_scenarios, "ROLLOUTS", incidents)
+    complete_attempt_from_edited_spec(monkeypatch)
+
+    assert search("two_releases", range(MAX_HISTORIES)).counterexample is not None
 
 
 @pytest.mark.parametrize(("plant_bug", "kind"), PLANTED_BUGS, ids=[plant_bug.__name__ for plant_bug, _ in PLANTED_BUGS])
