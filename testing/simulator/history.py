@@ -64,7 +64,7 @@ class JobScenario:
     incidents: tuple[tuple[Trigger, Incident], ...] = ()
     liveness: Liveness = Liveness.ENDS
     is_resumed_at_end: bool = True
-    is_poisoned: bool = False  # the job only has to obey suspend, deadlines, TTL and deletion
+    is_poisoned: bool = False  # the operator only has to apply suspend, deadlines, TTL and deletion
 
 
 @dataclass(frozen=True)
@@ -247,7 +247,7 @@ async def _run_phases(history: RunningHistory) -> None:
 
 
 def _end_poisoned_job(job: SimulatedJob) -> None:
-    """Suspend the job, set a deadline or delete it, which the operator must obey whatever its objects contain."""
+    """Suspend the job, set a deadline or delete it, which must take effect whatever its objects contain."""
     match job.world.choices.pick(("suspend", "deadline", "delete")):
         case "suspend":
             job.edit_spec(suspend=True)
