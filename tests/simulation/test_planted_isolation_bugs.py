@@ -22,10 +22,12 @@ from finetune_operator.manager.leader_election import RETRY_PERIOD_SECONDS, Lead
 from finetune_operator.observation.ownership import RawBody, find_controlling_owner
 from finetune_operator.observation.pods import NodeObservation, Observation, observe_pods
 from finetune_operator.settings import Settings
-from testing.simulator import shared_cluster_scenarios
+from testing.simulator.history import Scenario, Trigger, run_history
 from testing.simulator.incidents.job_incidents import edit_job_under_brief_suspension
 from testing.simulator.incidents.user_interference import exhaust_quota
 from testing.simulator.search import search
+from testing.simulator.world.choices import SeededChoices
+from testing.simulator.world.trainer import Workload
 
 MAX_HISTORIES = 400  # a bug must be found within this number of histories
 PlantBug = Callable[[pytest.MonkeyPatch], None]
@@ -223,12 +225,15 @@ PLANTED_BUGS = (
 )
 
 
-def test_search_finds_an_attempt_that_is_completed_from_an_edited_spec(monkeypatch: pytest.MonkeyPatch) -> None:
-    incidents = (exhaust_quota, edit_job_under_brief_suspension)
-    monkeypatch.setattr(shared_cluster_scenarios, "ROLLOUTS", incidents)
+def test_an_attempt_that_is_completed_from_an_edited_spec_violates_an_invariant(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     complete_attempt_from_edited_spec(monkeypatch)
+    incidents = ((Trigger(0.0), exhaust_quota), (Trigger(3.0), edit_job_under_brief_suspension))
+    scenario = Scenario(workload=Workload(num_nodes=3), incidents=incidents, faults_end_seconds=240.0)
+    histories = (run_history(scenario, SeededChoices(seed)) for seed in range(MAX_HISTORIES))
 
-    assert search("two_releases", range(MAX_HISTORIES)).counterexample is not None
+    assert any("differs from the other pods" in str(history.violations) for history in histories)
 
 
 @pytest.mark.parametrize(("plant_bug", "kind"), PLANTED_BUGS, ids=[plant_bug.__name__ for plant_bug, _ in PLANTED_BUGS])

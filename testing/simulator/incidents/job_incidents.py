@@ -86,7 +86,10 @@ def resize_suspended_job(world: World, job: SimulatedJob) -> None:
 
 
 def edit_job_under_brief_suspension(world: World, job: SimulatedJob) -> None:
-    """Suspend the job, change its image or its ranks per node, and resume it before an operator can react."""
+    """Suspend the job, change its image or its ranks per node, and resume it, often while no operator runs."""
+    if not world.choices.draw_boolean(25):
+        for operator in tuple(world.operators):
+            world.crash(operator)
     changes: tuple[dict[str, Any], ...] = ({"image": "registry.example/other:v1"}, {"nprocPerNode": 1})
     job.edit_spec(suspend=True)
     job.edit_spec(**world.choices.pick(changes))
