@@ -311,7 +311,7 @@ def _is_waiting_legitimately(job: SimulatedJob) -> bool:
     if pending_reason == Reason.NAME_TAKEN:
         return world.has_foreign_objects()
     if pending_reason == Reason.PREDECESSOR_TERMINATING:
-        return any(world.is_lost(pod) for _, pod in job.list_pods_of_all_uids())
+        return job.has_orphaned_pods() or any(world.is_lost(pod) for _, pod in job.list_pods_of_all_uids())
     is_backing_off = any(
         record.get("reason") == Reason.GANG_INCOMPLETE for record in job.status.get("attempts", ())[-2:]
     )

@@ -61,6 +61,15 @@ class SimulatedJob:
         """Return the pods of the current job and of its deleted predecessors."""
         return [(key, pod) for key, pod in self.world.list_all_pods() if get_controller_uid(pod) in self.uids]
 
+    def has_orphaned_pods(self) -> bool:
+        """Return whether a pod without owner looks like one of a deleted job of this name."""
+        for key, pod in self.world.list_all_pods():
+            labels = pod["metadata"]["labels"]
+            is_of_this_name = (key.namespace, labels.get(names.JOB_NAME)) == (self.key.namespace, self.key.name)
+            if is_of_this_name and labels.get(names.JOB_UID) != self.uid and get_controller_uid(pod) is None:
+                return True
+        return False
+
     def list_running_processes(self) -> list[TrainerProcess]:
         """Return all running trainer processes, including those unknown to the API server."""
         return [process for process in self.world.list_running_processes() if process.job_uid in self.uids]
