@@ -1,4 +1,4 @@
-"""Safety invariants that must hold after every commit to the API server and every publication to the output."""
+"""Safety invariants of one job, which must hold after every commit to the API server."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -11,9 +11,9 @@ from finetune_operator.core.conditions import acknowledge_generation
 from finetune_operator.observation.ownership import get_controller_uid
 from finetune_operator.observation.pods import NodeObservation, observe_pod
 from finetune_operator.plan.manifests import is_intact_headless_service
-from testing.simulator.world.apiserver import Change, ObjectKey, RawBody
+from testing.simulator.world.apiserver import Change, RawBody
+from testing.simulator.world.job import SimulatedJob
 from testing.simulator.world.node_controllers import FORCED_DELETION_ACTORS
-from testing.simulator.world.world import JOB, World
 
 NEXT_STATES = {
     AttemptState.STARTING: {"Starting", "Running", "Stopping", "Failed", "Succeeded"},
@@ -28,16 +28,15 @@ NEXT_STATES = {
 DEFAULT_STARTUP_DEADLINE_SECONDS = 600
 REASONS_WITH_OWN_TIMEOUT = (Reason.IMAGE_PULL_FAILED, Reason.CONTAINER_CREATING)
 ACTIVE_STATES = (AttemptState.STARTING, AttemptState.RUNNING)
-SERVICE = ObjectKey("Service", JOB.namespace, names.service_name(JOB.name))
 OPERATOR_REACTION_SECONDS = 120.0  # maximum reaction time of a running operator under network faults
 
 
-class InvariantMonitor:
-    """Checks every commit and collects violations of the invariants."""
+class JobMonitor:
+    """Checks every commit and reports violations of the invariants of one job."""
 
-    def __init__(self, world: World, *, has_split_brain: bool) -> None:
-        self.violations: list[str] = []
-        self._world = world
+    def __init__(self, job: SimulatedJob, *, has_split_brain: bool) -> None:
+        self._job = job
+        self._world = job.world
         self._has_split_brain = has_split_brain
         # uids of removed or relabelled pods that may still run
         self._removed_while_running: set[str] = set()
@@ -47,25 +46,25 @@ class InvariantMonitor:
         # ((job uid, attempt), seconds for which running nodes have waited for pending ones)
         self._idle_seconds: tuple[tuple[str, int | None], float] = (("", None), 0.0)
         self._seconds_without_service = 0.0  # counted only while an attempt is active
-        world.server.listeners.append(self._on_commit)
+        job.world.server.listeners.append(self._on_commit)
 
     def report(self, message: str) -> None:
-        """Record a violation with a timestamp."""
-        self.violations.append(f"{self._world.time:8.3f} {message}")
+        """Record a violation of an invariant of this job."""
+        self._world.report(f"{self._job}: {message}")
 
     def check_idle_nodes(self, seconds: float) -> None:
         """Check that running nodes release their GPUs if other nodes stay pending; called every `seconds`."""
-        status, job = self._read_status(), self._world.job
+        status, job = self._read_status(), self._job.body
         if job is None or status.waiting is None or status.waiting.reason in REASONS_WITH_OWN_TIMEOUT:
             self._idle_seconds = ("", None), 0.0
             return
         current_pods = [
-            p for _, p in self._world.list_pods() if p["metadata"]["labels"].get(names.ATTEMPT) == str(status.attempt)
+            p for _, p in self._job.list_pods() if p["metadata"]["labels"].get(names.ATTEMPT) == str(status.attempt)
         ]
         has_running_nodes = any(
             "running" in _get_container_state(pod) and not self._world.is_lost(pod) for pod in current_pods
         )
-        attempt = self._world.job_uid, status.attempt
+        attempt = self._job.uid, status.attempt
         idle_seconds = self._idle_seconds[1] if self._idle_seconds[0] == attempt and has_running_nodes else 0.0
         self._idle_seconds = attempt, idle_seconds + seconds * self._can_operator_act()
         limit = job["spec"].get("startupDeadlineSeconds", DEFAULT_STARTUP_DEADLINE_SECONDS)
@@ -74,11 +73,11 @@ class InvariantMonitor:
 
     def check_service(self, seconds: float) -> None:
         """Check that the Service of an active attempt is not missing for long; called every `seconds`."""
-        status, job, service = self._read_status(), self._world.job, self._world.server.get(SERVICE)
+        status, job, service = self._read_status(), self._job.body, self._world.server.get(self._job.service_key)
         job_exists = job is not None and "deletionTimestamp" not in job["metadata"]
         attempt = status.attempts[-1] if status.attempts else None
         is_active = job_exists and attempt is not None and attempt.created and attempt.state in ACTIVE_STATES
-        is_intact = service is not None and is_intact_headless_service(service, self._world.job_uid)
+        is_intact = service is not None and is_intact_headless_service(service, self._job.uid)
         if is_active and not is_intact:
             self._seconds_without_service += seconds * self._can_operator_act()
         else:
@@ -88,40 +87,26 @@ class InvariantMonitor:
             self.report(f"attempt {status.attempt} had no Service, or an edited one, for {duration} s")
 
     def _can_operator_act(self) -> bool:
-        """Return whether an operator is running, can reach the API server and has a roughly correct clock."""
-        operators = (o for o in self._world.operators if o.is_running and not o.connection.is_partitioned)
-        return any(abs(operator.clock_offset.total_seconds()) < OPERATOR_REACTION_SECONDS for operator in operators)
-
-    def check_output(self) -> None:
-        """Check that no zombie publishes, at most one result exists, and every process uses the spec of its own job."""
-        for folder in self._world.trainer.folders.values():
-            groups = [(publication.attempt, publication.group) for publication in folder.publications]
-            if groups != sorted(groups):
-                self.report(f"older pods published after newer ones (attempt, set of pods): {groups}")
-            if [publication.content for publication in folder.publications].count("result") > 1:
-                self.report("two results were published")
-        for attempts in self._world.trainer.list_attempts_per_rendezvous():
-            if len(attempts) > 1:
-                self.report(f"processes of attempts {sorted(attempts)} joined one rendezvous")
-        for process in self._world.trainer.processes:
-            if process.spec_job_uids - {process.job_uid}:
-                self.report(f"a process of job {process.job_uid} runs the spec of {sorted(process.spec_job_uids)}")
+        """Return whether an operator leads, can reach the API server and has a roughly correct clock."""
+        offsets = (o.manager.clock_offset for o in self._world.operators if o.can_act)
+        return any(abs(offset.total_seconds()) < OPERATOR_REACTION_SECONDS for offset in offsets)
 
     def _on_commit(self, change: Change) -> None:
+        if change.body["metadata"]["namespace"] != self._job.key.namespace:
+            return
         by_operator = change.actor.startswith("operator")
         if change.kind == "Pod":
             self._record_pod(change)
             if change.actor == "scheduler":
                 self._check_placement(change)
-            if by_operator and get_controller_uid(change.body) == self._world.job_uid:
+            if by_operator and get_controller_uid(change.body) == self._job.uid:
                 messages = (
                     self._check_created_pod(change) if change.old_body is None else self._check_deleted_pod(change)
                 )
                 for message in messages:
                     self.report(message)
-        if by_operator and change.old_body and self._is_foreign(change.old_body):
-            self.report(f"{change.type} {change.kind} {change.body['metadata']['name']}, which belongs to a stranger")
-        if change.kind == names.FINETUNEJOB_KIND and by_operator and change.old_body and change.new_body:
+        is_job = change.kind == names.FINETUNEJOB_KIND and change.body["metadata"]["name"] == self._job.key.name
+        if is_job and by_operator and change.old_body and change.new_body:
             for message in self._check_status(change.old_body, change.new_body):
                 self.report(message)
 
@@ -136,13 +121,10 @@ class InvariantMonitor:
         elif (pod := observe_pod(change.old_body, is_tombstone=False)) and not pod.may_run(self._world.now()):
             self._confirmed_ended.add(pod.uid)
 
-    def _is_foreign(self, body: RawBody) -> bool:
-        return not {get_controller_uid(body), body["metadata"]["uid"]} & set(self._world.job_uids)
-
     def _check_placement(self, change: Change) -> None:
         """Check that no pod is assigned to a Kubernetes node that is avoided or whose GPU failed earlier."""
-        pod, job = observe_pod(change.body, is_tombstone=False), self._world.job
-        if pod is None or job is None or get_controller_uid(change.body) != self._world.job_uid:
+        pod, job = observe_pod(change.body, is_tombstone=False), self._job.body
+        if pod is None or job is None or get_controller_uid(change.body) != self._job.uid:
             return
         for record in self._read_status().attempts:
             if record.attempt == pod.attempt and pod.k8s_node in record.avoids:
@@ -153,17 +135,17 @@ class InvariantMonitor:
                 self.report(f"{pod.pod_name} was assigned to {pod.k8s_node}, whose GPU failed attempt {record.attempt}")
 
     def _read_status(self) -> JobStatus:
-        if self._world.job is not self._last_job[0]:
-            self._last_job = self._world.job or {}, JobStatus.model_validate(self._world.status)
+        if self._job.body is not self._last_job[0]:
+            self._last_job = self._job.body or {}, JobStatus.model_validate(self._job.status)
         return self._last_job[1]
 
     def _check_created_pod(self, change: Change) -> Iterator[str]:
         new_pod = observe_pod(change.body, is_tombstone=False)
         assert new_pod is not None
         status = self._read_status()
-        if self._world.job is not None and new_pod.attempt > (-1 if status.attempt is None else status.attempt):
+        if self._job.body is not None and new_pod.attempt > (-1 if status.attempt is None else status.attempt):
             yield f"{new_pod.pod_name} was created before its attempt was in the status"
-        if self._has_split_brain or self._world.job is None:
+        if self._has_split_brain or self._job.body is None:
             return
         if status.attempt != new_pod.attempt or status.completion_time is not None:
             yield f"{new_pod.pod_name} was created while the status has attempt {status.attempt}"
@@ -174,22 +156,27 @@ class InvariantMonitor:
 
     def _check_older_attempts_ended(self, new_pod: NodeObservation) -> Iterator[str]:
         """Check that no pod of another attempt runs, except pods that the operator cannot observe."""
-        for _, pod in self._world.list_pods():
+        for _, pod in self._job.list_pods():
             other = observe_pod(pod, is_tombstone=False)
             if other is None or other.attempt == new_pod.attempt or other.uid in self._confirmed_ended:
                 continue
             if _is_considered_running(other) and other.may_run(self._world.now()):
                 yield f"{new_pod.pod_name} was created while {other.pod_name} may run"
-        for process in self._world.list_running_processes():
+        for _, pod in self._job.list_pods_of_all_uids():
+            other = observe_pod(pod, is_tombstone=False)
+            is_predecessor = get_controller_uid(pod) != self._job.uid
+            if other and is_predecessor and not other.is_relabelled and other.may_run(self._world.now()):
+                yield f"{new_pod.pod_name} was created while a pod of the deleted job of the same name may run"
+        for process in self._job.list_running_processes():
             _, k8s_node = self._world.k8s_nodes.processes[process.pod_uid]
             is_excused = k8s_node.loss_count or process.pod_uid in self._removed_while_running
-            is_current_job = process.job_uid == self._world.job_uid
+            is_current_job = process.job_uid == self._job.uid
             if is_current_job and process.attempt != new_pod.attempt and not is_excused:
                 yield f"{new_pod.pod_name} was created while attempt {process.attempt} runs on {k8s_node.name}"
 
     def _check_deleted_pod(self, change: Change) -> Iterator[str]:
         pod, status = observe_pod(change.body, is_tombstone=False), self._read_status()
-        if pod is None or pod.is_relabelled or self._has_split_brain or status.attempt is None or not self._world.job:
+        if pod is None or pod.is_relabelled or self._has_split_brain or status.attempt is None or not self._job.body:
             return
         ended = status.completion_time is not None or status.attempts[-1].state in ("Stopping", "Stopped")
         if not ended and pod.attempt == status.attempt:
@@ -255,7 +242,7 @@ class InvariantMonitor:
 
     def _is_root_cause_observable(self, record: AttemptRecord) -> bool:
         """Return whether the operator has received, or can still receive, the failure report of the root cause."""
-        cause = self._world.trainer.root_causes.get((self._world.job_uid, record.attempt))
+        cause = self._world.trainer.root_causes.get((self._job.uid, record.attempt))
         if cause is None or self._world.operator_clock_was_ahead:
             return False
         evidence = next((each for each in record.evidence if each.node_rank == cause.node_rank), None)
@@ -263,7 +250,7 @@ class InvariantMonitor:
             return False  # the evidence comes from a pod that replaced the pod of the root cause
         if evidence and evidence.exit_code is not None:
             return not evidence.victim  # after a network fault, all nodes are victims
-        pod = next((pod for _, pod in self._world.list_pods() if pod["metadata"]["uid"] == cause.pod_uid), None)
+        pod = next((pod for _, pod in self._job.list_pods() if pod["metadata"]["uid"] == cause.pod_uid), None)
         return pod is not None and not self._world.is_lost(pod)
 
     def _check_restart_counts(
@@ -286,7 +273,7 @@ class InvariantMonitor:
         policy = RestartPolicy.model_validate(restart_policy)
         if counts != expected_counts:
             yield f"after {ended.reason} the counted restarts went from {old_status.without_progress} to {counts}"
-        if counts.best_step > self._world.trainer.highest_step:
+        if counts.best_step > self._world.trainer.reached_steps[self._job.uid]:
             yield f"the budget was renewed for step {counts.best_step}, which no process completed"
         if counts.counted > policy.max_restarts or counts.infrastructure > policy.max_infrastructure_restarts:
             yield f"more restarts than the policy allows: {counts}"
@@ -318,13 +305,13 @@ class InvariantMonitor:
 
     def _check_conditions(self, status: JobStatus) -> Iterator[str]:
         true_conditions = {condition.type for condition in status.conditions if condition.status == "True"}
-        if "Complete" in true_conditions and not self._world.trainer.folders[self._world.job_uid].has_result:
+        if "Complete" in true_conditions and not self._world.trainer.folders[self._job.uid].has_result:
             yield "Complete without a result"
         if ("Complete" in true_conditions) + ("Failed" in true_conditions) != (status.completion_time is not None):
             yield f"completionTime and the terminal conditions disagree: {sorted(true_conditions)}"
         if "Suspended" not in true_conditions or self._has_split_brain or self._world.operator_clock_was_ahead:
             return
-        for _, pod in self._world.list_pods():
+        for _, pod in self._job.list_pods():
             node = observe_pod(pod, is_tombstone=False)
             if node and _is_considered_running(node) and node.may_run(self._world.now()):
                 yield f"Suspended while {node.pod_name} may run"

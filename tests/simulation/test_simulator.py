@@ -14,7 +14,8 @@ from testing.simulator.scenarios import SCENARIO_KINDS
 from testing.simulator.world.apiserver import RawBody
 from testing.simulator.world.choices import ReplayedChoices, SeededChoices, shrink
 from testing.simulator.world.kubernetes_nodes import KubernetesNode
-from testing.simulator.world.network import OperatorConnection
+from testing.simulator.world.network import Connection
+from testing.simulator.world.operator_connection import OperatorConnection
 from testing.simulator.world.trainer import Workload
 from testing.simulator.world.world import World
 
@@ -40,9 +41,9 @@ async def end_short_lived_pods(world: World) -> None:
 async def run_check(check: Check) -> Facts:
     world = World(SeededChoices(0), Workload(num_nodes=2))
     ending = asyncio.create_task(end_short_lived_pods(world))
-    connection = OperatorConnection(world.server, world.choices, actor="contract", on_crash=lambda: None)
+    connection = Connection(world.server, world.choices, actor="contract", on_crash=lambda: None)
     cluster = ClusterUnderTest(
-        api=connection,
+        api=OperatorConnection(connection),
         namespace="contract",
         build_long_running_pod=build_pod,
         build_short_lived_pod=lambda name: build_pod(name, schedulerName=SHORT_LIVED),

@@ -89,10 +89,11 @@ async def observe_uncached(
     namespace, uid = job.metadata.namespace, job.metadata.uid
     mounted_claims = collect_claim_names(job) if depends_on_claims(job) else ()
     claims_request = _get_objects_by_name(cluster, "PersistentVolumeClaim", namespace, mounted_claims)
-    # At the first attempt, list by name, to find pods that a deleted job of the same name left (decisions/205).
-    record = job.status.attempts[-1]
-    is_first_attempt = record.state is AttemptState.STARTING and record.attempt == 0
-    label, value = (names.JOB_NAME, job.metadata.name) if is_first_attempt else (names.JOB_UID, uid)
+    # Until an attempt has all its pods, list by name, to find pods that a deleted job of the same name left
+    # (decisions/205). An attempt without them may have been stopped while it waited for their end.
+    is_starting = job.status.attempts[-1].state is AttemptState.STARTING
+    is_first_start = is_starting and not any(record.created for record in job.status.attempts)
+    label, value = (names.JOB_NAME, job.metadata.name) if is_first_start else (names.JOB_UID, uid)
     listed_pods, claims = await asyncio.gather(cluster.list_pods(namespace, label, value), claims_request)
     # A cached pod that the LIST does not contain was deleted; the cached object is its last known state.
     deleted_pods = select_controlled_objects(uid, (*cached.deleted_pods, *cached.pods))

@@ -115,13 +115,7 @@ class Manager:
         self._options = options
         self._connections = connections
         self._metrics = connections.metrics
-        cluster = KubernetesCluster(connections.client)
-        self._controller = Controller(
-            connections.client,
-            PassDependencies(cluster, options.settings, StableClock().now),
-            self._metrics,
-            namespaces=options.namespaces or (None,),
-        )
+        self._controller = self._build_controller()
         self._election = _build_election(options, connections) if options.leader_election else None
         self._loop_lag = EventLoopLag(self._metrics)
         self._last_kopf_request = LastRequestTime()
@@ -168,6 +162,11 @@ class Manager:
         if self._kopf is not None:
             self._kopf_stop_event.set()
             await asyncio.wait((self._kopf,), timeout=DRAIN_TIMEOUT_SECONDS)
+
+    def _build_controller(self) -> Controller:
+        client, options = self._connections.client, self._options
+        dependencies = PassDependencies(KubernetesCluster(client), options.settings, StableClock().now)
+        return Controller(client, dependencies, self._metrics, namespaces=options.namespaces or (None,))
 
     async def _run_as_leader(self, group: asyncio.TaskGroup) -> None:
         if self._election is None:

@@ -2,20 +2,22 @@
 
 import asyncio
 from collections.abc import Callable
+from typing import Any
 
 from finetune_operator import names
 from testing.simulator.world.apiserver import ObjectKey
-from testing.simulator.world.world import JOB, World
+from testing.simulator.world.job import SimulatedJob
+from testing.simulator.world.world import World
 
 RECOVERY_DELAYS_SECONDS = (10.0, 100.0, 400.0)
 ERROR_TYPES = ("RuntimeError", "CudaError", "NonFiniteLoss")
 
 PREEMPTOR = "527a9fa8-fb86-4116-b295-4f4dd72e478f"  # uid of a workload
 
-Incident = Callable[[World], None]
+Incident = Callable[[World, SimulatedJob], None]
 
 
-def recover_later(world: World, recover: Callable[[], None]) -> None:
+def recover_later(world: World, recover: Callable[[], object]) -> None:
     """Call `recover` after a random time, at the latest when the faults end."""
 
     def recover_once() -> None:
@@ -27,122 +29,131 @@ def recover_later(world: World, recover: Callable[[], None]) -> None:
     asyncio.get_running_loop().call_later(world.choices.pick(RECOVERY_DELAYS_SECONDS), recover_once)
 
 
-def delete_pod(world: World) -> None:
+def delete_pod(world: World, job: SimulatedJob) -> None:
     """Delete a pod, as `kubectl delete pod` does."""
-    if picked := world.pick_pod():
+    if picked := job.pick_pod():
         world.delete(picked[0], {})
 
 
-def force_delete_pod(world: World) -> None:
+def force_delete_pod(world: World, job: SimulatedJob) -> None:
     """Remove a pod object immediately, as `kubectl delete pod --force` does, while its processes still run."""
-    if picked := world.pick_pod():
+    if picked := job.pick_pod():
         world.delete(picked[0], {"gracePeriodSeconds": 0})
 
 
-def evict_pod(world: World) -> None:
+def evict_pod(world: World, job: SimulatedJob) -> None:
     """Evict a pod, as `kubectl drain` does."""
-    if picked := world.pick_pod():
+    if picked := job.pick_pod():
         world.node_controllers.disrupt_pod(picked[0], "EvictionByEvictionAPI")
 
 
-def evict_pod_by_taint(world: World) -> None:
+def evict_pod_by_taint(world: World, job: SimulatedJob) -> None:
     """Evict a pod as a NoExecute taint does, while the kubelet of its node is healthy."""
-    if picked := world.pick_pod():
+    if picked := job.pick_pod():
         world.node_controllers.disrupt_pod(picked[0], "DeletionByTaintManager")
 
 
-def preempt_by_kueue(world: World) -> None:
+def preempt_by_kueue(world: World, job: SimulatedJob) -> None:
     """Evict all pods, as Kueue does in favour of another workload."""
     message = f"Preempted to accommodate a workload (UID: {PREEMPTOR}, JobUID: UNKNOWN) due to prioritization"
-    world.node_controllers.evict_by_kueue(
-        [key for key, _ in world.list_pods()], "WorkloadEvictedDueToPreempted", message
-    )
+    world.node_controllers.evict_by_kueue([key for key, _ in job.list_pods()], "WorkloadEvictedDueToPreempted", message)
 
 
-def evict_by_kueue(world: World) -> None:
+def evict_by_kueue(world: World, job: SimulatedJob) -> None:
     """Evict all pods, as Kueue does if they are not ready in time."""
     message = "Exceeded the PodsReady timeout default/bert"
     world.node_controllers.evict_by_kueue(
-        [key for key, _ in world.list_pods()], "WorkloadEvictedDueToPodsReadyTimeout", message
+        [key for key, _ in job.list_pods()], "WorkloadEvictedDueToPodsReadyTimeout", message
     )
 
 
-def suspend_job(world: World) -> None:
+def suspend_job(world: World, job: SimulatedJob) -> None:
     """Set spec.suspend to true."""
-    world.edit_spec(suspend=True)
+    job.edit_spec(suspend=True)
 
 
-def suspend_job_temporarily(world: World) -> None:
+def suspend_job_temporarily(world: World, job: SimulatedJob) -> None:
     """Set spec.suspend to true, and later to false."""
-    world.edit_spec(suspend=True)
-    recover_later(world, lambda: world.edit_spec(suspend=False))
+    job.edit_spec(suspend=True)
+    recover_later(world, lambda: job.edit_spec(suspend=False))
 
 
-def resize_suspended_job(world: World) -> None:
+def resize_suspended_job(world: World, job: SimulatedJob) -> None:
     """Suspend the job, change numNodes and resume it."""
-    world.edit_spec(suspend=True)
-    world.edit_spec(numNodes=world.choices.pick((1, 2, 3)))
-    recover_later(world, lambda: world.edit_spec(suspend=False))
+    job.edit_spec(suspend=True)
+    job.edit_spec(numNodes=world.choices.pick((1, 2, 3)))
+    recover_later(world, lambda: job.edit_spec(suspend=False))
 
 
-def resume_job(world: World) -> None:
+def edit_job_under_brief_suspension(world: World, job: SimulatedJob) -> None:
+    """Suspend the job, change its image or its ranks per node, and resume it, often while no operator runs."""
+    if not world.choices.draw_boolean(25):
+        for operator in tuple(world.operators):
+            world.crash(operator)
+    changes: tuple[dict[str, Any], ...] = ({"image": "registry.example/other:v1"}, {"nprocPerNode": 1})
+    job.edit_spec(suspend=True)
+    job.edit_spec(**world.choices.pick(changes))
+    job.edit_spec(suspend=False)
+
+
+def resume_job(world: World, job: SimulatedJob) -> None:
     """Set spec.suspend to false."""
-    world.edit_spec(suspend=False)
+    job.edit_spec(suspend=False)
 
 
-def edit_annotation(world: World) -> None:
+def edit_annotation(world: World, job: SimulatedJob) -> None:
     """Change an annotation of the job."""
-    world.edit_annotation()
+    job.edit_annotation()
 
 
-def delete_job(world: World) -> None:
+def delete_job(world: World, job: SimulatedJob) -> None:
     """Delete the job with background or foreground propagation."""
-    world.delete(JOB, {"propagationPolicy": world.choices.pick(("Background", "Foreground"))})
+    world.delete(job.key, {"propagationPolicy": world.choices.pick(("Background", "Foreground"))})
 
 
-def kill_rank(world: World) -> None:
+def kill_rank(world: World, job: SimulatedJob) -> None:
     """Kill a rank with SIGKILL; its supervisor reports the signal."""
-    if process := world.pick_process():
+    if process := job.pick_process():
         world.trainer.fail(process, error_type="RankKilled", message="a rank was killed", signal=9)
 
 
-def raise_in_rank(world: World) -> None:
+def raise_in_rank(world: World, job: SimulatedJob) -> None:
     """Raise an exception in a rank."""
-    if process := world.pick_process():
+    if process := job.pick_process():
         world.trainer.fail(process, error_type=world.choices.pick(ERROR_TYPES), message="the rank raised")
 
 
-def hang_rank(world: World) -> None:
+def hang_rank(world: World, job: SimulatedJob) -> None:
     """Make a rank hang, as after SIGSTOP or in a GPU kernel that never finishes."""
-    if process := world.pick_process():
+    if process := job.pick_process():
         world.trainer.hang(process)
 
 
-def exhaust_gpu_memory(world: World) -> None:
+def exhaust_gpu_memory(world: World, job: SimulatedJob) -> None:
     """Make a rank run out of GPU memory."""
-    if process := world.pick_process():
+    if process := job.pick_process():
         world.trainer.fail(process, error_type="CudaOutOfMemory", message="ran out of GPU memory")
 
 
-def kill_container(world: World) -> None:
+def kill_container(world: World, job: SimulatedJob) -> None:
     """Kill the supervisor with SIGKILL."""
-    if process := world.pick_process():
+    if process := job.pick_process():
         world.trainer.kill(process)
 
 
-def exhaust_host_memory(world: World) -> None:
+def exhaust_host_memory(world: World, job: SimulatedJob) -> None:
     """Make the kernel's OOM killer kill the supervisor."""
-    if process := world.pick_process():
+    if process := job.pick_process():
         world.trainer.kill(process, reason="OOMKilled")
 
 
-def exit_without_result(world: World) -> None:
+def exit_without_result(world: World, job: SimulatedJob) -> None:
     """Make the trainer exit with code 0 in the middle of training."""
-    if process := world.pick_process():
+    if process := job.pick_process():
         world.trainer.exit_early(process)
 
 
-def block_image_pulls(world: World) -> None:
+def block_image_pulls(world: World, job: SimulatedJob) -> None:
     """Temporarily make image pulls fail."""
     world.k8s_nodes.image_available = False
 
@@ -152,7 +163,7 @@ def block_image_pulls(world: World) -> None:
     recover_later(world, allow_image_pulls)
 
 
-def crash_operator(world: World) -> None:
+def crash_operator(world: World, job: SimulatedJob) -> None:
     """Kill the process of a running operator."""
     for operator in world.operators:
         if operator.is_running:
@@ -160,7 +171,7 @@ def crash_operator(world: World) -> None:
             return
 
 
-def partition_operator(world: World) -> None:
+def partition_operator(world: World, job: SimulatedJob) -> None:
     """Temporarily disconnect the newest operator from the API server."""
     operator = world.operators[-1]
     operator.connection.is_partitioned = True
@@ -171,17 +182,17 @@ def partition_operator(world: World) -> None:
     recover_later(world, reconnect)
 
 
-def take_pod_name(world: World) -> None:
+def take_pod_name(world: World, job: SimulatedJob) -> None:
     """Create a foreign pod with the name that the next attempt needs."""
-    name = names.pod_name(JOB.name, (world.status.get("attempt") or 0) + 1, 0)
-    if world.server.get(ObjectKey("Pod", JOB.namespace, name)) is None:
-        metadata = {"name": name, "namespace": JOB.namespace}
+    name = names.pod_name(job.key.name, (job.status.get("attempt") or 0) + 1, 0)
+    if world.server.get(ObjectKey("Pod", job.key.namespace, name)) is None:
+        metadata = {"name": name, "namespace": job.key.namespace}
         world.server.create({"kind": "Pod", "apiVersion": "v1", "metadata": metadata, "spec": {}}, actor="stranger")
 
 
-def replace_config_map(world: World) -> None:
+def replace_config_map(world: World, job: SimulatedJob) -> None:
     """Delete a ConfigMap of the job and create a foreign one with its name."""
-    key = world.get_config_map_key()
+    key = job.get_config_map_key()
     if world.server.get(key) is not None:
         world.delete(key, {})
         metadata = {"name": key.name, "namespace": key.namespace}

@@ -3,6 +3,7 @@
 from datetime import timedelta
 
 from finetune_operator import names
+from finetune_operator.observation.ownership import get_controller_uid
 from testing.simulator.incidents.job_incidents import (
     Incident,
     crash_operator,
@@ -12,53 +13,53 @@ from testing.simulator.incidents.job_incidents import (
     suspend_job_temporarily,
 )
 from testing.simulator.incidents.node_incidents import occupy_k8s_nodes, stop_kubelet_temporarily
-from testing.simulator.world.apiserver import ObjectKey
-from testing.simulator.world.world import JOB, World
+from testing.simulator.world.job import SimulatedJob
+from testing.simulator.world.world import World
 
 CLOCK_OFFSETS_SECONDS = (-20.0, 5.0, -20_000.0, 20_000.0)
 
 
-def recreate_job(world: World) -> None:
+def recreate_job(world: World, job: SimulatedJob) -> None:
     """Delete the job and create it again immediately."""
-    if job := world.job:
-        world.delete(JOB, {"propagationPolicy": "Background"})
-        world.create_job(job["spec"])
+    if body := job.body:
+        world.delete(job.key, {"propagationPolicy": "Background"})
+        job.create(body["spec"])
 
 
-def exhaust_quota(world: World) -> None:
+def exhaust_quota(world: World, job: SimulatedJob) -> None:
     """Temporarily set a ResourceQuota that allows fewer pods than the job needs."""
-    world.server.pod_quota = world.choices.pick((1, 0, 2))
+    world.server.pod_quotas[job.key.namespace] = world.choices.pick((1, 0, 2))
 
     def remove_quota() -> None:
-        world.server.pod_quota = None
+        world.server.pod_quotas.pop(job.key.namespace, None)
 
     recover_later(world, remove_quota)
 
 
-def delete_service(world: World) -> None:
+def delete_service(world: World, job: SimulatedJob) -> None:
     """Delete the Service of the job."""
-    world.delete(ObjectKey("Service", JOB.namespace, names.service_name(JOB.name)), {})
+    world.delete(job.service_key, {})
 
 
-def edit_service(world: World) -> None:
+def edit_service(world: World, job: SimulatedJob) -> None:
     """Edit the Service so that its selector no longer matches any pod."""
-    key = ObjectKey("Service", JOB.namespace, names.service_name(JOB.name))
+    key = job.service_key
     if service := world.server.get(key):
         world.server.replace_fields(key, actor="user", spec={**service["spec"], "selector": {"app": "another"}})
 
 
-def delete_config_map(world: World) -> None:
+def delete_config_map(world: World, job: SimulatedJob) -> None:
     """Delete the ConfigMap of the current attempt."""
-    world.delete(world.get_config_map_key(), {})
+    world.delete(job.get_config_map_key(), {})
 
 
-def edit_labels(world: World) -> None:
+def edit_labels(world: World, job: SimulatedJob) -> None:
     """Change labels of a pod or of the Service, so that label selectors miss it or match it by mistake."""
     labelled_objects = [
         (key, body)
         for kind in ("Pod", "Service")
         for key, body in world.server.list_objects(kind)
-        if "labels" in body["metadata"]
+        if "labels" in body["metadata"] and get_controller_uid(body) in job.uids
     ]
     if labelled_objects:
         key, existing = world.choices.pick(labelled_objects)
@@ -69,7 +70,7 @@ def edit_labels(world: World) -> None:
         world.server.replace_fields(key, actor="user", metadata={**existing["metadata"], "labels": nonempty_labels})
 
 
-def reject_pods_in_kubelets(world: World) -> None:
+def reject_pods_in_kubelets(world: World, job: SimulatedJob) -> None:
     """Temporarily give kubelets fewer free resources than the scheduler assumes."""
     k8s_nodes = world.k8s_nodes.nodes[: 1 + world.choices.draw_number(len(world.k8s_nodes.nodes))]
 
@@ -81,15 +82,15 @@ def reject_pods_in_kubelets(world: World) -> None:
     recover_later(world, lambda: set_rejecting(False))
 
 
-def shift_operator_clock(world: World) -> None:
+def shift_operator_clock(world: World, job: SimulatedJob) -> None:
     """Temporarily shift the clock of an operator."""
     operator = world.operators[-1]
     seconds = world.choices.pick(CLOCK_OFFSETS_SECONDS)
     world.operator_clock_was_ahead |= seconds > 0
-    operator.clock_offset = timedelta(seconds=seconds)
+    operator.manager.clock_offset = timedelta(seconds=seconds)
 
     def correct_clock() -> None:
-        operator.clock_offset = timedelta()
+        operator.manager.clock_offset = timedelta()
 
     recover_later(world, correct_clock)
 

@@ -18,7 +18,8 @@ from testing.fakes.label_selector import matches_selector
 
 RawBody = dict[str, Any]
 
-KINDS = {plural: kind for kind, (_, plural) in COLLECTIONS.items()}
+KINDS = {**{plural: kind for kind, (_, plural) in COLLECTIONS.items()}, "leases": "Lease"}
+PLURALS = {kind: plural for plural, kind in KINDS.items()}
 DEFAULT_GRACE_SECONDS = 30
 TERMINAL = ("Succeeded", "Failed")
 FOREGROUND = "foregroundDeletion"
@@ -34,7 +35,10 @@ class ObjectKey(NamedTuple):
 
 @dataclass(frozen=True)
 class Change:
-    """One commit, with the object before and after it and the actor that requested it."""
+    """One commit, with the object before and after it and the actor that requested it.
+
+    actor: name of a component; in a pass of an operator, `operator-N/` and the uid of the job.
+    """
 
     version: int
     kind: str
@@ -49,6 +53,11 @@ class Change:
         body = self.new_body or self.old_body
         assert body is not None
         return body
+
+    @property
+    def acting_job_uid(self) -> str:
+        """Uid of the job in whose pass the operator requested the change; empty if it was not requested in a pass."""
+        return self.actor.partition("/")[2]
 
     @property
     def type(self) -> str:
@@ -67,7 +76,7 @@ class SimulatedApiServer:
         self.oldest_version = 0  # a watch from an older version fails with 410 Gone
         self.history: list[Change] = []
         self.listeners: list[Callable[[Change], None]] = []
-        self.pod_quota: int | None = None  # maximum number of active pods, None without a quota
+        self.pod_quotas: dict[str, int] = {}  # maximum number of active pods by namespace
         self._committed = asyncio.Event()
 
     def get(self, key: ObjectKey) -> RawBody | None:
@@ -94,7 +103,9 @@ class SimulatedApiServer:
                 return self.create(body, actor=actor)
             case "PUT", True, _:
                 assert body is not None
-                return self._put(key, body, "status" if status else "metadata", actor=actor)
+                return self._put(
+                    key, body, "status" if status else "spec" if key.kind == "Lease" else "metadata", actor=actor
+                )
             case "DELETE", True, False:
                 return self.delete(key, body or {}, actor=actor)
         raise ApiError(f"{method} {path} is not simulated", status=405)
@@ -104,13 +115,12 @@ class SimulatedApiServer:
         new_metadata = manifest["metadata"]
         key = ObjectKey(manifest["kind"], new_metadata["namespace"], new_metadata["name"])
         if existing := self._objects.get(key):
-            message = f'{COLLECTIONS[key.kind][1]} "{key.name}" already exists'
+            message = f'{PLURALS[key.kind]} "{key.name}" already exists'
             message = f"object is being deleted: {message}" if "deletionTimestamp" in existing["metadata"] else message
             raise ApiError(message, status=409, reason="AlreadyExists")
-        if key.kind == "Pod" and self.pod_quota is not None and self._count_active_pods() >= self.pod_quota:
-            message = (
-                f'pods "{key.name}" is forbidden: exceeded quota: few, requested: pods=1, limited: {self.pod_quota}'
-            )
+        quota = self.pod_quotas.get(key.namespace) if key.kind == "Pod" else None
+        if quota is not None and self._count_active_pods(key.namespace) >= quota:
+            message = f'pods "{key.name}" is forbidden: exceeded quota: few, requested: pods=1, limited: {quota}'
             raise ApiError(message, status=403, reason="Forbidden")
         self._last_uid += 1
         metadata = {**new_metadata, "uid": f"uid-{self._last_uid}", "creationTimestamp": format_time(self.now())}
@@ -166,12 +176,13 @@ class SimulatedApiServer:
         """Wait until the next commit."""
         await self._committed.wait()
 
-    def _count_active_pods(self) -> int:
-        return sum(pod["status"]["phase"] not in TERMINAL for _, pod in self.list_objects("Pod"))
+    def _count_active_pods(self, namespace: str) -> int:
+        pods = (pod for key, pod in self.list_objects("Pod") if key.namespace == namespace)
+        return sum(pod["status"]["phase"] not in TERMINAL for pod in pods)
 
     def _read(self, key: ObjectKey) -> RawBody:
         if (existing := self._objects.get(key)) is None:
-            raise ApiError(f'{COLLECTIONS[key.kind][1]} "{key.name}" not found', status=404, reason="NotFound")
+            raise ApiError(f'{PLURALS[key.kind]} "{key.name}" not found', status=404, reason="NotFound")
         return existing
 
     def _list(self, key: ObjectKey, selector: str) -> RawBody:
@@ -219,7 +230,10 @@ class SimulatedApiServer:
         old_body = self._objects.get(key)
         body = {**body, "metadata": {**body["metadata"], "resourceVersion": str(self.version + 1)}}
         self._objects[key] = body
-        self._record(key, old_body, body, actor=actor)
+        if key.kind == "Lease":
+            self.version += 1  # not recorded, because nobody watches it and it changes every two seconds
+        else:
+            self._record(key, old_body, body, actor=actor)
         return body
 
     def _record(self, key: ObjectKey, old_body: RawBody | None, new_body: RawBody | None, *, actor: str) -> None:
@@ -252,5 +266,5 @@ def format_time(time: datetime) -> str:
 
 
 def _conflict_error(key: ObjectKey, message: str) -> ApiError:
-    plural = COLLECTIONS[key.kind][1]
+    plural = PLURALS[key.kind]
     return ApiError(f'Operation cannot be fulfilled on {plural} "{key.name}": {message}', status=409, reason="Conflict")

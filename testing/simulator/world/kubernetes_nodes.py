@@ -19,6 +19,8 @@ from testing.simulator.world.trainer import EPOCH, ContainerExit, Trainer, Train
 POLL_SECONDS = 5.0
 PHASE_LAG_SECONDS = 1.1  # delay of the pod phase after the container state
 ORPHAN_GRACE_SECONDS = 30.0  # grace period of a container whose pod object was removed
+STRANGERS_SCHEDULER = "strangers-scheduler"  # of pods of other tenants, which are never assigned to a node
+FORGED_KEY = "forged"  # key in the ConfigMap of another tenant
 _TERMINATION = TypeAdapter(Termination)
 
 
@@ -35,6 +37,11 @@ class KubernetesNode:
     has_broken_gpu: bool = False
     rejects_pods: bool = False  # the kubelet has fewer free resources than the scheduler assumes
     loss_count: int = 0
+
+    @property
+    def pod_ip(self) -> str:
+        """IP address of the pod that runs on this node; the next pod gets the same one."""
+        return f"10.0.0.{1 + int(self.name.rpartition('-')[2])}"
 
     @property
     def is_schedulable(self) -> bool:
@@ -62,6 +69,12 @@ class KubernetesNodes:
     def find_k8s_node(self, pod: RawBody) -> KubernetesNode | None:
         """Return the Kubernetes node that the pod was assigned to."""
         return next((node for node in self.nodes if node.name == pod["spec"].get("nodeName")), None)
+
+    def find_process_at(self, address: str) -> TrainerProcess | None:
+        """Return the newest running process on the node with this pod IP address, if it can be reached."""
+        k8s_nodes = (k8s_node for k8s_node in self.nodes if k8s_node.pod_ip == address)
+        running = [process for k8s_node in k8s_nodes for process in self.list_processes_on(k8s_node)]
+        return running[-1] if running else None
 
     def list_processes_on(self, k8s_node: KubernetesNode) -> list[TrainerProcess]:
         """Return the running processes of the node, including those that its kubelet does not report."""
@@ -101,6 +114,8 @@ class KubernetesNodes:
     def _on_change(self, change: Change) -> None:
         if change.kind != "Pod" or "labels" not in change.body["metadata"]:
             return  # a foreign pod never runs; it only occupies a name
+        if change.body["spec"].get("schedulerName") == STRANGERS_SCHEDULER:
+            return
         if change.old_body is None:
             self.spawn(self._schedule(_build_key(change.body), change.body["metadata"]["uid"]))
         else:
@@ -173,7 +188,7 @@ class KubernetesNodes:
             await k8s_node.connected.wait()
             if process.is_running and self._is_terminating(key, uid):
                 self.spawn(self._terminate(process, k8s_node, delay_seconds=2.0, grace_seconds=ORPHAN_GRACE_SECONDS))
-        self._report_state(key, uid, state, phase="Running")
+        self._report_state(key, uid, state, phase="Running", podIP=k8s_node.pod_ip)
         await self._report_exit(key, uid, process, k8s_node)
 
     def _end_before_start(self, key: ObjectKey, uid: str) -> None:
@@ -246,13 +261,15 @@ class KubernetesNodes:
         await k8s_node.connected.wait()
         self._trainer.terminate(process, grace_seconds)
 
-    def _report_state(self, key: ObjectKey, uid: str, state: RawBody, *, phase: str | None = None) -> None:
+    def _report_state(
+        self, key: ObjectKey, uid: str, state: RawBody, *, phase: str | None = None, **fields: str
+    ) -> None:
         pod = self._server.get(key)
         if pod is None or pod["metadata"]["uid"] != uid:
             return
         is_terminal = pod["status"].get("phase") in TERMINAL  # a terminal phase never changes
         phase_update = {} if phase is None or is_terminal else {"phase": phase}
-        self.set_status(key, containerStatuses=[{"name": names.CONTAINER, "state": state}], **phase_update)
+        self.set_status(key, containerStatuses=[{"name": names.CONTAINER, "state": state}], **phase_update, **fields)
 
     def _is_terminating(self, key: ObjectKey, uid: str) -> bool:
         pod = self._server.get(key)
@@ -266,7 +283,7 @@ class KubernetesNodes:
 
 def read_process(pod: RawBody, config_maps: Iterable[RawBody]) -> TrainerProcess:
     """Build the trainer process of a pod from its environment variables and mounted ConfigMaps."""
-    labels = pod["metadata"].get("labels", {})
+    labels, mounted = pod["metadata"].get("labels", {}), tuple(config_maps)
     containers = pod["spec"].get("containers") or [{}]
     environment = {variable["name"]: variable.get("value") for variable in containers[0].get("env", ())}
     job_uid = environment.get(names.ENV_JOB_UID) or labels[names.JOB_UID]
@@ -277,7 +294,8 @@ def read_process(pod: RawBody, config_maps: Iterable[RawBody]) -> TrainerProcess
         num_nodes=int(environment.get("NNODES") or 2),
         rendezvous=f"{environment.get('MASTER_ADDR')}:{environment.get('MASTER_PORT')}/{job_uid}",
         pod_uid=pod["metadata"]["uid"],
-        spec_job_uids=frozenset(uid for body in config_maps if (uid := get_controller_uid(body))),
+        spec_job_uids=frozenset(uid for body in mounted if (uid := get_controller_uid(body))),
+        has_forged_spec=any(FORGED_KEY in body.get("data", {}) for body in mounted),
     )
 
 
@@ -303,7 +321,9 @@ def _find_excluded_nodes(pod: RawBody) -> set[str]:
 
 def _build_terminated_state(exit_result: ContainerExit, finished_at: datetime) -> RawBody:
     reason = exit_result.reason or ("Error" if exit_result.code else "Completed")
-    message = _TERMINATION.dump_json(
-        exit_result.termination, by_alias=True, exclude_none=True, exclude_defaults=True
-    ).decode()
+    message = exit_result.raw_message or (
+        _TERMINATION.dump_json(
+            exit_result.termination, by_alias=True, exclude_none=True, exclude_defaults=True
+        ).decode()
+    )
     return {"exitCode": exit_result.code, "reason": reason, "message": message, "finishedAt": format_time(finished_at)}

@@ -1,10 +1,11 @@
-"""Simulated connection between an operator and the API server, with delays, lost responses and crashes."""
+"""Simulated network between operators and the API server, with delays, lost responses and crashes."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass
 
-from finetune_operator.kube.api_client import NO_RESPONSE, ApiClient, ApiError
+from finetune_operator.kube.api_client import NO_RESPONSE, ApiError
 from testing.fakes.label_selector import matches_selector
 from testing.simulator.world.apiserver import Change, RawBody, SimulatedApiServer, parse_path
 from testing.simulator.world.choices import Choices
@@ -28,8 +29,19 @@ class NetworkFaults:
 NO_FAULTS = NetworkFaults()
 
 
-class OperatorConnection(ApiClient):
-    """Connection of an operator to the API server, which retries in virtual time as the real client does."""
+ServerError = ApiError  # error response of the API server, whose class does not depend on the operator's release
+
+
+class ConnectionLost(Exception):
+    """Raised instead of a response if the connection breaks; the request may have taken effect."""
+
+
+# Uid of the job whose pass sends a request; empty outside passes.
+acting_job_uid: ContextVar[str] = ContextVar("acting_job_uid", default="")
+
+
+class Connection:
+    """Connection of a process to the API server. Errors are returned as ApiError, because releases differ in theirs."""
 
     def __init__(
         self, server: SimulatedApiServer, choices: Choices, *, actor: str, on_crash: Callable[[], None]
@@ -40,21 +52,28 @@ class OperatorConnection(ApiClient):
         self._on_crash = on_crash
         self._in_flight: dict[asyncio.TimerHandle, Callable[[], None]] = {}
         self.faults = NO_FAULTS
+        self.slow_creates: dict[str, float] = {}  # seconds that an admission webhook takes, by namespace
         self.is_partitioned = False  # all requests and watches fail
 
-    async def call_once(
-        self, method: str, path: str, *, body: RawBody | None = None, params: Mapping[str, str] | None = None
-    ) -> RawBody:
-        """Send one request under the configured network faults."""
+    async def request(
+        self, method: str, path: str, *, body: RawBody | None, params: Mapping[str, str] | None
+    ) -> RawBody | ApiError:
+        """Send one request under the configured network faults.
+
+        Raises: ConnectionLost
+        """
         if self.is_partitioned or self._choices.draw_boolean(self.faults.rejected_requests):
             await asyncio.sleep(self._draw_latency())
-            raise self._choices.pick(
+            response: RawBody | ApiError = self._choices.pick(
                 (
                     ApiError("no answer from the API server", status=NO_RESPONSE),
                     ApiError("etcdserver: leader changed", status=500),
                     ApiError("too many requests", status=429, retry_after=1.0),
                 )
             )
+            if isinstance(response, ApiError) and response.status == NO_RESPONSE:
+                raise ConnectionLost("the connection was refused")
+            return response
         crash = self._choices.pick(("before", "after")) if self._choices.draw_boolean(self.faults.crashes) else ""
         if crash == "before":
             await self._crash()
@@ -63,17 +82,18 @@ class OperatorConnection(ApiClient):
             await self._crash()
         await asyncio.sleep(self._draw_latency())
         if self._choices.draw_boolean(self.faults.lost_responses):
-            raise ApiError("no answer from the API server: the connection was closed", status=NO_RESPONSE)
-        if isinstance(response, ApiError):
-            raise response
+            raise ConnectionLost("the connection was closed")
         return response
 
     async def watch(self, path: str, *, selector: str, version: str) -> AsyncIterator[RawBody]:
-        """Yield the watch events in order, each after a delay."""
+        """Yield the watch events in order, each after a delay.
+
+        Raises: ConnectionLost, or ApiError if the version has expired.
+        """
         key, _ = parse_path(path)
         await asyncio.sleep(self._draw_latency())
         if self.is_partitioned:
-            raise _stream_error()
+            raise ConnectionLost("the stream was cut")
         if int(version) < self._target.oldest_version:
             raise ApiError("too old resource version", status=410, reason="Expired")
         history = self._target.history
@@ -92,7 +112,7 @@ class OperatorConnection(ApiClient):
             if self.is_partitioned or self._choices.draw_boolean(self.faults.broken_watches):
                 if self._choices.draw_boolean(50):
                     self._target.oldest_version = self._target.version
-                raise _stream_error()
+                raise ConnectionLost("the stream was cut")
             for _ in range(2 if self._choices.draw_boolean(self.faults.repeated_events) else 1):
                 yield {**event, "object": {**event["object"], "metadata": dict(event["object"]["metadata"])}}
 
@@ -108,24 +128,29 @@ class OperatorConnection(ApiClient):
         """Deliver the request in a loop callback, which runs even if the task of the sender is cancelled."""
         loop = asyncio.get_running_loop()
         response_future: asyncio.Future[RawBody | ApiError] = loop.create_future()
+        job_uid = acting_job_uid.get()
+        actor = f"{self._actor}/{job_uid}" if job_uid else self._actor
 
         def deliver() -> None:
             self._in_flight.pop(handle, None)
             response: RawBody | ApiError
             try:
-                response = self._target.handle(method, path, body=body, params=params, actor=self._actor)
+                response = self._target.handle(method, path, body=body, params=params, actor=actor)
             except ApiError as error:
                 response = error
             if not response_future.done():
                 response_future.set_result(response)
 
-        handle = loop.call_later(self._draw_latency(), deliver)
+        handle = loop.call_later(self._draw_latency() + self._get_webhook_seconds(method, path), deliver)
         self._in_flight[handle] = deliver
         return await response_future
 
     async def _crash(self) -> None:
         self._on_crash()
         await asyncio.get_running_loop().create_future()  # wait until the operator's tasks are cancelled
+
+    def _get_webhook_seconds(self, method: str, path: str) -> float:
+        return self.slow_creates.get(parse_path(path)[0].namespace, 0.0) if method == "POST" else 0.0
 
     def _draw_latency(self) -> float:
         if not self._choices.draw_boolean(self.faults.slow_requests):
@@ -138,10 +163,6 @@ class OperatorConnection(ApiClient):
             if self._choices.draw_boolean(self.faults.delayed_events)
             else self._draw_latency()
         )
-
-
-def _stream_error() -> ApiError:
-    return ApiError("no answer from the API server: the stream was cut", status=NO_RESPONSE)
 
 
 def _build_watch_event(change: Change, selector: str) -> RawBody | None:

@@ -1,12 +1,15 @@
 """Simulated trainer, whose processes train, publish checkpoints and results, and exit."""
 
 import asyncio
+import json
 from collections import defaultdict
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
+
+from pydantic import TypeAdapter
 
 from finetune_api.termination import Outcome, Termination
 from finetune_api.v1alpha1.reasons import Reason
@@ -16,6 +19,8 @@ from testing.simulator.world.output_volume import LockLost, Publication, Simulat
 
 EPOCH = datetime(2026, 1, 1, 12, 0, tzinfo=UTC)
 KILLED, STOPPED = 137, 143
+FORGED_STEP = 1_000_000
+_PROGRESS = TypeAdapter(Progress)
 
 
 @dataclass(frozen=True)
@@ -37,6 +42,7 @@ class ContainerExit:
     code: int
     termination: Termination
     reason: str = ""
+    raw_message: str = ""  # replaces the termination message, because user code can write any text
 
 
 class TrainerProcess:
@@ -52,6 +58,7 @@ class TrainerProcess:
         rendezvous: str,
         pod_uid: str,
         spec_job_uids: frozenset[str] = frozenset(),
+        has_forged_spec: bool = False,
     ) -> None:
         self.job_uid = job_uid
         self.attempt = attempt
@@ -60,6 +67,7 @@ class TrainerProcess:
         self.rendezvous = rendezvous
         self.pod_uid = pod_uid
         self.spec_job_uids = spec_job_uids  # owners of the mounted ConfigMaps
+        self.has_forged_spec = has_forged_spec
         self.stop_requests = 0
         self.exit_future: asyncio.Future[ContainerExit] = asyncio.get_running_loop().create_future()
         self.end_time = 0.0
@@ -96,9 +104,10 @@ class Trainer:
     def __init__(self, workload: Workload, choices: Choices) -> None:
         self.folders: defaultdict[str, SimulatedOutputFolder] = defaultdict(SimulatedOutputFolder)  # keyed by job uid
         self.processes: list[TrainerProcess] = []
-        self.highest_step = 0  # highest completed step of all jobs
         # (job uid, attempt) -> process whose exit or hang stopped the training
         self.root_causes: dict[tuple[str, int], TrainerProcess] = {}
+        self.reached_steps: defaultdict[str, int] = defaultdict(int)  # highest step of any attempt, by job uid
+        self.poisoned_responses: dict[str, bytes] = {}  # /status responses that user code forged, by job uid
         self._workload = workload
         self._choices = choices
         self._groups: defaultdict[str, list[TrainingGroup]] = defaultdict(list)  # keyed by rendezvous
@@ -116,6 +125,10 @@ class Trainer:
             process,
             ContainerExit(code, self._build_termination_message(process, Outcome.RUNNING, is_final=False), reason),
         )
+
+    def exit_with_message(self, process: TrainerProcess, message: str) -> None:
+        """Make the process exit with code 1 and any text as its termination message."""
+        self._end(process, ContainerExit(1, Termination(), "Error", raw_message=message))
 
     def fail(self, process: TrainerProcess, *, error_type: str, message: str, **details: Any) -> None:
         """Make a rank fail with an error or a signal that its supervisor reports."""
@@ -151,11 +164,22 @@ class Trainer:
         groups = (group for groups in self._groups.values() for group in groups)
         return [{process.attempt for process in group.members.values()} for group in groups]
 
-    def read_progress(self, job_uid: str) -> Progress | None:
-        """Return the progress that node 0 of the job's newest training group reports."""
-        groups = (group for groups in self._groups.values() for group in groups if group.state == "training")
-        training = [group for group in groups if group.members[0].job_uid == job_uid]
-        return self._build_progress(training[-1]) if training else None
+    def render_status(self, process: TrainerProcess) -> bytes:
+        """Return the /status response of the process, whose progress is missing before the first step."""
+        if poisoned := self.poisoned_responses.get(process.job_uid):
+            return poisoned
+        group = self._find_training_group(process)
+        body: dict[str, Any] = {"uid": process.job_uid, "attempt": process.attempt}
+        if group is not None:
+            body["progress"] = _PROGRESS.dump_python(self._build_progress(group), mode="json", by_alias=True)
+        return json.dumps(body).encode()
+
+    def render_forged_status(self, job_uid: str) -> bytes:
+        """Return a /status response with a step that no process has reached."""
+        attempts = [process.attempt for process in self.processes if process.job_uid == job_uid]
+        progress = Progress(step=FORGED_STEP, total_steps=FORGED_STEP, update_time=EPOCH + timedelta(days=1))
+        body = {"uid": job_uid, "attempt": max(attempts, default=0)}
+        return json.dumps({**body, "progress": _PROGRESS.dump_python(progress, mode="json", by_alias=True)}).encode()
 
     async def _run_process(self, process: TrainerProcess) -> None:
         if self.folders[process.job_uid].has_result:
@@ -202,7 +226,7 @@ class Trainer:
                 await asyncio.sleep(self._workload.step_seconds)
                 await group.can_step.wait()
                 group.step += 1
-                self.highest_step = max(self.highest_step, group.step)
+                self.reached_steps[members[0].job_uid] = max(self.reached_steps[members[0].job_uid], group.step)
                 stop = any(process.stop_requests for process in members)
                 if stop or group.step % self._workload.save_steps == 0:
                     folder.save(self._build_publication(group, f"step-{group.step:08d}"), step=group.step)

@@ -1,67 +1,91 @@
-"""Simulated cluster with one job and its operators, into which faults can be injected."""
+"""Simulated cluster with jobs and their operators, into which faults can be injected."""
 
 import asyncio
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from finetune_api.v1alpha1.status import JobStatus
 from finetune_operator import names
 from finetune_operator.kube.api_client import ApiError
-from finetune_operator.observation.ownership import get_controller_uid
 from testing.builders.jobs import SETTINGS, spec
 from testing.simulator.world.apiserver import Change, ObjectKey, RawBody, SimulatedApiServer
 from testing.simulator.world.choices import Choices
-from testing.simulator.world.kubernetes_nodes import KubernetesNode, KubernetesNodes
-from testing.simulator.world.network import NO_FAULTS, NetworkFaults, OperatorConnection
+from testing.simulator.world.job import SimulatedJob
+from testing.simulator.world.kubernetes_nodes import KubernetesNodes
+from testing.simulator.world.network import NO_FAULTS, Connection, NetworkFaults
 from testing.simulator.world.node_controllers import GarbageCollector, NodeControllers
-from testing.simulator.world.operator_process import SimulatedOperator
+from testing.simulator.world.operator_process import ProcessEnvironment, SimulatedOperator
+from testing.simulator.world.pod_network import PodNetwork
+from testing.simulator.world.process_pause import create_pausable_task
+from testing.simulator.world.releases import THIS_RELEASE, OperatorRelease
 from testing.simulator.world.trainer import EPOCH, Trainer, TrainerProcess, Workload
 
 JOB = ObjectKey(names.FINETUNEJOB_KIND, "default", "bert")
 SPARE_K8S_NODES = 2
 MAX_NODES = 3
-MAX_CLOCK_READS = 1000
+MAX_CLOCK_READS = 1000  # per job in ten seconds
+
+
+@dataclass(frozen=True)
+class WorldOptions:
+    """Size of the cluster, and options of its operators."""
+
+    k8s_nodes: int = MAX_NODES + SPARE_K8S_NODES
+    workers: int = 2  # of each operator
+    has_leader_election: bool = False
+    replicas: int = 1  # operators that are started at first
+    can_pause: bool = False  # whether operators can be paused, which makes all their tasks slower
+
+
+DEFAULT_OPTIONS = WorldOptions()
 
 
 class World:
     """The simulated cluster; `trace` is a readable log of its events."""
 
     def __init__(
-        self, choices: Choices, workload: Workload, *, network_faults: NetworkFaults = NO_FAULTS, **fields: Any
+        self,
+        choices: Choices,
+        workload: Workload,
+        *,
+        network_faults: NetworkFaults = NO_FAULTS,
+        options: WorldOptions = WorldOptions(),
+        **fields: Any,
     ) -> None:
         self.choices = choices
         self.network_faults = network_faults
+        self.options = options
         self.trace: list[str] = []
+        self.violations: list[str] = []
+        self.jobs: list[SimulatedJob] = []
         self._clock_reads, self._clock_reads_since = 0, 0.0
         self.server = SimulatedApiServer(self.now)
         self.server.listeners.append(self._trace_change)
         self.trainer = Trainer(workload, choices)
-        self.k8s_nodes = KubernetesNodes(self.server, self.trainer, choices, count=MAX_NODES + SPARE_K8S_NODES)
+        self.k8s_nodes = KubernetesNodes(self.server, self.trainer, choices, count=options.k8s_nodes)
         self.node_controllers = NodeControllers(self.server, self.k8s_nodes, choices)
         self.garbage_collector = GarbageCollector(self.server, self.k8s_nodes, choices)
         self.operators: list[SimulatedOperator] = []
+        self.release = THIS_RELEASE
         self.has_split_brain = False
+        if options.can_pause:
+            asyncio.get_running_loop().set_task_factory(create_pausable_task)
         self.faults_ended = False  # set once only permanent faults remain
         self.operator_clock_was_ahead = False  # an operator may have assumed too early that a grace period ended
-        self.pending_recoveries: list[Callable[[], None]] = []
-        claim = {"kind": "PersistentVolumeClaim", "metadata": {"namespace": "default"}}
-        for name in ("models", "datasets"):
-            metadata = {"namespace": "default", "name": name}
-            self.server.create(
-                {**claim, "metadata": metadata, "spec": {"accessModes": ["ReadWriteMany"]}}, actor="user"
-            )
-        self.job_uids: list[str] = []  # uids of all jobs with this name, oldest first
-        self.create_job(spec(numNodes=workload.num_nodes, **fields))
+        self.pending_recoveries: list[Callable[[], object]] = []
+        self.poisoned_uids: set[str] = set()  # uids of jobs whose objects contain unexpected values
+        self.slow_creates: dict[str, float] = {}  # seconds that admission webhooks take, by namespace
+        self.create_job(JOB, numNodes=workload.num_nodes, **fields)
 
     def now(self) -> datetime:
         """Return the current time; fail if it is read too often, as in a busy loop of the operator."""
         if self.time > self._clock_reads_since + 10.0:
             self._clock_reads, self._clock_reads_since = 0, self.time
         self._clock_reads += 1
-        if self._clock_reads > MAX_CLOCK_READS:
-            raise RuntimeError(f"{MAX_CLOCK_READS} passes in ten seconds")
+        if self._clock_reads > MAX_CLOCK_READS * max(1, len(self.jobs)):
+            raise RuntimeError(f"{self._clock_reads} clock reads in ten seconds")
         return EPOCH + timedelta(seconds=self.time)
 
     @property
@@ -69,33 +93,19 @@ class World:
         """Seconds since the start of the history."""
         return asyncio.get_running_loop().time()
 
-    @property
-    def job_uid(self) -> str:
-        """Uid of the current job, or of the last one if it was deleted."""
-        return self.job_uids[-1]
-
-    def get_config_map_key(self) -> ObjectKey:
-        """Return the key of the ConfigMap of the current attempt."""
-        name = names.config_map_name(JOB.name, self.job_uid, self.status.get("attempt") or 0)
-        return ObjectKey("ConfigMap", JOB.namespace, name)
-
-    @property
-    def job(self) -> RawBody | None:
-        """Body of the job in the API server, or None."""
-        return self.server.get(JOB)
-
-    @property
-    def status(self) -> RawBody:
-        """Status of the job; empty if the job or its status does not exist."""
-        status: RawBody = (self.job or {}).get("status", {})
-        return status
-
-    def list_pods(self) -> list[tuple[ObjectKey, RawBody]]:
-        """Return the pods of the current job, including terminating ones."""
-        return [(key, pod) for key, pod in self.list_all_pods() if get_controller_uid(pod) == self.job_uid]
+    def create_job(self, key: ObjectKey, **fields: Any) -> SimulatedJob:
+        """Create a job as a user, and the claims of its namespace."""
+        for name in ("models", "datasets"):
+            claim = ObjectKey("PersistentVolumeClaim", key.namespace, name)
+            if self.server.get(claim) is None:
+                metadata, access = {"namespace": claim.namespace, "name": name}, {"accessModes": ["ReadWriteMany"]}
+                self.server.create({"kind": claim.kind, "metadata": metadata, "spec": access}, actor="user")
+        job = SimulatedJob(self, key, spec(**fields))
+        self.jobs.append(job)
+        return job
 
     def list_all_pods(self) -> list[tuple[ObjectKey, RawBody]]:
-        """Return the pods of all jobs with this name, including deleted jobs."""
+        """Return the pods of all jobs, including deleted jobs."""
         return [(key, pod) for key, pod in self.server.list_objects("Pod") if "labels" in pod["metadata"]]
 
     def list_running_processes(self) -> list[TrainerProcess]:
@@ -103,19 +113,49 @@ class World:
         return [process for process in self.trainer.processes if process.is_running]
 
     def start_operator(self) -> SimulatedOperator:
-        """Start another operator process."""
+        """Start another operator process of the installed release."""
         name = f"operator-{len(self.operators)}"
         operator: SimulatedOperator
 
         def crash() -> None:
             self.crash(operator)
 
-        connection = OperatorConnection(self.server, self.choices, actor=name, on_crash=crash)
-        connection.faults = self.network_faults
-        operator = SimulatedOperator(connection, SETTINGS, self.now, self.trainer.read_progress)
+        def handle_exit(problem: str) -> None:
+            if problem:
+                self.report(f"{name} failed: {problem}")
+            self.crash(operator)
+
+        connection = Connection(self.server, self.choices, actor=name, on_crash=crash)
+        connection.faults, connection.slow_creates = self.network_faults, self.slow_creates
+        environment = ProcessEnvironment(
+            connection=connection,
+            pod_network=PodNetwork(self._read_pod_status),
+            now=self.now,
+            on_exit=handle_exit,
+            trainer_image=self.release.trainer_image,
+            version=self.release.version,
+            supervisor=SETTINGS.supervisor,
+            workers=self.options.workers,
+            has_leader_election=self.options.has_leader_election,
+        )
+        operator = self.release.start(environment)
         self.operators.append(operator)
-        self.add_trace(f"{name} starts")
+        self.add_trace(f"{name} of release {self.release.version} starts")
         return operator
+
+    def roll_out(self, release: OperatorRelease, *, delay_seconds: float) -> None:
+        """Install another release: start an operator of it, and stop the earlier ones gracefully after a delay."""
+        self.release = release
+        earlier_operators = [operator for operator in self.operators if operator.is_running]
+        self.start_operator()
+        for operator in earlier_operators:
+            asyncio.get_running_loop().call_later(delay_seconds, operator.stop)
+
+    def pause(self, operator: SimulatedOperator, seconds: float) -> None:
+        """Pause the process of an operator, as a live migration or CPU throttling does."""
+        self.add_trace(f"operator-{self.operators.index(operator)} pauses for {seconds} s")
+        operator.process.pause()
+        asyncio.get_running_loop().call_later(seconds, operator.process.resume)
 
     def crash(self, operator: SimulatedOperator) -> None:
         """Crash an operator and start another one later; without split brain, drop its requests in flight."""
@@ -139,34 +179,12 @@ class World:
         self.add_trace("faults end")
         self.faults_ended = True
         self.network_faults = NO_FAULTS
+        self.slow_creates.clear()
         while self.pending_recoveries:
             self.pending_recoveries.pop()()
         for operator in self.operators:
             operator.connection.faults = NO_FAULTS
             operator.connection.is_partitioned = False
-
-    def create_job(self, spec: RawBody) -> None:
-        """Create the job as a user."""
-        manifest = {
-            "apiVersion": names.API_VERSION,
-            "kind": names.FINETUNEJOB_KIND,
-            "metadata": {"name": JOB.name, "namespace": JOB.namespace},
-            "spec": spec,
-        }
-        self.job_uids.append(self.server.create(manifest, actor="user")["metadata"]["uid"])
-
-    def edit_spec(self, **fields: Any) -> None:
-        """Change fields of the spec as a user."""
-        if self.job is not None:
-            metadata = self.job["metadata"]
-            metadata = {**metadata, "generation": metadata["generation"] + 1}
-            self.server.replace_fields(JOB, actor="user", metadata=metadata, spec={**self.job["spec"], **fields})
-
-    def edit_annotation(self) -> None:
-        """Change an annotation as a user, so that earlier resource versions are outdated."""
-        if self.job is not None:
-            annotations = {"touched": str(self.time)}
-            self.server.replace_fields(JOB, actor="user", metadata={**self.job["metadata"], "annotations": annotations})
 
     def delete(self, key: ObjectKey, options: RawBody) -> None:
         """Delete an object as a user if it exists."""
@@ -176,36 +194,25 @@ class World:
             if error.status != 404:
                 raise
 
-    def pick_pod(self) -> tuple[ObjectKey, RawBody] | None:
-        """Return a random pod of the job."""
-        pods = self.list_pods()
-        return self.choices.pick(pods) if pods else None
-
-    def pick_process(self) -> TrainerProcess | None:
-        """Return a random running trainer process."""
-        running = self.list_running_processes()
-        return self.choices.pick(running) if running else None
-
-    def pick_k8s_node(self) -> KubernetesNode:
-        """Return a random Kubernetes node that has a pod of the job, or any node if none has."""
-        used = [k8s_node for _, pod in self.list_pods() if (k8s_node := self.k8s_nodes.find_k8s_node(pod))]
-        return self.choices.pick(used or self.k8s_nodes.nodes)
-
-    def lacks_k8s_nodes(self) -> bool:
-        """Return whether fewer Kubernetes nodes are usable (healthy, free and not avoided) than the job needs."""
-        avoided = JobStatus.model_validate(self.status).attempts[-1].avoids if self.status.get("attempts") else ()
-        usable = [
-            node
-            for node in self.k8s_nodes.nodes
-            if node.connected.is_set() and node.is_schedulable and node.name not in avoided
-        ]
-        required: int = self.job["spec"]["numNodes"] if self.job else 0
-        return len(usable) < required
+    def report(self, message: str) -> None:
+        """Record a violated invariant with a timestamp."""
+        self.violations.append(f"{self.time:8.3f} {message}")
 
     def has_foreign_objects(self) -> bool:
-        """Return whether foreign objects may occupy a name that the job needs."""
+        """Return whether foreign objects may occupy a name that a job needs."""
         kinds = ("Pod", "ConfigMap")
         return any("labels" not in body["metadata"] for kind in kinds for _, body in self.server.list_objects(kind))
+
+    def get_decoy_ip(self, job: SimulatedJob) -> str:
+        """Return the IP address of the pods of strangers that imitate the pods of this job."""
+        return f"10.9.0.{1 + self.jobs.index(job)}"
+
+    def _read_pod_status(self, address: str) -> bytes | None:
+        for job in self.jobs:
+            if address == self.get_decoy_ip(job):
+                return self.trainer.render_forged_status(job.uid)
+        process = self.k8s_nodes.find_process_at(address)
+        return None if process is None else self.trainer.render_status(process)
 
     def add_trace(self, line: str) -> None:
         """Append a line with a timestamp to the trace."""
@@ -213,7 +220,9 @@ class World:
 
     def _trace_change(self, change: Change) -> None:
         body = change.body
-        line = f"{change.actor}: {change.type} {change.kind} {body['metadata']['name']}"
+        metadata = body["metadata"]
+        namespace = "" if metadata["namespace"] == JOB.namespace else f"{metadata['namespace']}/"
+        line = f"{change.actor}: {change.type} {change.kind} {namespace}{metadata['name']}"
         if change.kind == "Pod":
             statuses: list[RawBody] = body.get("status", {}).get("containerStatuses") or [{}]
             state = statuses[0].get("state", {})
@@ -229,22 +238,6 @@ class World:
         if change.kind == "Event":
             line += f" {body['reason']}: {body['note']}"
         self.add_trace(line)
-
-    def is_finished(self) -> bool:
-        """Return whether the job is Complete, Failed, suspended as requested, or deleted."""
-        job = self.job
-        if job is None:
-            return True
-        if job["metadata"].get("deletionTimestamp"):
-            return all(self.is_lost(pod) for _, pod in self.list_pods())  # pods on lost nodes remain forever
-        if "completionTime" in self.status:
-            return True
-        return bool(job["spec"].get("suspend")) and self.get_condition_status("Suspended") == "True"
-
-    def get_condition_status(self, condition_type: str) -> str | None:
-        """Return the status of a condition of the job, or None if the condition is absent."""
-        statuses = (c["status"] for c in self.status.get("conditions", ()) if c["type"] == condition_type)
-        return next(statuses, None)
 
     def is_lost(self, pod: RawBody) -> bool:
         """Return whether the Kubernetes node of the pod is disconnected from the API server."""

@@ -219,6 +219,20 @@ async def test_no_pod_is_created_while_a_pod_of_a_deleted_job_of_the_same_name_r
     assert list_create_requests(cluster) == CREATES
 
 
+async def test_an_attempt_after_one_that_was_stopped_at_its_start_waits_for_pods_of_a_deleted_job() -> None:
+    status = compute_status_after_observations()
+    stopped = status.attempts[0].model_copy(update={"state": AttemptState.STOPPED})
+    following = status.attempts[0].model_copy(update={"attempt": 1})
+    status = status.model_copy(update={"attempt": 1, "attempts": (stopped, following)})
+    predecessor = running_pod(job(), 0)
+    predecessor["metadata"]["ownerReferences"][0]["uid"] = "uid-of-the-deleted-job"
+    cluster = RecordingCluster(pods=(predecessor,))
+    waiting = await run_pass(cluster, build_raw_job(status))
+
+    assert list_create_requests(cluster) == []
+    assert waiting.job["status"]["waiting"]["reason"] == "PredecessorTerminating"
+
+
 async def test_a_pod_of_another_owner_does_not_delay_the_first_attempt() -> None:
     stranger = running_pod(job(), 1)
     stranger["metadata"]["ownerReferences"] = [{"kind": "ReplicaSet", "name": "bert", "uid": "x", "controller": True}]
