@@ -87,13 +87,11 @@ async def observe_uncached(
 ) -> Observation:
     """Update the observation with listed pods and, until an attempt was created, the access modes of the claims."""
     namespace, uid = job.metadata.namespace, job.metadata.uid
-    mounted_claims = collect_claim_names(job) if depends_on_claims(job) else ()
+    mounted_claims = collect_claim_names(job) if is_first_start(job) else ()
     claims_request = _get_objects_by_name(cluster, "PersistentVolumeClaim", namespace, mounted_claims)
     # Until an attempt has all its pods, list by name, to find pods that a deleted job of the same name left
     # (decisions/205). An attempt without them may have been stopped while it waited for their end.
-    is_starting = job.status.attempts[-1].state is AttemptState.STARTING
-    is_first_start = is_starting and not any(record.created for record in job.status.attempts)
-    label, value = (names.JOB_NAME, job.metadata.name) if is_first_start else (names.JOB_UID, uid)
+    label, value = (names.JOB_NAME, job.metadata.name) if is_first_start(job) else (names.JOB_UID, uid)
     listed_pods, claims = await asyncio.gather(cluster.list_pods(namespace, label, value), claims_request)
     # A cached pod that the LIST does not contain was deleted; the cached object is its last known state.
     deleted_pods = select_controlled_objects(uid, (*cached.deleted_pods, *cached.pods))
@@ -114,10 +112,10 @@ async def observe_uncached(
     )
 
 
-def depends_on_claims(job: FineTuneJob) -> bool:
-    """Return whether the access modes of the claims decide if the attempt can start.
+def is_first_start(job: FineTuneJob) -> bool:
+    """Return whether the attempt is starting and no attempt of the job has had all its pods.
 
-    After the children of an attempt were created, a claim is as it was then, or a user changed the cluster.
+    Later, a claim is as it was at the first start, or a user changed the cluster, and no pod of a deleted job is left.
     """
     attempts = job.status.attempts
     return attempts[-1].state is AttemptState.STARTING and not any(record.created for record in attempts)

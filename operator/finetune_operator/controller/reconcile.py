@@ -14,7 +14,7 @@ from finetune_api.v1alpha1.status import JobStatus
 from finetune_operator.controller.execute_actions import execute_actions
 from finetune_operator.controller.gather import (
     CachedState,
-    depends_on_claims,
+    is_first_start,
     observe_cached,
     observe_uncached,
     select_controlled_objects,
@@ -108,7 +108,7 @@ def _decide_first_step(
     """
     parsed = _parse_job(job)
     is_next_attempt = last_status.attempt is not None and parsed.status.attempt == last_status.attempt + 1
-    if not is_next_attempt or not observation.is_fresh or depends_on_claims(parsed):
+    if not is_next_attempt or not observation.is_fresh or is_first_start(parsed):
         return None
     decision = decide(parsed, replace(observation, rejected_creates=()), dependencies.now(), dependencies.settings)
     return decision if decision.status == parsed.status else None
