@@ -3,6 +3,7 @@
 import math
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import cached_property
 
 from finetune_api.v1alpha1.job import FineTuneJob
 from finetune_api.v1alpha1.status import AttemptRecord, JobStatus
@@ -35,12 +36,12 @@ class JobContext:
         """Record of the current attempt."""
         return self.status.attempts[-1]
 
-    @property
+    @cached_property
     def nodes(self) -> tuple[NodeObservation, ...]:
         """Nodes of the current attempt, from live pods and tombstones."""
         return self.observation.nodes_of_attempt(self.record.attempt)
 
-    @property
+    @cached_property
     def pending_reason(self) -> PendingReason | None:
         """Reason why pods of the current attempt do not start; None without such a pod or an attempt."""
         return find_pending_reason(self.job, self.observation, self.nodes, self.now) if self.status.attempts else None
