@@ -55,6 +55,8 @@ class ComponentVersions:
 
 
 PINNED = ComponentVersions()
+OTHER_KUBERNETES = ("1.34.4", "1.35.4", "1.37.2")
+"""Other versions of Kubernetes that `make test-matrix` runs; together with the pinned one, those the chart supports."""
 
 
 def parse_kubernetes_minor(version: str) -> int:
