@@ -1,7 +1,7 @@
 """Run end-to-end tests on other Kubernetes versions and on clusters with IPv6, one cluster after the other.
 
 On each other version of Kubernetes, the tests with the marker `versions` run; on an IPv6-only and on a dual-stack
-cluster of the default version, those with the marker `ip_family`. `make test` runs all other tests on the default version.
+cluster of the default version, those with the marker `ip_family`. `make test` runs all tests except these on IPv4.
 """
 
 import argparse
@@ -85,9 +85,13 @@ def run_cluster(cluster: MatrixCluster) -> SuiteResult:
 def render_table(results: Sequence[SuiteResult]) -> Iterator[str]:
     """Yield the lines of a table of test modules and clusters."""
     modules = sorted({case.module for result in results for case in result.cases})
-    rows = [["", *(result.name for result in results)]]
-    for module in modules:
-        rows.append([module, *(format_counts(count_outcomes(result, module)) or "-" for result in results)])
+    rows = [
+        ["", *(result.name for result in results)],
+        *(
+            [module, *(format_counts(count_outcomes(result, module)) or "-" for result in results)]
+            for module in modules
+        ),
+    ]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()

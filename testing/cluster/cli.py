@@ -57,7 +57,9 @@ def add_setup_commands(subparsers: Subparsers) -> None:
     up = subparsers.add_parser("up", help="start the cluster; missing programs are built first")
     up.add_argument("--nodes", type=int, default=2)
     up.add_argument("--kubernetes", default=PINNED.kubernetes, metavar="VERSION")
-    up.add_argument("--ip-family", type=IpFamily, choices=tuple(IpFamily), default=IpFamily.IPV4, help="(default: ipv4)")
+    up.add_argument(
+        "--ip-family", type=IpFamily, choices=tuple(IpFamily), default=IpFamily.IPV4, help="(default: ipv4)"
+    )
     up.add_argument("--dns-cache", action="store_true", help="let CoreDNS cache answers for 30 s")
     down = subparsers.add_parser("down", help="stop the cluster and remove everything except binaries and images")
     down.add_argument("--purge", action="store_true", help="also remove the images of the nodes")

@@ -77,12 +77,8 @@ class AddressPlan:
 
 def build_address_plans(network: IPv4Network, ip_family: IpFamily) -> tuple[AddressPlan, ...]:
     """Return the plans of a cluster, the one of its primary IP family first."""
-    plans = {
-        IpFamily.IPV4: (network,),
-        IpFamily.IPV6: (derive_ipv6_network(network),),
-        IpFamily.DUAL: (network, derive_ipv6_network(network)),
-    }
-    return tuple(AddressPlan(plan) for plan in plans[ip_family])
+    ipv4, ipv6 = AddressPlan(network), AddressPlan(derive_ipv6_network(network))
+    return {IpFamily.IPV4: (ipv4,), IpFamily.IPV6: (ipv6,), IpFamily.DUAL: (ipv4, ipv6)}[ip_family]
 
 
 def derive_ipv6_network(network: IPv4Network) -> IPv6Network:
