@@ -12,6 +12,7 @@ from check_manifests import CHART_SETTINGS
 from finetune_operator.names import JOB_NAME
 from helm import CHART, find_helm, render_chart
 from kubernetes_schema import load_kubernetes_schema
+from testing.cluster.host.versions import OTHER_KUBERNETES, PINNED, parse_kubernetes_minor
 
 
 @pytest.fixture(scope="module")
@@ -41,6 +42,27 @@ def test_values_and_values_schema_have_the_same_keys() -> None:
     schema = yaml.safe_load((CHART / "values.schema.json").read_text())
 
     assert set(schema["properties"]) - {"global"} == set(values)
+
+
+def test_chart_and_page_name_the_kubernetes_versions_on_which_the_tests_run() -> None:
+    versions = sorted((PINNED.kubernetes, *OTHER_KUBERNETES))
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    page = (CHART.parents[1] / "docs" / "operations" / "installation.md").read_text()
+    rows = [[cell.strip() for cell in line.split("|")[1:3]] for line in page.splitlines() if line.startswith("| 1.")]
+
+    assert chart["annotations"]["finetune.dev/tested-kubernetes"] == ", ".join(versions)
+    assert sorted(rows) == sorted(
+        [*([version, "IPv4"] for version in versions), [PINNED.kubernetes, "IPv6"], [PINNED.kubernetes, "dual stack"]]
+    )
+
+
+def test_chart_is_rejected_by_older_kubernetes_versions(helm: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    minor = min(parse_kubernetes_minor(version) for version in OTHER_KUBERNETES)
+    command = [helm, "template", "finetune-operator", CHART, "--kube-version"]
+
+    assert subprocess.run([*command, f"1.{minor}.0"], check=False).returncode == 0
+    assert subprocess.run([*command, f"1.{minor - 1}.99"], check=False).returncode != 0
+    assert "chart requires kubeVersion" in capfd.readouterr().err
 
 
 def test_operator_with_watched_namespaces_has_no_cluster_roles(helm: Path) -> None:
