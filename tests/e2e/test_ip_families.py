@@ -36,7 +36,7 @@ def test_job_on_two_nodes_reports_progress_and_restarts_after_a_killed_rank(
     running = deployment.wait_until(job, lambda j: get_reported_step(j) > 0, description="reporting its progress")
     assert running["status"]["phase"] == "Running"
     fault_injector.kill_rank(deployment.namespace, f"{job}-0-1", rank=3)
-    finished = deployment.wait_until_finished(job)
+    finished = deployment.wait_until_finished(job, timeout_seconds=480)
 
     assert has_condition(finished, "Complete"), finished["status"]
     failed, last = finished["status"]["attempts"]
