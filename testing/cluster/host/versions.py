@@ -56,7 +56,7 @@ class ComponentVersions:
 
 PINNED = ComponentVersions()
 OTHER_KUBERNETES = ("1.34.4", "1.35.4", "1.36.3")
-"""Other versions of Kubernetes that `make test-matrix` runs; together with the pinned one, those the chart supports."""
+"""Other versions of Kubernetes, on which `make test-matrix` runs a subset of the tests."""
 
 
 def parse_kubernetes_minor(version: str) -> int:
