@@ -42,7 +42,9 @@ test-integration: setup ## run the tests that train with local processes
 test-e2e: setup ## run the tests on a real cluster
 	@$(RUN) tools/run_tests.py e2e
 
-.PHONY: test-upgrade fuzz
+.PHONY: test-matrix test-upgrade fuzz
+test-matrix: setup ## run end-to-end tests on other Kubernetes versions and with IPv6; ONLY=1.34.4,1.35.4
+	@$(RUN) tools/run_matrix.py --only "$(ONLY)"
 test-upgrade: setup ## upgrade and roll back the operator with jobs in every state; ARGS="--directions this-next,next-this"
 	@$(RUN) -m testing.upgrade $(ARGS)
 fuzz: setup ## run passes and parsers on random pods, jobs and messages; EXAMPLES=200000 SEED=0 MINUTES=25

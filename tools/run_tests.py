@@ -6,8 +6,8 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -21,29 +21,49 @@ SUITES = {  # pytest options by suite; the timeout terminates hanging tests
     "simulation": ("--timeout=1200", "--numprocesses=auto"),  # a few tests simulate thousands of histories each
     # loadscope runs the tests of a file in one worker, because they share launches with two ranks
     "integration": ("--timeout=600", "--numprocesses=2", "--dist=loadscope"),
-    "e2e": ("--timeout=900",),
+    "e2e": ("--timeout=900", "-m", "not ip_family"),  # tools/run_matrix.py runs the other tests
 }
 
 
 @dataclass(frozen=True)
+class CaseResult:
+    """Outcome of one test case; `module` is its file without the suffix, `message` the reason if it was skipped."""
+
+    module: str
+    outcome: str
+    message: str = ""
+
+
+@dataclass(frozen=True)
 class SuiteResult:
-    """Result of one suite: duration, number of tests by outcome, and skipped tests by reason."""
+    """Result of one suite: duration, and the outcome of each test case."""
 
     name: str
     passed: bool
     seconds: float
-    count_by_outcome: Counter[str] = field(default_factory=Counter)
-    skipped_by_reason: Counter[str] = field(default_factory=Counter)
+    cases: tuple[CaseResult, ...] = ()
+
+    @property
+    def count_by_outcome(self) -> Counter[str]:
+        """Number of test cases by outcome."""
+        return Counter(case.outcome for case in self.cases)
+
+    @property
+    def skipped_by_reason(self) -> Counter[str]:
+        """Number of skipped test cases by reason."""
+        return Counter(case.message for case in self.cases if case.outcome == "skipped")
 
     @property
     def summary_line(self) -> str:
         """Summary line of the suite, in the style of pytest."""
-        kinds = ("passed", "failed", "error", "skipped", "xfailed")
-        counts = (
-            ", ".join(f"{self.count_by_outcome[kind]} {kind}" for kind in kinds if self.count_by_outcome[kind])
-            or "no tests"
-        )
+        counts = format_counts(self.count_by_outcome) or "no tests"
         return f"{self.name:<11} {'ok' if self.passed else 'FAILED':<6} {counts} in {self.seconds:.1f} s"
+
+
+def format_counts(count_by_outcome: Counter[str]) -> str:
+    """Format the number of tests by outcome, without the outcomes that did not occur."""
+    kinds = ("passed", "failed", "error", "skipped", "xfailed")
+    return ", ".join(f"{count_by_outcome[kind]} {kind}" for kind in kinds if count_by_outcome[kind])
 
 
 def main() -> int:
@@ -69,38 +89,38 @@ def install_browser() -> None:
 
 
 def run_suite(suite: str) -> SuiteResult:
-    """Run one suite with pytest and parse its JUnit report."""
+    """Run one suite with pytest."""
+    return run_pytest(suite, *SUITES[suite], f"tests/{suite}")
+
+
+def run_pytest(name: str, *arguments: str, environment: Mapping[str, str] | None = None) -> SuiteResult:
+    """Run pytest with additional environment variables, and parse its JUnit report."""
     REPORTS.mkdir(parents=True, exist_ok=True)
-    report = REPORTS / f"{suite}.xml"
+    report = REPORTS / f"{name}.xml"
     report.unlink(missing_ok=True)
-    print(f"== {suite} tests", flush=True)
+    print(f"== {name} tests", flush=True)
     started_at = time.monotonic()
-    command = [sys.executable, "-m", "pytest", "-q", "--durations=12", "--durations-min=10", *SUITES[suite]]
-    command += [f"tests/{suite}", f"--junitxml={report}"]
-    completed = subprocess.run(command, cwd=ROOT, check=False)
+    command = [sys.executable, "-m", "pytest", "-q", "--durations=12", "--durations-min=10", *arguments]
+    command.append(f"--junitxml={report}")
+    completed = subprocess.run(command, cwd=ROOT, check=False, env={**os.environ, **(environment or {})})
     seconds = time.monotonic() - started_at
-    if not report.exists():
-        return SuiteResult(suite, passed=False, seconds=seconds)
-    counts, skipped = read_report(report.read_text())
-    return SuiteResult(suite, completed.returncode == 0, seconds, counts, skipped)
+    cases = tuple(read_report(report.read_text())) if report.exists() else ()
+    return SuiteResult(name, passed=completed.returncode == 0, seconds=seconds, cases=cases)
 
 
-def read_report(text: str) -> tuple[Counter[str], Counter[str]]:
-    """Parse a JUnit report; return the number of tests by outcome and of skipped tests by reason."""
-    counts: Counter[str] = Counter()
-    skipped: Counter[str] = Counter()
+def read_report(text: str) -> Iterator[CaseResult]:
+    """Parse a JUnit report, and yield the outcome of each test case."""
     for case in ElementTree.fromstring(text).iter("testcase"):  # noqa: S314 (written by pytest)
-        outcome = next((child for child in case if child.tag in ("failure", "error", "skipped")), None)
-        if outcome is None:
-            counts["passed"] += 1
-        elif outcome.tag == "skipped" and outcome.get("type") == "pytest.xfail":
-            counts["xfailed"] += 1
-        elif outcome.tag == "skipped":
-            counts["skipped"] += 1
-            skipped[outcome.get("message", "")] += 1
+        module = case.get("classname", "").rpartition(".")[2]
+        cause = next((child for child in case if child.tag in ("failure", "error", "skipped")), None)
+        if cause is None:
+            yield CaseResult(module, "passed")
+        elif cause.tag == "skipped" and cause.get("type") == "pytest.xfail":
+            yield CaseResult(module, "xfailed")
+        elif cause.tag == "skipped":
+            yield CaseResult(module, "skipped", cause.get("message", ""))
         else:
-            counts["failed" if outcome.tag == "failure" else "error"] += 1
-    return counts, skipped
+            yield CaseResult(module, "failed" if cause.tag == "failure" else "error")
 
 
 def render_summary(results: list[SuiteResult]) -> Iterator[str]:

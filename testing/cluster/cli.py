@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import TypeAlias
 
 from testing.cluster.fault_injection import Chaos
+from testing.cluster.host.addresses import IpFamily
 from testing.cluster.host.commands import HarnessError
 from testing.cluster.host.versions import PINNED
 from testing.cluster.images.go_build import build_all, pin_versions
 from testing.cluster.images.project_images import TARGETS, ImageBuilder
 from testing.cluster.kwok import start_kwok, stop_kwok
 from testing.cluster.provider import ThrowawayProvider
-from testing.cluster.throwaway import ThrowawayCluster
+from testing.cluster.throwaway import DEFAULT_NAME, ThrowawayCluster
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -38,7 +39,7 @@ def build_parser() -> argparse.ArgumentParser:
         prog="cluster", description="Run a disposable real Kubernetes cluster on this host."
     )
     parser.add_argument(
-        "--name", default="dev", help="name of the cluster, at most 8 letters and digits (default: dev)"
+        "--name", default=DEFAULT_NAME, help="name of the cluster, at most 8 letters and digits (default: dev)"
     )
     subparsers = parser.add_subparsers(required=True, metavar="verb", dest="command")
     add_setup_commands(subparsers)
@@ -56,6 +57,9 @@ def add_setup_commands(subparsers: Subparsers) -> None:
     up = subparsers.add_parser("up", help="start the cluster; missing programs are built first")
     up.add_argument("--nodes", type=int, default=2)
     up.add_argument("--kubernetes", default=PINNED.kubernetes, metavar="VERSION")
+    up.add_argument(
+        "--ip-family", type=IpFamily, choices=tuple(IpFamily), default=IpFamily.IPV4, help="(default: ipv4)"
+    )
     up.add_argument("--dns-cache", action="store_true", help="let CoreDNS cache answers for 30 s")
     down = subparsers.add_parser("down", help="stop the cluster and remove everything except binaries and images")
     down.add_argument("--purge", action="store_true", help="also remove the images of the nodes")
@@ -105,6 +109,7 @@ def up(cluster: ThrowawayCluster, options: argparse.Namespace) -> None:
     cluster.up(
         node_count=options.nodes,
         versions=replace(PINNED, kubernetes=options.kubernetes),
+        ip_family=options.ip_family,
         dns_cache=options.dns_cache,
     )
     print(f"export KUBECONFIG={cluster.kubeconfig}")

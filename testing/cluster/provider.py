@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Protocol
 
 from testing.cluster.current import CurrentContextProvider
 from testing.cluster.fault_injection import Chaos
+from testing.cluster.host.addresses import IpFamily
 from testing.cluster.host.cache import Cache
 from testing.cluster.host.commands import HarnessError
 from testing.cluster.host.preflight import find_host_problem
-from testing.cluster.host.versions import PINNED
+from testing.cluster.host.versions import PINNED, ComponentVersions
 from testing.cluster.images.go_build import build_all
 from testing.cluster.kind import KindProvider, find_kind_problem
 from testing.cluster.storage import Object, create_shared_folder, render_shared_claim
-from testing.cluster.throwaway import ThrowawayCluster
+from testing.cluster.throwaway import DEFAULT_NAME, ThrowawayCluster
 
 
 class ClusterKind(StrEnum):
@@ -60,6 +61,18 @@ class ThrowawayProvider:
     """Provider for the throwaway cluster, the only one with fault injection."""
 
     cluster: ThrowawayCluster
+    versions: ComponentVersions = PINNED
+    ip_family: IpFamily = IpFamily.IPV4
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str]) -> ThrowawayProvider:
+        """Return the provider with the name, version and IP family in CLUSTER_NAME, _KUBERNETES and _IP_FAMILY."""
+        family = environment.get("CLUSTER_IP_FAMILY", IpFamily.IPV4)
+        if family not in tuple(IpFamily):
+            raise HarnessError(f"CLUSTER_IP_FAMILY={family}: expected one of {', '.join(IpFamily)}")
+        version = environment.get("CLUSTER_KUBERNETES", PINNED.kubernetes)
+        cluster = ThrowawayCluster.from_name(environment.get("CLUSTER_NAME", DEFAULT_NAME))
+        return cls(cluster, replace(PINNED, kubernetes=version), IpFamily(family))
 
     @property
     def cache(self) -> Cache:
@@ -83,7 +96,7 @@ class ThrowawayProvider:
 
     def up(self) -> None:
         build_all(self.cache, PINNED, component_names=("helm",))
-        self.cluster.up()
+        self.cluster.up(versions=self.versions, ip_family=self.ip_family)
 
     def down(self) -> None:
         self.cluster.down()
@@ -124,7 +137,7 @@ def choose_provider(environment: Mapping[str, str]) -> ProviderChoice:
         return ProviderChoice(ClusterKind.KIND, "Docker is running", create_provider(ClusterKind.KIND, {}))
     throwaway_problem = find_host_problem() or find_go_problem()
     if throwaway_problem is None:
-        provider = create_provider(ClusterKind.THROWAWAY, {})
+        provider = create_provider(ClusterKind.THROWAWAY, environment)
         explanation = f"{kind_problem}; this host has root, Linux and Go"
         return ProviderChoice(ClusterKind.THROWAWAY, explanation, provider)
     return ProviderChoice(ClusterKind.NONE, f"{kind_problem}; {throwaway_problem}", None)
@@ -138,7 +151,7 @@ def create_provider(kind: ClusterKind, environment: Mapping[str, str]) -> Cluste
     cache = Cache.from_environment()
     match kind:
         case ClusterKind.THROWAWAY:
-            return ThrowawayProvider(ThrowawayCluster.from_name())
+            return ThrowawayProvider.from_environment(environment)
         case ClusterKind.KIND:
             return KindProvider(cache)
         case ClusterKind.CURRENT:

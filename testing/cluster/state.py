@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from ipaddress import IPv4Network
 from pathlib import Path
 
+from testing.cluster.host.addresses import IpFamily
 from testing.cluster.host.commands import HarnessError
 from testing.cluster.host.layout import ClusterLayout
 from testing.cluster.host.versions import ComponentVersions
@@ -21,9 +22,22 @@ class ClusterState:
     network: str
     versions: ComponentVersions
     dns_cache: bool = False
+    ip_family: IpFamily = IpFamily.IPV4
 
     def layout(self, root: Path) -> ClusterLayout:
-        return ClusterLayout(name=self.name, root=root, node_count=self.node_count, network=IPv4Network(self.network))
+        return ClusterLayout(
+            name=self.name,
+            root=root,
+            node_count=self.node_count,
+            network=IPv4Network(self.network),
+            ip_family=self.ip_family,
+        )
+
+    @property
+    def description(self) -> str:
+        """Nodes, versions and IP family; a running cluster keeps them."""
+        components = ", ".join(f"{name} {version}" for name, version in asdict(self.versions).items())
+        return f"{self.node_count} nodes, {self.ip_family}, {components}"
 
     def with_dns_cache(self, enabled: bool) -> ClusterState:
         return replace(self, dns_cache=enabled)
@@ -45,7 +59,9 @@ def read_state(root: Path) -> ClusterState | None:
         return None
     except ValueError as error:
         raise HarnessError(f"{get_state_file(root)} is unreadable ({error}); run `down`") from error
-    return ClusterState(**{**document, "versions": ComponentVersions(**document["versions"])})
+    versions = ComponentVersions(**document["versions"])
+    ip_family = IpFamily(document.get("ip_family", IpFamily.IPV4))
+    return ClusterState(**{**document, "versions": versions, "ip_family": ip_family})
 
 
 def require_state(root: Path) -> ClusterState:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from testing.cluster.host.addresses import IpFamily
 from testing.cluster.host.cache import Cache
 from testing.cluster.host.cgroups import list_cgroups_with_prefix
 from testing.cluster.host.commands import HarnessError, stage
@@ -30,6 +31,7 @@ from testing.cluster.node.partition import list_host_drop_tables, remove_host_dr
 from testing.cluster.node.pki import ensure_certificates, list_users
 from testing.cluster.state import ClusterState, read_state, require_state, write_state
 
+DEFAULT_NAME = "dev"
 REQUIRED_COMPONENTS = ("kubernetes", "etcd", "coredns", "pause", "containerd")
 
 
@@ -41,7 +43,7 @@ class ThrowawayCluster:
     cache: Cache
 
     @classmethod
-    def from_name(cls, name: str = "dev") -> ThrowawayCluster:
+    def from_name(cls, name: str = DEFAULT_NAME) -> ThrowawayCluster:
         try:
             return cls(name=check_name(name), cache=Cache.from_environment())
         except ValueError as error:
@@ -68,7 +70,14 @@ class ThrowawayCluster:
         program = self.cache.get_binary_folder("kubernetes", self.state.versions.kubernetes) / "kubectl"
         return Kubectl(program=program, kubeconfig=self.kubeconfig)
 
-    def up(self, *, node_count: int = 2, versions: ComponentVersions = PINNED, dns_cache: bool = False) -> None:
+    def up(
+        self,
+        *,
+        node_count: int = 2,
+        versions: ComponentVersions = PINNED,
+        ip_family: IpFamily = IpFamily.IPV4,
+        dns_cache: bool = False,
+    ) -> None:
         """Start the cluster if it is not running; recreate it after a reboot of the host."""
         if not 1 <= node_count <= MAX_NODES:
             raise HarnessError(f"{node_count} nodes: expected 1 to {MAX_NODES}")
@@ -76,28 +85,26 @@ class ThrowawayCluster:
         ensure_packages(RUNTIME)
         build_all(self.cache, versions, component_names=REQUIRED_COMPONENTS)
         with self.cache.hold_lock("cluster"), stage(f"cluster {self.name} up with {node_count} nodes"):
-            state = self.prepare_state(node_count=node_count, versions=versions, dns_cache=dns_cache)
-            self.start(state)
+            requested = ClusterState(self.name, node_count, "", versions, dns_cache=dns_cache, ip_family=ip_family)
+            self.start(self.prepare_state(requested))
 
-    def prepare_state(self, *, node_count: int, versions: ComponentVersions, dns_cache: bool) -> ClusterState:
+    def prepare_state(self, requested: ClusterState) -> ClusterState:
+        """Return the state of the running cluster, or the requested state with a network that is free on the host.
+
+        Raises:
+            HarnessError: the running cluster differs from the requested one.
+        """
         previous_state = read_state(self.root)
         if previous_state is not None and self.list_running_daemons():
-            if (previous_state.node_count, previous_state.versions) != (node_count, versions):
+            if previous_state.description != requested.description:
                 raise HarnessError(
-                    f"cluster {self.name} is up with {previous_state.node_count} nodes of Kubernetes "
-                    f"{previous_state.versions.kubernetes}, requested {node_count} of {versions.kubernetes}; "
+                    f"cluster {self.name} is up with {previous_state.description}, requested {requested.description}; "
                     "run `down` first"
                 )
             return previous_state
         if previous_state is not None:
             self.remove(previous_state, keep_images=True)
-        state = ClusterState(
-            name=self.name,
-            node_count=node_count,
-            network=str(choose_network(self.name, list_host_routes())),
-            versions=versions,
-            dns_cache=dns_cache,
-        )
+        state = replace(requested, network=str(choose_network(self.name, list_host_routes())))
         write_state(self.root, state)
         return state
 
@@ -163,7 +170,7 @@ class ThrowawayCluster:
 
     def wait_until_dns_is_ready(self, *, timeout_seconds: float = 20) -> None:
         deadline = time.monotonic() + timeout_seconds
-        while not is_healthy(f"http://{self.layout.host_address}:{DNS_READY_PORT}/ready"):
+        while not is_healthy(f"http://{self.layout.url_host}:{DNS_READY_PORT}/ready"):
             self.find_daemon("coredns").require_running()
             if time.monotonic() > deadline:
                 raise HarnessError(f"CoreDNS is not ready; see {self.find_daemon('coredns').log}")

@@ -13,7 +13,7 @@ from testing.builders.jobs import job as parsed_job
 from testing.builders.jobs import pod, spec
 from testing.processes.operator_stack import CHART, OPERATOR_NAMESPACE, OperatorInstallation, has_condition
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.versions]
 RawBody = dict[str, Any]
 
 OPERATOR = f"--as=system:serviceaccount:{OPERATOR_NAMESPACE}:finetune-operator"

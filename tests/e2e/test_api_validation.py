@@ -14,7 +14,7 @@ from testing.builders.bad_jobs import BAD_JOBS
 from testing.builders.jobs import spec
 from testing.processes.operator_stack import OperatorInstallation
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.versions]
 RawBody = dict[str, Any]
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "manifests" / "examples").glob("*.yaml"))

@@ -55,6 +55,7 @@ def test_user_error_fails_the_job_without_restart(
     assert finished["status"]["attempts"][-1]["fault"] == "user"
 
 
+@pytest.mark.versions
 def test_read_write_once_claim_is_rejected_for_two_nodes(deployment: OperatorInstallation, start_job: StartJob) -> None:
     claim: RawBody = {
         "apiVersion": "v1",
@@ -86,6 +87,7 @@ def test_output_of_another_job_is_not_overwritten(
         shutil.rmtree(folder, ignore_errors=True)
 
 
+@pytest.mark.versions
 def test_deeply_nested_job_does_not_stop_the_operator(
     deployment: OperatorInstallation, start_job: StartJob, job_name: str
 ) -> None:

@@ -33,7 +33,7 @@ from finetune_operator.manager.leader_election import LeaderElection, LeaseConfi
 from testing.processes.operator_stack import OperatorInstallation
 
 RawBody = dict[str, Any]
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.versions]
 NO_NODE = {"example.com/none": "there"}  # selector that matches no node, so that no kubelet changes the pod
 
 

@@ -35,6 +35,7 @@ def stop_rank(deployment: OperatorInstallation, fault_injector: Chaos, pod: str)
 FAULTS = {"RankKilled": kill_rank, "ContainerKilled": kill_container, "PodDeleted": delete_pod, "Hang": stop_rank}
 
 
+@pytest.mark.versions
 def test_every_fault_causes_one_restart_from_the_last_checkpoint(
     deployment: OperatorInstallation, fault_injector: Chaos, start_job: StartJob
 ) -> None:

@@ -18,6 +18,7 @@ from testing.processes.operator_stack import (
 pytestmark = pytest.mark.cluster
 
 
+@pytest.mark.versions
 def test_running_job_survives_upgrade_and_uninstall_of_the_chart(
     deployment: OperatorInstallation, start_job: Callable[..., str]
 ) -> None:

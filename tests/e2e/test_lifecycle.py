@@ -15,6 +15,7 @@ StartJob = Callable[..., str]
 LABEL = "finetune.dev/job-name"
 
 
+@pytest.mark.versions
 def test_resumed_job_continues_from_the_checkpoint_saved_on_suspend(
     deployment: OperatorInstallation, start_job: StartJob
 ) -> None:
@@ -60,6 +61,7 @@ def assert_events_are_shown(deployment: OperatorInstallation, job: str, reasons:
     assert all(re.fullmatch(r"([0-9]+[smh])+", row[0]) for row in rows[1:])
 
 
+@pytest.mark.versions
 def test_active_deadline_fails_the_job_and_stops_its_pods(
     deployment: OperatorInstallation, start_job: StartJob
 ) -> None:
@@ -73,6 +75,7 @@ def test_active_deadline_fails_the_job_and_stops_its_pods(
     assert all(pod["status"]["phase"] in ("Succeeded", "Failed") for pod in deployment.list_pods(job))
 
 
+@pytest.mark.versions
 def test_unschedulable_pod_stops_the_gang_and_finally_fails_the_job(
     deployment: OperatorInstallation, start_job: StartJob
 ) -> None:
@@ -105,6 +108,7 @@ def test_unschedulable_pod_stops_the_gang_and_finally_fails_the_job(
     assert all(pod["status"]["phase"] in ("Succeeded", "Failed") for pod in deployment.list_pods(job))
 
 
+@pytest.mark.versions
 def test_finished_job_is_deleted_after_its_ttl_and_its_output_remains(
     deployment: OperatorInstallation, start_job: StartJob
 ) -> None:
@@ -115,6 +119,7 @@ def test_finished_job_is_deleted_after_its_ttl_and_its_output_remains(
     assert (deployment.get_output_folder(job) / "result" / "SUCCESS").exists()
 
 
+@pytest.mark.versions
 def test_recreated_job_waits_for_the_pods_of_the_deleted_job(
     deployment: OperatorInstallation, start_job: StartJob
 ) -> None:
@@ -137,6 +142,7 @@ def test_recreated_job_waits_for_the_pods_of_the_deleted_job(
     assert not before & {pod["metadata"]["uid"] for pod in deployment.list_pods(job)}
 
 
+@pytest.mark.versions
 @pytest.mark.parametrize("propagation", ["background", "foreground"])
 def test_deleting_a_running_job_deletes_all_its_children(
     deployment: OperatorInstallation, start_job: StartJob, propagation: str

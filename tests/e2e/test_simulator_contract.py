@@ -13,7 +13,7 @@ from testing.processes.operator_stack import OperatorInstallation
 from testing.simulator.conformance.checks import CHECKS, ClusterUnderTest, Facts, RawBody
 from testing.simulator.conformance.expected_results import EXPECTED_RESULTS
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.versions]
 IGNORE_SIGTERM = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
 
 

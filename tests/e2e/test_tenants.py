@@ -15,7 +15,7 @@ from testing.faults.job_under_test import JobUnderTest
 from testing.processes.cluster_training import build_training_fields, wait_for_checkpoint
 from testing.processes.operator_stack import OperatorInstallation, RawBody, get_reported_step, has_condition
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.versions]
 StartJob = Callable[..., str]
 
 FORGED_STATUS = """

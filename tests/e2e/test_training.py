@@ -20,6 +20,7 @@ pytestmark = pytest.mark.cluster
 HELD_OUT_LOSS_SCRIPT = Path(__file__).parents[2] / "testing" / "models" / "held_out_loss.py"
 
 
+@pytest.mark.versions
 def test_training_on_two_nodes_improves_the_model_and_equals_single_process_training(
     deployment: OperatorInstallation, start_job: Callable[..., str], tmp_path: Path
 ) -> None:

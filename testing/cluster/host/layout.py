@@ -6,8 +6,18 @@ import hashlib
 import re
 from collections.abc import Collection
 from dataclasses import dataclass
-from ipaddress import IPv4Address, IPv4Network
+from ipaddress import IPv4Network
 from pathlib import Path
+
+from testing.cluster.host.addresses import (
+    Address,
+    AddressPlan,
+    IpFamily,
+    Network,
+    build_address_plans,
+    derive_ipv6_network,
+    format_url_host,
+)
 
 NAME = re.compile(r"[a-z][a-z0-9]{0,7}")
 MAX_NODES = 20
@@ -26,7 +36,8 @@ class NodeLayout:
     root: Path
     device_prefix: str
     number: int
-    network: IPv4Network
+    plans: tuple[AddressPlan, ...]
+    """Address plans of the cluster, the one of its primary IP family first."""
 
     @property
     def network_namespace(self) -> str:
@@ -45,12 +56,12 @@ class NodeLayout:
         return f"{self.device_prefix}-{self.number}"
 
     @property
-    def address(self) -> IPv4Address:
-        return self.network[10 + self.number]
+    def addresses(self) -> tuple[Address, ...]:
+        return tuple(plan.get_node_address(self.number) for plan in self.plans)
 
     @property
-    def pod_network(self) -> IPv4Network:
-        return tuple(self.network.subnets(new_prefix=24))[64 + self.number]
+    def pod_networks(self) -> tuple[Network, ...]:
+        return tuple(plan.get_pod_network(self.number) for plan in self.plans)
 
     @property
     def containerd_root(self) -> Path:
@@ -74,6 +85,7 @@ class ClusterLayout:
     root: Path
     node_count: int
     network: IPv4Network
+    ip_family: IpFamily = IpFamily.IPV4
 
     @property
     def device_prefix(self) -> str:
@@ -85,25 +97,21 @@ class ClusterLayout:
         return self.device_prefix
 
     @property
-    def host_address(self) -> IPv4Address:
-        return self.network[1]
+    def plans(self) -> tuple[AddressPlan, ...]:
+        return build_address_plans(self.network, self.ip_family)
 
     @property
-    def node_network(self) -> IPv4Network:
-        return next(self.network.subnets(new_prefix=24))
+    def host_address(self) -> Address:
+        """Address of the control plane, in the primary IP family."""
+        return self.plans[0].host_address
 
     @property
-    def pods_network(self) -> IPv4Network:
-        """Pod network; it excludes the host, so that kube-proxy masquerades requests from the host to a Service."""
-        return tuple(self.network.subnets(new_prefix=18))[1]
-
-    @property
-    def services_network(self) -> IPv4Network:
-        return tuple(self.network.subnets(new_prefix=17))[1]
+    def url_host(self) -> str:
+        return format_url_host(self.host_address)
 
     @property
     def api_server(self) -> str:
-        return f"https://{self.host_address}:{API_SERVER_PORT}"
+        return f"https://{self.url_host}:{API_SERVER_PORT}"
 
     @property
     def nodes(self) -> tuple[NodeLayout, ...]:
@@ -113,7 +121,7 @@ class ClusterLayout:
                 root=self.root / f"node{number}",
                 device_prefix=self.device_prefix,
                 number=number,
-                network=self.network,
+                plans=self.plans,
             )
             for number in range(1, self.node_count + 1)
         )
@@ -155,11 +163,15 @@ def check_root(root: Path) -> Path:
     return root
 
 
-def choose_network(name: str, host_routes: Collection[IPv4Network]) -> IPv4Network:
-    """Return a /16 network that overlaps no route of the host; the first candidate depends on the cluster's name."""
+def choose_network(name: str, host_routes: Collection[Network]) -> IPv4Network:
+    """Return a /16 network that overlaps no route of the host; the first candidate depends on the cluster's name.
+
+    The network of IPv6 that is derived from it overlaps no route either.
+    """
     candidates = [IPv4Network(f"10.{octet}.0.0/16") for octet in range(80, 240)]
     first = int(hashlib.sha256(name.encode()).hexdigest(), 16) % len(candidates)
     for candidate in candidates[first:] + candidates[:first]:
-        if not any(candidate.overlaps(network) for network in host_routes):
+        networks = (candidate, derive_ipv6_network(candidate))
+        if not any(network.overlaps(route) for network in networks for route in host_routes):
             return candidate
     raise ValueError("no free network between 10.80.0.0/16 and 10.239.0.0/16: the host has routes for all of them")

@@ -80,7 +80,8 @@ def require_free_ports(layout: ClusterLayout) -> None:
         HarnessError: a port is in use.
     """
     for port in (API_SERVER_PORT, ETCD_PORT, ETCD_PEER_PORT, DNS_READY_PORT, 53):
-        with socket.socket() as probe:
+        family = socket.AF_INET6 if layout.host_address.version == 6 else socket.AF_INET
+        with socket.socket(family) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 probe.bind((str(layout.host_address), port))

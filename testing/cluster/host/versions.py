@@ -46,7 +46,7 @@ STAGING_MODULES = (
 class ComponentVersions:
     """Versions of all components of the throwaway cluster."""
 
-    kubernetes: str = "1.36.3"
+    kubernetes: str = "1.37.2"
     etcd: str = "3.6.8"
     coredns: str = "1.14.7"
     containerd: str = "2.2.7"
@@ -55,10 +55,12 @@ class ComponentVersions:
 
 
 PINNED = ComponentVersions()
+OTHER_KUBERNETES = ("1.34.4", "1.35.4", "1.36.3")
+"""Other versions of Kubernetes, on which `make test-matrix` runs a subset of the tests."""
 
 
 def parse_kubernetes_minor(version: str) -> int:
-    """Return the minor version, for example 36 for "1.36.3".
+    """Return the minor version, for example 37 for "1.37.2".
 
     Raises:
         ValueError: the string is not a Kubernetes version, or the version is too old for this build.

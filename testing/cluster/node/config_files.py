@@ -45,9 +45,9 @@ def render_corefile(layout: ClusterLayout, *, cache_answers: bool) -> str:
 .:53 {{
   bind {layout.host_address}
   errors
-  ready {layout.host_address}:{DNS_READY_PORT}
+  ready {layout.url_host}:{DNS_READY_PORT}
   {"cache 30" if cache_answers else ""}
-  kubernetes cluster.local in-addr.arpa {{
+  kubernetes cluster.local in-addr.arpa ip6.arpa {{
     kubeconfig {layout.kubeconfig("dns")} {layout.device_prefix}
     pods insecure
     ttl {30 if cache_answers else 5}
@@ -60,8 +60,8 @@ def render_cni_config(node: NodeLayout) -> str:
     ipam = {
         "type": "host-local",
         "dataDir": str(node.root / "ipam"),
-        "ranges": [[{"subnet": str(node.pod_network)}]],
-        "routes": [{"dst": "0.0.0.0/0"}],
+        "ranges": [[{"subnet": str(network)}] for network in node.pod_networks],
+        "routes": [{"dst": plan.all_addresses} for plan in node.plans],
     }
     bridge = {
         "type": "bridge",
@@ -113,6 +113,7 @@ def render_kubelet_config(layout: ClusterLayout, node: NodeLayout) -> str:
         {
             "apiVersion": "kubelet.config.k8s.io/v1beta1",
             "kind": "KubeletConfiguration",
+            "address": "::" if any(plan.is_ipv6 for plan in layout.plans) else "0.0.0.0",
             "authentication": {
                 "anonymous": {"enabled": False},
                 "webhook": {"enabled": True},

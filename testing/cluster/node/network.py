@@ -4,39 +4,53 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
-from ipaddress import IPv4Network
+from ipaddress import ip_network
 from pathlib import Path
 
+from testing.cluster.host.addresses import Address, AddressPlan, Network
 from testing.cluster.host.commands import run, try_run
 from testing.cluster.host.layout import ClusterLayout, NodeLayout
 
 
-def list_host_routes() -> tuple[IPv4Network, ...]:
-    """Return all networks to which the host has a route, except the default route."""
-    routes = json.loads(run("ip", "-4", "-json", "route", "show", "table", "all"))
+def list_host_routes() -> tuple[Network, ...]:
+    """Return all networks to which the host has a route, except the default routes."""
+    routes = [
+        route
+        for family in ("-4", "-6")
+        for route in json.loads(run("ip", family, "-json", "route", "show", "table", "all") or "[]")
+    ]
     networks = []
     for route in routes:
         with suppress(ValueError):
-            networks.append(IPv4Network(route["dst"], strict=False))
+            networks.append(ip_network(route["dst"], strict=False))
     return tuple(network for network in networks if network.prefixlen)
 
 
 def ensure_network(layout: ClusterLayout) -> None:
     if not Path(f"/sys/class/net/{layout.bridge}").exists():
         run("ip", "link", "add", layout.bridge, "type", "bridge")
-    run("ip", "address", "replace", f"{layout.host_address}/24", "dev", layout.bridge)
+    for plan in layout.plans:
+        run(*build_address_command(plan, plan.host_address, device=layout.bridge))
     run("ip", "link", "set", layout.bridge, "up")
     Path("/proc/sys/net/ipv4/ip_forward").write_text("1")
     allow_bridged_traffic(layout)
     for node in layout.nodes:
         ensure_node_network(layout, node)
+    for plan in layout.plans:
+        ensure_routes(layout, plan)
+
+
+def ensure_routes(layout: ClusterLayout, plan: AddressPlan) -> None:
+    """Create the routes to the pods of each node, and to Services, on the host and on the other nodes."""
     for node in layout.nodes:
-        run("ip", "route", "replace", str(node.pod_network), "via", str(node.address))
+        route = (str(plan.get_pod_network(node.number)), "via", str(plan.get_node_address(node.number)))
+        run("ip", "route", "replace", *route)
         for other in layout.nodes:
             if other != node:
-                run_in_node(node, "ip", "route", "replace", str(other.pod_network), "via", str(other.address))
+                run_in_node(other, "ip", "route", "replace", *route)
     # The first node routes webhook requests of the API server to Services, because the host has no kube-proxy.
-    run("ip", "route", "replace", str(layout.services_network), "via", str(layout.nodes[0].address))
+    first = plan.get_node_address(layout.nodes[0].number)
+    run("ip", "route", "replace", str(plan.services_network), "via", str(first))
 
 
 def ensure_node_network(layout: ClusterLayout, node: NodeLayout) -> None:
@@ -48,11 +62,20 @@ def ensure_node_network(layout: ClusterLayout, node: NodeLayout) -> None:
             *("peer", "name", "eth0", "netns", node.network_namespace),
         )
     run("ip", "link", "set", node.host_link, "master", layout.bridge, "up")
-    run_in_node(node, "ip", "address", "replace", f"{node.address}/24", "dev", "eth0")
+    for plan in layout.plans:
+        run_in_node(node, *build_address_command(plan, plan.get_node_address(node.number), device="eth0"))
     run_in_node(node, "ip", "link", "set", "eth0", "up")
     run_in_node(node, "ip", "link", "set", "lo", "up")
-    run_in_node(node, "ip", "route", "replace", "default", "via", str(layout.host_address))
-    run_in_node(node, "sh", "-c", "echo 1 > /proc/sys/net/ipv4/ip_forward")
+    for plan in layout.plans:
+        run_in_node(node, "ip", "route", "replace", plan.all_addresses, "via", str(plan.host_address))
+        setting = "net/ipv6/conf/all/forwarding" if plan.is_ipv6 else "net/ipv4/ip_forward"
+        run_in_node(node, "sh", "-c", f"echo 1 > /proc/sys/{setting}")
+
+
+def build_address_command(plan: AddressPlan, address: Address, *, device: str) -> tuple[str, ...]:
+    """Return the command that adds an address; it can be used at once, because its duplicates are not searched for."""
+    command = ("ip", "address", "replace", f"{address}/{plan.subnet_prefix}", "dev", device)
+    return (*command, "nodad") if plan.is_ipv6 else command
 
 
 def run_in_node(node: NodeLayout, *argv: str, stdin: str | None = None) -> str:

@@ -8,7 +8,7 @@ from testing.cluster.host.commands import run, try_run
 from testing.cluster.host.layout import ClusterLayout, NodeLayout
 from testing.cluster.node.network import run_in_node
 
-MATCH_ALL = ""
+MATCH_ALL = ("",)
 
 
 def drop_all(node: NodeLayout) -> None:
@@ -17,16 +17,24 @@ def drop_all(node: NodeLayout) -> None:
     An egress drop inside the node would return an error to the sender.
     """
     table = get_table_name(node)
-    run_in_node(node, "nft", "--file", "-", stdin=render_drop_rules(table, device="eth0", match=MATCH_ALL))
-    run("nft", "--file", "-", stdin=render_drop_rules(table, device=node.host_link, match=MATCH_ALL))
+    run_in_node(node, "nft", "--file", "-", stdin=render_drop_rules(table, device="eth0", matches=MATCH_ALL))
+    run("nft", "--file", "-", stdin=render_drop_rules(table, device=node.host_link, matches=MATCH_ALL))
 
 
 def drop_between(node: NodeLayout, other_node: NodeLayout) -> None:
     """Drop packets between two nodes: each node drops the packets from the other node and its pods."""
     for receiver, sender in ((node, other_node), (other_node, node)):
-        match = f"ip saddr {{ {sender.address}, {sender.pod_network} }}"
-        script = render_drop_rules(get_table_name(node), device="eth0", match=match)
+        script = render_drop_rules(get_table_name(node), device="eth0", matches=build_sender_matches(sender))
         run_in_node(receiver, "nft", "--file", "-", stdin=script)
+
+
+def build_sender_matches(sender: NodeLayout) -> tuple[str, ...]:
+    """Return one match per IP family for packets from a node and its pods."""
+    return tuple(
+        f"{'ip6' if plan.is_ipv6 else 'ip'} saddr "
+        f"{{ {plan.get_node_address(sender.number)}, {plan.get_pod_network(sender.number)} }}"
+        for plan in sender.plans
+    )
 
 
 def remove_drop_tables(node: NodeLayout, *, partitioned_node: NodeLayout) -> None:
@@ -59,8 +67,9 @@ def get_table_name(node: NodeLayout) -> str:
     return node.network_namespace.replace("-", "_") + "_partition"
 
 
-def render_drop_rules(table: str, *, device: str, match: str) -> str:
-    """Render an idempotent nft script."""
+def render_drop_rules(table: str, *, device: str, matches: tuple[str, ...]) -> str:
+    """Render an idempotent nft script that drops the packets of each match."""
+    rules = "".join(f"add rule netdev {table} incoming {match} counter drop\n" for match in matches)
     return f"""\
 table netdev {table} {{
   chain incoming {{
@@ -68,5 +77,4 @@ table netdev {table} {{
   }}
 }}
 flush chain netdev {table} incoming
-add rule netdev {table} incoming {match} counter drop
-"""
+{rules}"""

@@ -43,8 +43,8 @@ def render_token_file(layout: ClusterLayout) -> str:
 
 def render_subject_alternative_names(layout: ClusterLayout) -> str:
     names = ("kubernetes", "kubernetes.default", "kubernetes.default.svc", "kubernetes.default.svc.cluster.local")
-    addresses = ("127.0.0.1", str(layout.host_address), str(layout.services_network[1]))
-    return ",".join((*(f"DNS:{name}" for name in names), *(f"IP:{address}" for address in addresses)))
+    addresses = (address for plan in layout.plans for address in (plan.host_address, plan.services_network[1]))
+    return ",".join((*(f"DNS:{name}" for name in names), "IP:127.0.0.1", *(f"IP:{address}" for address in addresses)))
 
 
 def ensure_certificates(layout: ClusterLayout) -> None:

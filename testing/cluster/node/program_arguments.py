@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 from testing.cluster.host.cache import Cache
@@ -14,7 +15,7 @@ NODE_MONITOR_GRACE = "20s"
 
 def build_etcd_daemon(layout: ClusterLayout, folder: Path) -> Daemon:
     """Build etcd's daemon; fsync is disabled, because the data need not survive a crash of the host."""
-    client = f"http://{layout.host_address}:{ETCD_PORT}"
+    client = f"http://{layout.url_host}:{ETCD_PORT}"
     return build_daemon(
         layout,
         "etcd",
@@ -22,7 +23,7 @@ def build_etcd_daemon(layout: ClusterLayout, folder: Path) -> Daemon:
         f"--data-dir={layout.root / 'etcd'}",
         f"--listen-client-urls={client}",
         f"--advertise-client-urls={client}",
-        f"--listen-peer-urls=http://{layout.host_address}:{ETCD_PEER_PORT}",
+        f"--listen-peer-urls=http://{layout.url_host}:{ETCD_PEER_PORT}",
         "--unsafe-no-fsync",
         "--logger=zap",
         "--log-level=warn",
@@ -36,7 +37,7 @@ def build_api_server_daemon(layout: ClusterLayout, folder: Path) -> Daemon:
         layout,
         "kube-apiserver",
         str(folder / "kube-apiserver"),
-        f"--etcd-servers=http://{layout.host_address}:{ETCD_PORT}",
+        f"--etcd-servers=http://{layout.url_host}:{ETCD_PORT}",
         f"--advertise-address={layout.host_address}",
         f"--bind-address={layout.host_address}",
         f"--secure-port={API_SERVER_PORT}",
@@ -50,7 +51,7 @@ def build_api_server_daemon(layout: ClusterLayout, folder: Path) -> Daemon:
         "--service-account-issuer=https://kubernetes.default.svc",
         f"--service-account-key-file={pki / 'service-accounts.key'}",
         f"--service-account-signing-key-file={pki / 'service-accounts.key'}",
-        f"--service-cluster-ip-range={layout.services_network}",
+        f"--service-cluster-ip-range={join(plan.services_network for plan in layout.plans)}",
         "--authorization-mode=Node,RBAC",
         "--enable-admission-plugins=NodeRestriction",
         "--allow-privileged=true",
@@ -132,7 +133,7 @@ def build_kubelet_daemon(layout: ClusterLayout, node: NodeLayout, folder: Path) 
         f"--root-dir={node.root / 'kubelet'}",
         f"--cert-dir={node.root / 'pki'}",
         f"--hostname-override={node.name}",
-        f"--node-ip={node.address}",
+        f"--node-ip={join(node.addresses)}",
     )
 
 
@@ -144,7 +145,7 @@ def build_kube_proxy_daemon(layout: ClusterLayout, node: NodeLayout, folder: Pat
         str(folder / "kube-proxy"),
         f"--kubeconfig={layout.kubeconfig('proxy')}",
         f"--hostname-override={node.name}",
-        f"--cluster-cidr={layout.pods_network}",
+        f"--cluster-cidr={join(plan.pods_network for plan in layout.plans)}",
         "--proxy-mode=nftables",
         "--conntrack-max-per-core=0",
     )
@@ -169,3 +170,8 @@ def build_nsenter_command(node: NodeLayout) -> tuple[str, ...]:
 
 def build_daemon(layout: ClusterLayout, name: str, *argv: str) -> Daemon:
     return Daemon(name=name, argv=argv, folder=layout.daemons)
+
+
+def join(values: Iterable[object]) -> str:
+    """Join the values of all IP families for a command line, the primary family first."""
+    return ",".join(str(value) for value in values)

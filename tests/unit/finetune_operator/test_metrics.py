@@ -17,6 +17,7 @@ from finetune_operator.manager.health import (
 from finetune_operator.metrics import Metrics, RequestCounter, describe_request
 from testing.fakes.api_client import serve_and_connect
 from testing.fakes.http_api import HttpApi, ScriptedFault
+from testing.processes.ip_support import requires_ipv6
 
 
 @pytest.mark.parametrize(
@@ -93,6 +94,18 @@ async def test_probes_report_the_failed_checks() -> None:
         pass_seconds = 301.0
         assert await probe("/healthz") == (503, "passes: one pass has been running for 301 s (limit 300 s)")
         assert (await probe("/metrics"))[0] == 200
+    await runner.cleanup()
+
+
+@requires_ipv6
+async def test_probes_are_served_over_both_ip_families() -> None:
+    runner = await start_http_server(Health(), Metrics(), port=0)
+    ports = {":" in host: port for host, port, *_ in runner.addresses}
+
+    async with aiohttp.ClientSession() as session:
+        for url in (f"http://127.0.0.1:{ports[False]}/healthz", f"http://[::1]:{ports[True]}/healthz"):
+            async with session.get(url) as response:
+                assert response.status == 200
     await runner.cleanup()
 
 

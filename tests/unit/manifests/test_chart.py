@@ -12,6 +12,9 @@ from check_manifests import CHART_SETTINGS
 from finetune_operator.names import JOB_NAME
 from helm import CHART, find_helm, render_chart
 from kubernetes_schema import load_kubernetes_schema
+from run_matrix import CLUSTERS
+from testing.cluster.host.addresses import IpFamily
+from testing.cluster.host.versions import PINNED, parse_kubernetes_minor
 
 
 @pytest.fixture(scope="module")
@@ -41,6 +44,40 @@ def test_values_and_values_schema_have_the_same_keys() -> None:
     schema = yaml.safe_load((CHART / "values.schema.json").read_text())
 
     assert set(schema["properties"]) - {"global"} == set(values)
+
+
+def read_version_table() -> list[list[str]]:
+    """Return the rows of the table of Kubernetes versions: version, IP family, tests, result."""
+    page = (CHART.parents[1] / "docs" / "operations" / "installation.md").read_text()
+    return [[cell.strip() for cell in line.split("|")[1:-1]] for line in page.splitlines() if line.startswith("| 1.")]
+
+
+def test_chart_states_the_kubernetes_versions_on_which_tests_ran() -> None:
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    tested = sorted({version for version, _, _, result in read_version_table() if result != "not run"})
+
+    assert chart["annotations"]["finetune.dev/tested-kubernetes"] == ", ".join(tested)
+    assert chart["kubeVersion"] == f">=1.{parse_kubernetes_minor(tested[0])}.0-0"
+
+
+def test_page_has_a_row_for_every_cluster_on_which_tests_run() -> None:
+    families = {IpFamily.IPV4: "IPv4", IpFamily.IPV6: "IPv6", IpFamily.DUAL: "dual stack"}
+    clusters = {(cluster.kubernetes, families[cluster.ip_family]) for cluster in CLUSTERS}
+
+    rows = [(version, family) for version, family, _, _ in read_version_table()]
+
+    assert {*rows} >= {(PINNED.kubernetes, "IPv4"), *clusters}
+    assert len(rows) == len({*rows})
+
+
+def test_chart_is_rejected_by_older_kubernetes_versions(helm: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    minor = int(chart["kubeVersion"].removeprefix(">=").split(".")[1])
+    command = [helm, "template", "finetune-operator", CHART, "--kube-version"]
+
+    assert subprocess.run([*command, f"1.{minor}.0"], check=False).returncode == 0
+    assert subprocess.run([*command, f"1.{minor - 1}.99"], check=False).returncode != 0
+    assert "chart requires kubeVersion" in capfd.readouterr().err
 
 
 def test_operator_with_watched_namespaces_has_no_cluster_roles(helm: Path) -> None:

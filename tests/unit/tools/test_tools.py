@@ -7,11 +7,13 @@ import pytest
 
 from check_docs import find_missing_tests, list_tests
 from environment import build_uv_environment, delete_unused_environments
+from run_matrix import CLUSTERS, render_table
 from run_tests import SuiteResult, read_report, render_summary
+from testing.cluster.host.versions import OTHER_KUBERNETES, PINNED
 
 REPORT = """<testsuites><testsuite>
-<testcase name="a"/><testcase name="b"/>
-<testcase name="c"><failure message="no"/></testcase>
+<testcase classname="tests.e2e.test_x" name="a"/><testcase classname="tests.e2e.test_y" name="b"/>
+<testcase classname="tests.e2e.test_x" name="c"><failure message="no"/></testcase>
 <testcase name="d"><skipped type="pytest.skip" message="no cluster: not root"/></testcase>
 <testcase name="e"><error message="fixture"/></testcase>
 </testsuite></testsuites>"""
@@ -45,18 +47,34 @@ def test_unused_and_incomplete_environments_are_removed(tmp_path: Path) -> None:
 
 
 def test_summary_contains_counts_and_all_skip_reasons() -> None:
-    counts, skipped = read_report(REPORT)
-    lines = list(
-        render_summary(
-            [SuiteResult("e2e", passed=False, seconds=2.0, count_by_outcome=counts, skipped_by_reason=skipped)]
-        )
-    )
+    cases = tuple(read_report(REPORT))
+    lines = list(render_summary([SuiteResult("e2e", passed=False, seconds=2.0, cases=cases)]))
 
     assert lines == [
         "e2e         FAILED 2 passed, 1 failed, 1 error, 1 skipped in 2.0 s",
         "SKIPPED  1 of e2e: no cluster: not root",
         "FAILED: 2 passed, 1 failed, 1 skipped, 1 error in 2 s",
     ]
+
+
+def test_matrix_table_contains_the_outcomes_of_each_module_on_each_cluster() -> None:
+    result = SuiteResult("1.34.4", passed=False, seconds=2.0, cases=tuple(read_report(REPORT)))
+    without_build = SuiteResult("1.35.4", passed=False, seconds=0.0)
+
+    assert list(render_table([result, without_build]))[:3] == [
+        "        1.34.4              1.35.4",
+        "        1 error, 1 skipped  -",
+        "test_x  1 passed, 1 failed  -",
+    ]
+
+
+def test_matrix_runs_every_other_version_and_both_ip_families_with_ipv6() -> None:
+    assert [cluster.title for cluster in CLUSTERS] == [
+        *OTHER_KUBERNETES,
+        f"{PINNED.kubernetes}-ipv6",
+        f"{PINNED.kubernetes}-dual",
+    ]
+    assert PINNED.kubernetes not in OTHER_KUBERNETES
 
 
 def test_page_that_names_a_missing_test_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,6 +24,7 @@ from finetune_operator.controller.progress_poller import (
     parse_progress,
 )
 from finetune_operator.observation.ownership import RawBody
+from testing.processes.ip_support import LOOPBACK_ADDRESSES
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -55,12 +56,12 @@ def parse(content: bytes, *, job_uid: str = "u", attempt: int = 1) -> Progress |
 
 
 @asynccontextmanager
-async def run_status_server(handler: Handler) -> AsyncIterator[int]:
+async def run_status_server(handler: Handler, *, address: str = "127.0.0.1") -> AsyncIterator[int]:
     app = web.Application()
     app.router.add_get("/status", handler)
     runner = web.AppRunner(app, shutdown_timeout=0.1)
     await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    await web.TCPSite(runner, address, 0).start()
     yield runner.addresses[0][1]
     await runner.cleanup()
 
@@ -190,7 +191,7 @@ def add_silent_job(setup: "PollerUnderTest", uid: str) -> None:
 class PollerUnderTest:
     """Progress poller with one job, whose only pod serves its status on this port."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, *, address: str = "127.0.0.1") -> None:
         self.port = port
         self.clock = 0.0
         self.advanced: list[JobKey] = []
@@ -198,7 +199,7 @@ class PollerUnderTest:
         metadata = {"name": "a", "namespace": "default", "uid": "u", "resourceVersion": "1"}
         self.jobs.store_if_newer({"metadata": metadata, "status": {"attempt": 1}})
         self.children = ChildCache(on_change=lambda _: None, current_attempt=self.jobs.current_attempt)
-        self.children.on_pod_event(None, pod())
+        self.children.on_pod_event(None, pod(address=address))
         self.poller = ProgressPoller(
             self.jobs, self.children, on_progress=self.advanced.append, port=port, clock=lambda: self.clock
         )
@@ -222,6 +223,20 @@ async def test_job_is_enqueued_only_if_its_progress_changed() -> None:
     latest = setup.poller.get_latest_progress(KEY)
     assert latest is not None
     assert latest.step == 2
+
+
+@pytest.mark.parametrize("address", LOOPBACK_ADDRESSES)
+async def test_pod_is_polled_at_its_address_of_either_ip_family(address: str) -> None:
+    async def respond(_: web.Request) -> web.Response:
+        return status_response(progress={"step": 3})
+
+    async with run_status_server(respond, address=address) as port:
+        setup = PollerUnderTest(port, address=address)
+        await setup.poll()
+
+    latest = setup.poller.get_latest_progress(KEY)
+    assert latest is not None
+    assert latest.step == 3
 
 
 async def test_single_missing_response_is_ignored() -> None:

@@ -9,15 +9,18 @@ import pytest
 from finetune_supervisor.launch import rendezvous as rendezvous_module
 from finetune_supervisor.launch.rendezvous import Rendezvous, RendezvousConnectionError, RendezvousTimeoutError
 from testing.builders.nodes import node
+from testing.processes.ip_support import LOOPBACK_ADDRESSES
 from testing.processes.supervisors import find_free_port
 
 
-def test_all_nodes_join_and_node_rank_zero_leaves_last(tmp_path: Path) -> None:
+@pytest.mark.parametrize("master_addr", LOOPBACK_ADDRESSES)
+def test_all_nodes_join_and_node_rank_zero_leaves_last(tmp_path: Path, master_addr: str) -> None:
     port, order = find_free_port(), []
 
     def join_and_leave(node_rank: int, *, delay_seconds: float) -> None:
         time.sleep(delay_seconds)
-        rendezvous = Rendezvous(node(tmp_path, node_rank=node_rank, master_port=port), timeout_seconds=20)
+        this_node = node(tmp_path, node_rank=node_rank, master_addr=master_addr, master_port=port)
+        rendezvous = Rendezvous(this_node, timeout_seconds=20)
         rendezvous.wait_for_all()
         order.append(f"joined {node_rank}")
         time.sleep(delay_seconds)

@@ -37,6 +37,20 @@ def build_getaddrinfo(clock: FakeClock, *, resolves_at: float) -> Callable[..., 
     return getaddrinfo
 
 
+def test_name_that_has_only_an_ipv6_address_is_resolved(clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    def getaddrinfo(_host: str, _port: object, family: int = socket.AF_UNSPEC, **__: object) -> list[object]:
+        clock.lookups_at.append(clock.now)
+        if family == socket.AF_INET:
+            raise socket.gaierror(-2, "Name or service not known")
+        return [(socket.AF_INET6, socket.SOCK_STREAM, 6, "", ("fd00::7", 0, 0, 0))]
+
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+
+    wait_for_master("bert-0-0.bert", node_rank=0, pause=clock.pause)
+
+    assert clock.lookups_at == [0]
+
+
 def test_node_rank_zero_looks_up_its_name_immediately(clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket, "getaddrinfo", build_getaddrinfo(clock, resolves_at=0))
 

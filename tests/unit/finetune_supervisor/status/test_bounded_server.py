@@ -6,6 +6,7 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
+from http.client import HTTPConnection
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from finetune_supervisor.status import bounded_server
 from finetune_supervisor.status.bounded_server import MAX_CONNECTIONS, MAX_REQUEST_BYTES, BoundedServer
 from finetune_supervisor.status.http_server import NodeSnapshot, start_status_server
 from testing.builders.nodes import node
+from testing.processes.ip_support import LOOPBACK_ADDRESSES
 
 
 @pytest.fixture
@@ -43,6 +45,14 @@ def read_until_closed(connection: socket.socket) -> bytes:
     except ConnectionError:
         pass
     return received
+
+
+@pytest.mark.parametrize("address", LOOPBACK_ADDRESSES)
+def test_status_is_served_over_both_ip_families(server: BoundedServer, address: str) -> None:
+    connection = HTTPConnection(address, server.server_address[1], timeout=10)
+    connection.request("GET", "/status")
+
+    assert connection.getresponse().status == 200
 
 
 def test_a_thousand_slow_connections_neither_exhaust_threads_nor_block_short_requests(server: BoundedServer) -> None:

@@ -1,14 +1,17 @@
 """Tests of the names, addresses and networks of a cluster."""
 
+from dataclasses import replace
 from ipaddress import IPv4Network
 from pathlib import Path
 
 import pytest
 
+from testing.cluster.host.addresses import AddressPlan, IpFamily, build_address_plans, derive_ipv6_network
 from testing.cluster.host.layout import MAX_NODES, ClusterLayout, check_name, check_root, choose_network
 
 LARGEST = ClusterLayout(name="abcdefgh", root=Path("/c"), node_count=MAX_NODES, network=IPv4Network("10.90.0.0/16"))
 LONGEST_DEVICE_NAME = 15
+PLANS = build_address_plans(LARGEST.network, IpFamily.DUAL)
 
 
 def test_device_names_fit_the_kernel_limit_for_the_longest_cluster_name() -> None:
@@ -18,28 +21,52 @@ def test_device_names_fit_the_kernel_limit_for_the_longest_cluster_name() -> Non
     assert max(map(len, names)) <= LONGEST_DEVICE_NAME
 
 
-def test_networks_of_nodes_pods_and_services_do_not_overlap() -> None:
-    networks = (LARGEST.node_network, LARGEST.pods_network, LARGEST.services_network)
+@pytest.mark.parametrize("plan", PLANS, ids=["IPv4", "IPv6"])
+def test_networks_of_nodes_pods_and_services_do_not_overlap(plan: AddressPlan) -> None:
+    networks = (plan.node_network, plan.pods_network, plan.services_network)
 
-    assert all(network.subnet_of(LARGEST.network) for network in networks)
+    assert all(network[0] in plan.network and network[-1] in plan.network for network in networks)
     assert not any(a.overlaps(b) for a in networks for b in networks if a is not b)
 
 
-def test_every_node_has_its_own_address_and_pod_network() -> None:
-    pods = [node.pod_network for node in LARGEST.nodes]
+@pytest.mark.parametrize("plan", PLANS, ids=["IPv4", "IPv6"])
+def test_every_node_has_its_own_address_and_pod_network(plan: AddressPlan) -> None:
+    numbers = [node.number for node in LARGEST.nodes]
+    addresses = [plan.get_node_address(number) for number in numbers]
+    pods = [plan.get_pod_network(number) for number in numbers]
 
     assert len({*pods}) == MAX_NODES
-    assert all(network.subnet_of(LARGEST.pods_network) for network in pods)
-    assert len({node.address for node in LARGEST.nodes} | {LARGEST.host_address}) == MAX_NODES + 1
-    assert all(node.address in LARGEST.node_network for node in LARGEST.nodes)
+    assert all(network[0] in plan.pods_network and network[-1] in plan.pods_network for network in pods)
+    assert len({*addresses} | {plan.host_address}) == MAX_NODES + 1
+    assert all(address in plan.node_network for address in addresses)
+
+
+def test_addresses_of_each_family_have_the_same_subnet_numbers() -> None:
+    ipv4, ipv6 = PLANS
+    assert (str(ipv4.pods_network), str(ipv6.pods_network)) == ("10.90.64.0/18", "fd10:90:0:40::/58")
+    assert (str(ipv4.services_network), str(ipv6.services_network)) == ("10.90.128.0/17", "fd10:90:0:80::/112")
+    assert (str(ipv4.get_pod_network(1)), str(ipv6.get_pod_network(1))) == ("10.90.65.0/24", "fd10:90:0:41::/64")
+
+
+@pytest.mark.parametrize(
+    ("family", "api_server"),
+    [
+        pytest.param(IpFamily.IPV4, "https://10.90.0.1:26443", id="IPv4"),
+        pytest.param(IpFamily.IPV6, "https://[fd10:90::1]:26443", id="IPv6"),
+        pytest.param(IpFamily.DUAL, "https://10.90.0.1:26443", id="dual stack"),
+    ],
+)
+def test_api_server_has_an_address_of_the_primary_family(family: IpFamily, api_server: str) -> None:
+    assert replace(LARGEST, ip_family=family).api_server == api_server
 
 
 def test_network_with_a_route_on_the_host_is_not_chosen() -> None:
     first = choose_network("dev", ())
 
-    second = choose_network("dev", [first])
+    second, third = choose_network("dev", [first]), choose_network("dev", [derive_ipv6_network(first)])
 
     assert choose_network("dev", ()) == first
+    assert second == third
     assert not second.overlaps(first)
 
 

@@ -1,10 +1,13 @@
 """Tests of the stored cluster state and of shared claims."""
 
+import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from testing.cluster.host.addresses import IpFamily
 from testing.cluster.host.commands import HarnessError
 from testing.cluster.host.versions import PINNED
 from testing.cluster.kind import SHARED_IN_NODES, render_kind_config
@@ -15,10 +18,21 @@ STATE = ClusterState(name="dev", node_count=3, network="10.90.0.0/16", versions=
 
 
 def test_state_round_trips_through_its_file(tmp_path: Path) -> None:
-    write_state(tmp_path, STATE.with_dns_cache(True))
+    state = replace(STATE, dns_cache=True, ip_family=IpFamily.DUAL)
+    write_state(tmp_path, state)
 
-    assert read_state(tmp_path) == STATE.with_dns_cache(True)
+    assert read_state(tmp_path) == state
     assert len(STATE.layout(tmp_path).nodes) == 3
+
+
+def test_state_of_a_cluster_without_an_ip_family_is_ipv4(tmp_path: Path) -> None:
+    write_state(tmp_path, STATE)
+    file = tmp_path / "cluster.json"
+    document = json.loads(file.read_text())
+    del document["ip_family"]
+    file.write_text(json.dumps(document))
+
+    assert read_state(tmp_path) == STATE
 
 
 def test_missing_state_raises_error_that_cluster_is_not_up(tmp_path: Path) -> None:
