@@ -18,7 +18,7 @@ from testing.cluster.provider import ThrowawayProvider
 from testing.cluster.throwaway import ThrowawayCluster
 from testing.faults.catalog.matrix import FAULTS
 from testing.faults.expectation import Expectation
-from testing.faults.expectations import EXPECTATIONS
+from testing.faults.expected.matrix import EXPECTATIONS
 from testing.faults.matrix_page import ClusterSetup, render_page
 from testing.faults.outcome import FaultRun, describe_failures, find_deviations
 from testing.faults.run import run_fault

@@ -29,13 +29,15 @@ HARNESS_ERRORS = (HarnessError, RuntimeError, OSError, subprocess.SubprocessErro
 class JobUnderTest:
     """A job of the fault matrix.
 
-    `recorder` records the status of the job, so that waiting works while the API server is down.
+    `recorder` records the status of the job, so that waiting works while the API server is down. `values` contains what
+    the injection measured.
     """
 
     installation: OperatorInstallation
     chaos: Chaos
     name: str
     recorder: JobRecorder = field(init=False)
+    values: dict[str, str | float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         recorder = JobRecorder(self.cluster, (self.installation.namespace, self.name), self.output)

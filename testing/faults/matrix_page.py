@@ -68,7 +68,7 @@ _HEAD = """\
 # The fault matrix
 
 Every fault was injected into a job on a real cluster. The result is compared with the expectation in
-`testing/faults/expectations.py`, which was written before the first run.
+`testing/faults/expected/`, which was committed before the first run of a fault.
 
 Runs: {when}. {summary}
 
@@ -96,7 +96,8 @@ def _render_row(expectation: Expectation, runs: Sequence[FaultRun]) -> tuple[str
     return (
         f"`{expectation.name}`: {expectation.description}",
         _describe_expectation(expectation),
-        "<br>".join(dict.fromkeys(_describe_result(run) for run in runs)) or "not run",
+        "<br>".join((*dict.fromkeys(_describe_result(run) for run in runs), *_describe_values(expectation, runs)))
+        or "not run",
         format_median_and_range(run.detected_seconds for run in runs),
         format_median_and_range(run.again_seconds for run in runs),
         format_median_and_range((run.steps_lost for run in runs if run.restarts), digits=0),
@@ -110,8 +111,22 @@ def _describe_expectation(expectation: Expectation) -> str:
         f"waits: {expectation.pending_reason}" if expectation.pending_reason else "",
         failures or "no failure",
         expectation.phase,
+        *map(str, expectation.values),
     )
     return "; ".join(filter(None, parts))
+
+
+def _describe_values(expectation: Expectation, runs: Sequence[FaultRun]) -> tuple[str, ...]:
+    """Return one description per expected value, with the measurements of all runs."""
+    descriptions = []
+    for expected in expectation.values:
+        values = [run.values[expected.name] for run in runs if expected.name in run.values]
+        if expected.at_most is not None:
+            text = format_median_and_range(value for value in values if isinstance(value, int | float))
+        else:
+            text = ", ".join(dict.fromkeys(map(str, values)))
+        descriptions.append(f"{expected.name}: {text}" if text else "")
+    return tuple(filter(None, descriptions))
 
 
 def _describe_result(run: FaultRun) -> str:

@@ -9,7 +9,7 @@ from finetune_api.v1alpha1.status import Fault
 from testing.faults.__main__ import select_expectations
 from testing.faults.catalog.matrix import FAULTS
 from testing.faults.expectation import Expectation, expect_failure, expect_repair, expect_restart
-from testing.faults.expectations import EXPECTATIONS
+from testing.faults.expected.matrix import EXPECTATIONS
 
 
 def test_every_fault_has_exactly_one_expectation() -> None:
