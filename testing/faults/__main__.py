@@ -35,7 +35,7 @@ INJECT = REPOSITORY / "testing" / "fakes" / "inject"
 def main(arguments: list[str] | None = None) -> int:
     options = parse_arguments(arguments)
     selected_expectations = select_expectations(options.only)
-    provider = ThrowawayProvider(ThrowawayCluster.from_name())
+    provider = ThrowawayProvider(ThrowawayCluster.from_name(options.cluster))
     installation = OperatorInstallation(provider)
     try:
         installation.prepare()
@@ -64,6 +64,7 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--at-once", type=int, default=1, help="faults to run at the same time, if they affect no other job (default 1)"
     )
+    parser.add_argument("--cluster", default="dev", help="name of the throwaway cluster (default dev)")
     parser.add_argument("--note", default="", help="a sentence for the page, such as other load on the host")
     parser.add_argument("--add", action="store_true", help="keep earlier runs of these faults, too")
     parser.add_argument("--keep", action="store_true", help="leave the cluster up")

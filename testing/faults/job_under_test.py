@@ -59,6 +59,14 @@ class JobUnderTest:
         """Return the name of an attempt's ConfigMap, which may not exist yet."""
         return names.config_map_name(self.name, self.installation.get_job(self.name)["metadata"]["uid"], attempt)
 
+    def get_config_map(self, name: str) -> RawBody:
+        body: RawBody = json.loads(self.installation.kubectl("get", "configmap", name, "-o", "json"))
+        return body
+
+    def patch(self, patch: RawBody) -> None:
+        """Apply a merge patch to the job."""
+        self.installation.kubectl("patch", "ftj", self.name, "--type=merge", "-p", json.dumps(patch))
+
     def get_k8s_node(self, node_rank: int) -> str:
         """Return the Kubernetes node on which the pod runs."""
         pod = self.chaos.get_pod(self.installation.namespace, self.get_pod_name(node_rank))

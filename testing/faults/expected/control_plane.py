@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 from finetune_api.v1alpha1.reasons import Reason
-from testing.faults.expectation import SAVE_STEPS, STEPS_LOST_AFTER_SAVE, TRAINER_SAVE_STEPS, Expectation, expect_failure, expect_restart
+from testing.faults.expectation import (
+    SAVE_STEPS,
+    STEPS_LOST_AFTER_SAVE,
+    TRAINER_SAVE_STEPS,
+    Expectation,
+    expect_failure,
+    expect_restart,
+)
 
 CONTROL_PLANE = (
     Expectation("api-server-down", "the API server is stopped for 60 s", max_steps_lost=0),

@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 from finetune_api.v1alpha1.reasons import Reason
-from testing.faults.expectation import SAVE_STEPS, TRAINER_SAVE_STEPS, Expectation, expect_failure, expect_repair, expect_restart
+from testing.faults.expectation import (
+    SAVE_STEPS,
+    TRAINER_SAVE_STEPS,
+    Expectation,
+    expect_failure,
+    expect_repair,
+    expect_restart,
+)
 
 RANKS = (
     Expectation(
