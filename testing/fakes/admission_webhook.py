@@ -19,7 +19,7 @@ def serve_admission_webhook(
     """Serve admission reviews and yield the URL; every review gets the same answer after the delay."""
 
     class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:  # noqa: N802  http.server requires this name
+        def do_POST(self) -> None:
             review = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             time.sleep(delay_seconds)
             response = {"uid": review["request"]["uid"], "allowed": allowed}

@@ -138,7 +138,9 @@ def build_ended_pod(pod: RawBody, terminated: RawBody) -> RawBody:
     """Return the pod with the status that a kubelet reports after its container has ended."""
     (reported,) = pod["status"].get("containerStatuses") or [{}]
     container = {
-        **{"image": "none", "imageID": "", "restartCount": 0},
+        "image": "none",
+        "imageID": "",
+        "restartCount": 0,
         **reported,
         "name": names.CONTAINER,
         "ready": False,

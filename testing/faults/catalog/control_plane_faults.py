@@ -14,8 +14,8 @@ from testing.cluster.host.commands import HarnessError
 from testing.cluster.host.processes import terminate_processes
 from testing.fakes.dead_peer import drop_incoming_packets_of_process
 from testing.faults.catalog.fault import (
-    Injection,
     InjectedFault,
+    Injection,
     InjectionTime,
     build_program_fields,
     make_program_fields,

@@ -8,10 +8,10 @@ from contextlib import contextmanager
 
 from finetune_operator import names
 from testing.cluster.api_connection import ApiConnection, Request, call_all
-from testing.faults.catalog.fault import Injection, InjectedFault, make_program_fields
+from testing.faults.catalog.fault import InjectedFault, Injection, make_program_fields
 from testing.faults.catalog.policy_faults import register_webhook
 from testing.faults.catalog.release_faults import restart_operator, stop_operator
-from testing.faults.job_under_test import JobUnderTest, RawBody
+from testing.faults.job_under_test import JobUnderTest
 from testing.faults.kwok_job import (
     RANK_KILLED,
     SUCCEEDED,
@@ -20,7 +20,6 @@ from testing.faults.kwok_job import (
     create_namespace,
     run_kwok_job,
 )
-from testing.processes.operator_stack import OPERATOR_NAMESPACE
 
 FINISHED_JOBS = 1_000
 SLOW_NODES = 128

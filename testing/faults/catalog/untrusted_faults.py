@@ -36,9 +36,9 @@ def create_deep_job(job: JobUnderTest) -> Iterator[None]:
         path = f"/apis/{names.API_VERSION}/namespaces/{job.installation.namespace}/{names.FINETUNEJOB[2]}/{name}"
         job.values["levels in the stored object"] = job.installation.kubectl("get", "--raw", path).count('{"a":')
         job.installation.kubectl("wait", "--for=condition=Suspended", f"ftj/{name}", "--timeout=60s")
-        job.values[OPERATOR_RESTARTS] = sum(map(count_restarts, job.list_operator_pods()))
+        restarts = sum(map(count_restarts, job.list_operator_pods()))
         restart_operator(job)
-        job.values[OPERATOR_RESTARTS] += sum(map(count_restarts, job.list_operator_pods()))
+        job.values[OPERATOR_RESTARTS] = restarts + sum(map(count_restarts, job.list_operator_pods()))
         job.kill_container(1)
         yield
     finally:
@@ -48,9 +48,9 @@ def create_deep_job(job: JobUnderTest) -> Iterator[None]:
 def find_termination_file(job: JobUnderTest, node_rank: int) -> Path:
     """Return the file on the host that the kubelet reads as termination message."""
     pod = job.chaos.get_pod(job.installation.namespace, job.get_pod_name(node_rank))
-    folder = job.chaos.find_node(pod["spec"]["nodeName"]).root / "kubelet" / "pods" / pod["metadata"]["uid"]
-    (file,) = (folder / "containers" / names.CONTAINER).iterdir()
-    return file
+    pods = job.chaos.find_node(pod["spec"]["nodeName"]).root / "kubelet" / "pods"
+    folder: Path = pods / pod["metadata"]["uid"] / "containers" / names.CONTAINER
+    return next(folder.iterdir())
 
 
 @contextmanager
@@ -109,7 +109,7 @@ def suspend_and_resume(job: JobUnderTest) -> None:
 
 @contextmanager
 def end_nodes_with_random_messages(job: JobUnderTest) -> Iterator[None]:
-    source = random.Random(job.name)  # noqa: S311  repeatable by the name of the job
+    source = random.Random(job.name)
     with run_kwok_job(job, num_nodes=64, restartPolicy={"maxRestarts": 0}) as other:
         other.wait_until_running(attempt=0, timeout_seconds=60)
 
