@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from testing.faults.expectation import Expectation
 from testing.faults.outcome import FaultRun, describe_failures, find_deviations
+from testing.faults.scenarios import SCENARIOS, Scenario
 
 HEADER = (
     "fault",
@@ -18,6 +19,7 @@ HEADER = (
     "steps lost",
     "as expected",
 )
+SCENARIO_HEADER = ("scenario", "faults of the matrix", "as expected", "covered outside of the matrix")
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,10 @@ def render_page(expectations: Sequence[Expectation], runs: Sequence[FaultRun], s
     )
     rows = [_render_row(expectation, by_fault[expectation.name]) for expectation in expectations]
     deviation_section = "\n".join(["", "## Not as expected", "", *deviation_lines, ""]) if deviation_lines else ""
-    return f"{introduction}\n{_render_table(rows)}{deviation_section}"
+    scenarios = _render_table(
+        [_render_scenario(scenario, by_fault, expectations) for scenario in SCENARIOS], SCENARIO_HEADER
+    )
+    return f"{introduction}\n{_render_table(rows)}{deviation_section}\n{_SCENARIOS_HEAD}\n{scenarios}"
 
 
 def _describe_concurrency(concurrency: int) -> str:
@@ -86,7 +91,16 @@ job ended. Detected: seconds from the injection until the status reports the fai
 injection to the first step of the next attempt; for a job that could not start, seconds from the removal of the fault
 to its first step. Steps lost: steps trained twice. Figures are medians, with the minimum and maximum of several runs.
 A run is as expected if, in addition, the root cause (node and rank), the restarts counted against the budget and the
-steps lost match, no step is missing, and no child of the job remains after its deletion.
+steps lost match, no step is missing, and no child of the job remains after its deletion. Some faults also measure other
+values, such as the delay of another job; these follow after a colon in both columns, and every run must meet them.
+Other jobs of a row run on simulated nodes (kwok), which take any number of pods.
+"""
+
+_SCENARIOS_HEAD = """\
+## Scenarios of a shared cluster
+
+Twenty scenarios that a cluster with several tenants, releases and failures of its own components can meet, and what
+covers them.
 """
 
 
@@ -144,6 +158,26 @@ def format_median_and_range(values: Iterable[float | None], *, digits: int = 1) 
     return median if low == high else f"{median} ({low} to {high})"
 
 
-def _render_table(rows: Sequence[tuple[str, ...]]) -> str:
-    lines = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in (HEADER, *rows)]
-    return "\n".join([lines[0], "| " + " | ".join("---" for _ in HEADER) + " |", *lines[1:]]) + "\n"
+def _render_scenario(
+    scenario: Scenario, by_fault: Mapping[str, Sequence[FaultRun]], expectations: Sequence[Expectation]
+) -> tuple[str, ...]:
+    counts = [
+        (
+            len(by_fault[expectation.name]),
+            sum(not find_deviations(expectation, run) for run in by_fault[expectation.name]),
+        )
+        for expectation in expectations
+        if expectation.name in scenario.faults
+    ]
+    run_count, ok_count = (sum(numbers) for numbers in zip((0, 0), *counts, strict=True))
+    return (
+        scenario.title,
+        ", ".join(f"`{name}`" for name in scenario.faults),
+        f"{ok_count} of {run_count}",
+        scenario.others,
+    )
+
+
+def _render_table(rows: Sequence[tuple[str, ...]], header: tuple[str, ...] = HEADER) -> str:
+    lines = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in (header, *rows)]
+    return "\n".join([lines[0], "| " + " | ".join("---" for _ in header) + " |", *lines[1:]]) + "\n"
