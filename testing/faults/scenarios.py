@@ -66,7 +66,7 @@ SCENARIOS = (
     Scenario(
         "a namespace is deleted while its job runs; RBAC is revoked and given back during a restart",
         ("namespace-deleted", "rbac-revoked"),
-        "token rotation: `test_all_connections_use_the_rotated_token`, because kubelets rotate tokens about once an hour",
+        "token rotation: `test_all_connections_use_the_rotated_token`, because kubelets rotate them about once an hour",
     ),
     Scenario(
         "reuse of a pod IP, and decoy pods with the job's labels",
