@@ -90,6 +90,9 @@ def send_numbers_message(job: JobUnderTest) -> Iterator[None]:
 @contextmanager
 def suspend(job: JobUnderTest) -> Iterator[None]:
     time.sleep(12)  # the progress poller has read /status
+    pod = f"/api/v1/namespaces/{job.installation.namespace}/pods/{job.get_pod_name(0)}:{names.STATUS_PORT}"
+    status = json.loads(job.installation.kubectl("get", "--raw", f"{pod}/proxy/status"))
+    job.values["loss in /status"] = status["progress"]["loss"]
     suspend_and_resume(job)
     yield
 
