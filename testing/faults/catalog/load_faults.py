@@ -35,11 +35,12 @@ def fail_large_job(num_nodes: int) -> Injection:
         with run_kwok_job(job, num_nodes=num_nodes) as other:
             prefix = "attempt of the other job runs after, s"
             job.values[f"first {prefix}"] = other.wait_until_running(attempt=0, timeout_seconds=600)
-            other.end_nodes(
-                lambda rank: build_termination(
-                    exit_code=1, **RANK_KILLED, rank=rank, message=f"{rank} {MESSAGE}", progress={"step": rank}
+            with stop_operator(job):  # otherwise it deletes the other pods after the first failure
+                other.end_nodes(
+                    lambda rank: build_termination(
+                        exit_code=1, **RANK_KILLED, rank=rank, message=f"{rank} {MESSAGE}", progress={"step": rank}
+                    )
                 )
-            )
             job.values[f"next {prefix}"] = other.wait_until_running(attempt=1, timeout_seconds=600)
             job.values["verdict on the other job"] = other.read_status()["attempts"][0]["reason"]
             job.values["status of the other job, KiB"] = round(other.largest_status_bytes / 1024, 1)

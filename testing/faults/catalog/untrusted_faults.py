@@ -13,7 +13,7 @@ from finetune_operator import names
 from testing.builders.mutations import mutate_text
 from testing.faults.catalog.fault import InjectedFault, make_program_fields
 from testing.faults.catalog.rank_faults import build_injection_environment
-from testing.faults.catalog.release_faults import restart_operator
+from testing.faults.catalog.release_faults import restart_operator, stop_operator
 from testing.faults.expectation import OPERATOR_RESTARTS
 from testing.faults.foreign_objects import DEEP_LEVELS, build_decoy_pod, build_forged_config_map
 from testing.faults.job_under_test import JobUnderTest, RawBody, count_restarts
@@ -121,7 +121,8 @@ def end_nodes_with_random_messages(job: JobUnderTest) -> Iterator[None]:
             message = mutate_text(terminated["message"], source, count=1 + node_rank % 4)
             return {**terminated, "message": message.encode(errors="replace").decode()[:4096]}
 
-        other.end_nodes(build)
+        with stop_operator(job):  # otherwise it deletes the other pods after the first failure
+            other.end_nodes(build)
         job.values["verdict on the other job after, s"] = other.wait_until(
             lambda status: any(attempt["state"] == "Failed" for attempt in status.get("attempts", ())),
             goal="judged",
@@ -168,7 +169,7 @@ UNTRUSTED_FAULTS = {
     "status-numbers": InjectedFault(
         make_program_fields(env=build_injection_environment(INJECT_STATUS="1")), suspend, is_isolated=True
     ),
-    "messages-fuzzed": InjectedFault(make_program_fields(), end_nodes_with_random_messages, is_isolated=True),
+    "messages-fuzzed": InjectedFault(make_program_fields(), end_nodes_with_random_messages),
     "forged-config-map": InjectedFault(make_program_fields(), forge_config_map, is_isolated=True),
     "decoy-pod": InjectedFault(make_program_fields(), create_decoy_pod, is_isolated=True),
 }

@@ -31,7 +31,8 @@ def expect_killed_container(name: str, description: str, *values: ExpectedValue)
 def expect_large_job(nodes: int) -> Expectation:
     return Expectation(
         f"large-job-{nodes}",
-        f"{nodes:,} nodes of another job (kwok) fail with distinct messages of 3.9 KB of Chinese text",
+        f"{nodes:,} nodes of another job (kwok) fail with distinct messages of 3.9 KB of Chinese text"
+        " while no replica runs",
         max_steps_lost=0,
         values=(
             ExpectedValue("first attempt of the other job runs after, s", at_most=300),

@@ -50,7 +50,7 @@ UNTRUSTED = (
     ),
     Expectation(
         "messages-fuzzed",
-        "64 nodes of another job fail with randomly changed termination messages",
+        "64 nodes of another job fail with randomly changed termination messages while no replica runs",
         max_steps_lost=0,
         values=(
             NO_OPERATOR_RESTARTS,
