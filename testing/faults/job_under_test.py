@@ -7,6 +7,7 @@ import subprocess
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,8 @@ from testing.processes.operator_stack import OPERATOR_NAMESPACE, OperatorInstall
 
 RawBody = dict[str, Any]
 
-# errors raised by operations on the cluster and by timeouts
-HARNESS_ERRORS = (HarnessError, RuntimeError, OSError, subprocess.SubprocessError)
+# errors raised by operations on the cluster, by timeouts and by objects that a fault removed
+HARNESS_ERRORS = (HarnessError, RuntimeError, OSError, LookupError, HTTPException, subprocess.SubprocessError)
 
 
 @dataclass(frozen=True)

@@ -69,7 +69,7 @@ class KwokJob:
         return f"/apis/{names.API_VERSION}/namespaces/{self.namespace}/{names.FINETUNEJOB[2]}/{self.name}"
 
     def create(self, **fields: Any) -> None:
-        body = build_command_job(self.name, numNodes=self.num_nodes, podTemplate=ON_KWOK, **fields)
+        body = build_command_job(self.name, numNodes=self.num_nodes, **{"podTemplate": ON_KWOK, **fields})
         ApiConnection(self.cluster).call(Request("POST", self._path.rpartition("/")[0], body))
 
     def read_status(self) -> RawBody:

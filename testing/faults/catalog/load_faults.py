@@ -150,7 +150,7 @@ LOAD_FAULTS = {
     "large-job-512": InjectedFault(make_program_fields(), fail_large_job(512)),
     "large-job-1000": InjectedFault(make_program_fields(), fail_large_job(1000)),
     "finished-jobs": InjectedFault(make_program_fields(), create_finished_jobs),
-    "slow-webhook": InjectedFault(make_program_fields(), slow_down_other_namespace),
+    "slow-webhook": InjectedFault(make_program_fields(), slow_down_other_namespace, is_isolated=True),
     "succeeded-pod-removed": InjectedFault(make_program_fields(), remove_succeeded_pod),
-    "namespace-deleted": InjectedFault(make_program_fields(), delete_namespace),
+    "namespace-deleted": InjectedFault(make_program_fields(), delete_namespace, is_isolated=True),
 }

@@ -8,10 +8,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from finetune_operator import names
-from testing.faults.catalog.fault import InjectedFault, build_trainer_fields, make_program_fields
+from testing.faults.catalog.fault import InjectedFault, make_program_fields
 from testing.faults.catalog.rank_faults import kill_rank
 from testing.faults.job_under_test import JobUnderTest, RawBody, wait_until_settled
 from testing.faults.kwok_job import build_command_job
+from testing.processes.cluster_training import build_training_fields
 from testing.processes.operator_stack import CHART, OPERATOR_NAMESPACE
 
 CRD = "crd/finetunejobs.finetune.dev"
@@ -147,7 +148,11 @@ def edit_job_without_operator(job: JobUnderTest) -> Iterator[None]:
 
 RELEASE_FAULTS = {
     "unknown-field": InjectedFault(make_program_fields(), set_unknown_field),
-    "operator-upgraded": InjectedFault(lambda _: build_trainer_fields(), upgrade_default_image, injection_step=25),
+    "operator-upgraded": InjectedFault(
+        lambda _: {"training": build_training_fields(max_steps=60, save_steps=20)},
+        upgrade_default_image,
+        injection_step=22,
+    ),
     "finished-job-patched": InjectedFault(make_program_fields(), patch_finished_job, is_isolated=True),
     "applied-again-later": InjectedFault(
         make_program_fields("--save-seconds", "5"), recreate_job_in_second_attempt, is_isolated=True

@@ -10,9 +10,8 @@ from pathlib import Path
 
 from testing.cluster.host.commands import HarnessError, run, try_run
 from testing.cluster.storage import TRAINER_USER
-from testing.faults.catalog.fault import InjectedFault, build_program_fault, make_program_fields
+from testing.faults.catalog.fault import InjectedFault, build_program_fault, build_program_fields, make_program_fields
 from testing.faults.catalog.rank_faults import build_injection_environment, set_hang_timeout
-from testing.faults.catalog.start_faults import make_unschedulable, require_schedulable_label
 from testing.faults.job_under_test import JobUnderTest
 
 IMAGE_MIB = 64
@@ -64,7 +63,9 @@ def freeze_output(job: JobUnderTest) -> Iterator[None]:
 @contextmanager
 def make_output_read_only(job: JobUnderTest) -> Iterator[None]:
     """Abort the journal of the output, and repair the file system before the next attempt can be scheduled."""
-    with make_unschedulable(job):
+    nodes = job.list_k8s_node_names()
+    job.installation.kubectl("label", "node", *nodes, f"{job.name}-")
+    try:
         run("mount", "-o", "remount,abort", job.output)
         job.wait_until(
             lambda recorder: len(recorder.attempts) > 1 or recorder.is_finished,
@@ -76,7 +77,21 @@ def make_output_read_only(job: JobUnderTest) -> Iterator[None]:
         wait_until_detached(get_image_path(job))
         try_run("fsck.ext4", "-p", get_image_path(job))  # exits with 1 if it repaired something
         run("mount", "-o", "loop", get_image_path(job), job.output)
+    finally:
+        job.installation.kubectl("label", "node", *nodes, f"{job.name}=yes")
     yield
+
+
+@contextmanager
+def mount_output_and_label_nodes(job: JobUnderTest) -> Iterator[None]:
+    """Mount the output, and give all Kubernetes nodes the label that the pods of the job need."""
+    nodes = job.list_k8s_node_names()
+    with mount_output(job):
+        job.installation.kubectl("label", "node", *nodes, f"{job.name}=yes", "--overwrite")
+        try:
+            yield
+        finally:
+            job.installation.kubectl("label", "node", *nodes, f"{job.name}-")
 
 
 def wait_until_detached(image: Path, *, timeout_seconds: float = 60) -> None:
@@ -100,7 +115,10 @@ STORAGE_FAULTS = {
         prepare=mount_output,
     ),
     "volume-read-only": InjectedFault(
-        lambda _: require_schedulable_label(), make_output_read_only, prepare=mount_output
+        lambda job: build_program_fields(podTemplate={"nodeSelector": {job.name: "yes"}}),
+        make_output_read_only,
+        is_isolated=True,
+        prepare=mount_output_and_label_nodes,
     ),
     "clocks-apart": build_program_fault("ecc", ranks=2, env=build_injection_environment(CLOCK_OFFSET_SECONDS="-5")),
 }
