@@ -20,7 +20,7 @@ from testing.faults.catalog.fault import (
     build_program_fields,
     make_program_fields,
 )
-from testing.faults.catalog.release_faults import CRD
+from testing.faults.catalog.release_faults import CRD, apply_crd
 from testing.faults.catalog.start_faults import stop_dns
 from testing.faults.job_under_test import JobUnderTest, RawBody
 from testing.processes.operator_stack import OPERATOR_NAMESPACE
@@ -163,8 +163,7 @@ def recreate_crd(job: JobUnderTest) -> Iterator[None]:
     crd = json.loads(job.installation.kubectl("get", CRD, "-o", "json"))
     manifest = job.installation.get_job(job.name)
     job.installation.kubectl("delete", CRD, "--timeout=120s")
-    crd["metadata"] = {key: crd["metadata"][key] for key in ("name", "labels", "annotations")}
-    job.installation.kubectl("create", "-f", "-", stdin=json.dumps({**crd, "status": None}))
+    apply_crd(job, crd)
     job.installation.kubectl("wait", "--for=condition=Established", CRD, "--timeout=60s")
     job.installation.apply({**{k: manifest[k] for k in ("apiVersion", "kind", "spec")}, "metadata": {"name": job.name}})
     yield

@@ -35,7 +35,7 @@ def set_unknown_field(job: JobUnderTest) -> Iterator[None]:
     newer = json.loads(json.dumps(older))
     for version in newer["spec"]["versions"]:
         version["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"]["note"] = {"type": "string"}
-    replace_crd(job, newer)
+    apply_crd(job, newer)
     try:
         note = set_note(job)
         restart_operator(job)
@@ -43,12 +43,15 @@ def set_unknown_field(job: JobUnderTest) -> Iterator[None]:
         job.kill_container(1)
         yield
     finally:
-        replace_crd(job, older)
+        apply_crd(job, older)
 
 
-def replace_crd(job: JobUnderTest, crd: RawBody) -> None:
-    metadata = {key: value for key, value in crd["metadata"].items() if key not in ("resourceVersion", "managedFields")}
-    job.installation.kubectl("replace", "-f", "-", stdin=json.dumps({**crd, "metadata": metadata, "status": None}))
+def apply_crd(job: JobUnderTest, crd: RawBody) -> None:
+    """Apply the CRD in the name of Helm, so that a later upgrade of the chart causes no conflict."""
+    metadata = {key: crd["metadata"][key] for key in ("name", "labels", "annotations")}
+    body = {"apiVersion": crd["apiVersion"], "kind": crd["kind"], "metadata": metadata, "spec": crd["spec"]}
+    options = ("--server-side", "--field-manager=helm", "--force-conflicts")
+    job.installation.kubectl("apply", *options, "-f", "-", stdin=json.dumps(body))
 
 
 def set_note(job: JobUnderTest) -> str:
