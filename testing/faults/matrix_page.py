@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from testing.faults.expectation import Expectation
 from testing.faults.outcome import FaultRun, describe_failures, find_deviations
-from testing.faults.scenarios import SCENARIOS, Scenario
+from testing.faults.scenarios import SCENARIOS, CoveredScenario
 
 HEADER = (
     "fault",
@@ -159,7 +159,7 @@ def format_median_and_range(values: Iterable[float | None], *, digits: int = 1) 
 
 
 def _render_scenario(
-    scenario: Scenario, by_fault: Mapping[str, Sequence[FaultRun]], expectations: Sequence[Expectation]
+    scenario: CoveredScenario, by_fault: Mapping[str, Sequence[FaultRun]], expectations: Sequence[Expectation]
 ) -> tuple[str, ...]:
     counts = [
         (

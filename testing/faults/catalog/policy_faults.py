@@ -90,10 +90,11 @@ def deny_by_policy(job: JobUnderTest) -> Iterator[None]:
     try:
         wait_until_pods_are_denied(job)
         job.kill_container(1)
-        yield
+        job.wait_until(lambda recorder: bool(recorder.status.get("waiting")), goal="waiting", timeout_seconds=60)
     finally:
         for kind in reversed(kinds):
             job.installation.kubectl("delete", kind, job.name)
+    yield
 
 
 def wait_until_pods_are_denied(job: JobUnderTest) -> None:
@@ -162,7 +163,7 @@ POLICY_FAULTS = {
         duration_seconds=10,
         is_isolated=True,
     ),
-    "policy-denied": InjectedFault(make_program_fields(), deny_by_policy, duration_seconds=12, is_isolated=True),
+    "policy-denied": InjectedFault(make_program_fields(), deny_by_policy, is_isolated=True),
     "pod-security-raised": InjectedFault(make_program_fields(), raise_pod_security, is_isolated=True),
     "rbac-revoked": InjectedFault(make_program_fields(), revoke_permissions, duration_seconds=15),
 }

@@ -93,7 +93,8 @@ POLICIES = (
     ),
     Expectation(
         "policy-denied",
-        "a ValidatingAdmissionPolicy denies the job's pods for 8 s; PID 1 of node 1 is killed",
+        "PID 1 of node 1 is killed; a ValidatingAdmissionPolicy denies the job's pods until the job reports a pending"
+        " reason",
         expect_restart(Reason.CONTAINER_KILLED),
         pending_reason=Reason.CREATE_REFUSED,
         node_rank=1,
