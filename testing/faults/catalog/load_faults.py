@@ -123,7 +123,7 @@ def remove_succeeded_pod(job: JobUnderTest) -> Iterator[None]:
     with run_kwok_job(job, num_nodes=2) as other:
         other.wait_until_running(attempt=0, timeout_seconds=60)
         other.end_nodes(lambda _rank: build_termination(exit_code=0, **SUCCEEDED), node_ranks=range(1, 2))
-        time.sleep(3)  # the operator records the success
+        time.sleep(15)  # the operator records a success after 10 s
         other.delete_pod(attempt=0, node_rank=1)
         restart_operator(job)
         other.end_nodes(lambda _rank: build_termination(exit_code=0, **SUCCEEDED), node_ranks=range(1))
