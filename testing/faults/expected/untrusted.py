@@ -130,8 +130,8 @@ UNTRUSTED = (
     ),
     Expectation(
         "succeeded-pod-removed",
-        "node 1 of another job has succeeded; 15 s later its pod is removed and the replicas are restarted, while node 0"
-        " runs",
+        "node 1 of another job has succeeded; 15 s later its pod is removed and the replicas are restarted, while"
+        " node 0 runs",
         max_steps_lost=0,
         values=(
             ExpectedValue("phase of the other job", equal_to="Complete"),
