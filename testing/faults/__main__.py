@@ -38,7 +38,8 @@ def main(arguments: list[str] | None = None) -> int:
     provider = ThrowawayProvider(ThrowawayCluster.from_name(options.cluster))
     installation = OperatorInstallation(provider)
     try:
-        installation.prepare()
+        if not options.reuse:
+            installation.prepare()
         copy_programs(installation)
         if not options.add:
             remove_earlier_runs(
@@ -64,6 +65,7 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--at-once", type=int, default=1, help="faults to run at the same time, if they affect no other job (default 1)"
     )
+    parser.add_argument("--reuse", action="store_true", help="use cluster, images and operator of an earlier --keep")
     parser.add_argument("--cluster", default="dev", help="name of the throwaway cluster (default dev)")
     parser.add_argument("--note", default="", help="a sentence for the page, such as other load on the host")
     parser.add_argument("--add", action="store_true", help="keep earlier runs of these faults, too")
