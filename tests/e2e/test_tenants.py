@@ -10,10 +10,11 @@ import pytest
 from finetune_operator import names
 from testing.builders.jobs import command
 from testing.cluster.fault_injection import Chaos
+from testing.cluster.images.project_images import get_image_name
 from testing.faults.foreign_objects import build_decoy_pod, build_forged_config_map
 from testing.faults.job_under_test import JobUnderTest
 from testing.processes.cluster_training import build_training_fields, wait_for_checkpoint
-from testing.processes.operator_stack import OperatorInstallation, get_reported_step, has_condition
+from testing.processes.operator_stack import OperatorInstallation, RawBody, get_reported_step, has_condition
 
 pytestmark = pytest.mark.cluster
 StartJob = Callable[..., str]
