@@ -152,9 +152,8 @@ def is_settled(job: JobUnderTest) -> bool:
     k8s_nodes = [pod["spec"].get("nodeName") for pod in pods]
     ready_pods = [pod for pod in pods if is_ready(pod)]
     if len(ready_pods) == len(pods) == 2 and not unusable_pods and len(set(k8s_nodes)) == 1:
-        unusable_pods = pods[
-            :1
-        ]  # both replicas run on one Kubernetes node; the scheduler will place a new pod on the other node
+        move_operator_pod(job, pods[0])
+        return False
     for pod in unusable_pods:
         job.installation.kubectl("delete", "pod", "-n", OPERATOR_NAMESPACE, pod["metadata"]["name"], "--wait=false")
     if unusable_pods or len(ready_pods) != 2:
@@ -163,6 +162,21 @@ def is_settled(job: JobUnderTest) -> bool:
         return job.find_leader() in ready_pods
     except StopIteration:
         return False
+
+
+def move_operator_pod(job: JobUnderTest, pod: RawBody) -> None:
+    """Replace a replica by one on another Kubernetes node; the scheduler may choose the same node, unless cordoned."""
+    k8s_node = pod["spec"]["nodeName"]
+    job.installation.kubectl("cordon", k8s_node)
+    try:
+        job.installation.kubectl("delete", "pod", "-n", OPERATOR_NAMESPACE, pod["metadata"]["name"])
+        deadline = time.monotonic() + 30
+        while not all(each["spec"].get("nodeName") for each in job.list_operator_pods()):
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"no operator pod could be moved from {k8s_node} within 30 s")
+            time.sleep(0.2)
+    finally:
+        job.installation.kubectl("uncordon", k8s_node)
 
 
 def count_restarts(pod: RawBody) -> int:

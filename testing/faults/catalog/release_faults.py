@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -67,7 +68,9 @@ def set_note(job: JobUnderTest) -> str:
 
 @contextmanager
 def upgrade_default_image(job: JobUnderTest) -> Iterator[None]:
-    """Set another default trainer image by Helm, wait for the rollout and kill a rank."""
+    """Stop a rank, set another default trainer image by Helm, wait for the rollout and kill the rank."""
+    # without this, the training may end during the rollout
+    job.chaos.kill_rank(job.installation.namespace, job.get_pod_name(1), rank=3, signal_number=signal.SIGSTOP)
     options = ("--namespace", OPERATOR_NAMESPACE, "--wait", "--timeout", "120s", "--reuse-values")
     job.installation.helm(
         "upgrade", "finetune-operator", str(CHART), *options, "--set-string", f"trainerImage={OTHER_IMAGE}"
