@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from testing.cluster.host.cgroups import set_cpu_limit
 from testing.cluster.host.commands import HarnessError
 from testing.cluster.host.layout import NodeLayout
-from testing.cluster.host.processes import terminate_processes
+from testing.cluster.host.processes import stop_all, terminate_processes
 from testing.cluster.node.config_files import render_corefile
 from testing.cluster.node.network import run_in_node
 from testing.cluster.node.partition import drop_all, drop_between, remove_drop_tables
@@ -73,6 +75,12 @@ class Chaos:
                 by_rank[process.rank] = (*by_rank.get(process.rank, ()), process)
         return by_rank
 
+    def signal_pod(self, pod: dict[str, Any], signal_number: int) -> None:
+        """Send a signal, such as SIGSTOP, to all processes of a pod's containers."""
+        for process in self.find_processes(pod):
+            if process.name != "pause":
+                os.kill(process.pid, signal_number)
+
     def stop_api_server(self) -> None:
         self.cluster.find_daemon("kube-apiserver").stop(grace_seconds=2)
 
@@ -85,6 +93,33 @@ class Chaos:
         etcd.stop(grace_seconds=2)
         etcd.start()
         self.cluster.wait_until_api_server_is_ready()
+
+    def back_up_etcd(self, folder: Path) -> None:
+        """Copy the data of etcd, which is stopped meanwhile."""
+        etcd = self.cluster.find_daemon("etcd")
+        etcd.stop(grace_seconds=5)
+        shutil.copytree(self.cluster.layout.root / "etcd", folder)
+        etcd.start()
+        self.cluster.wait_until_api_server_is_ready()
+
+    def restore_etcd(self, folder: Path) -> None:
+        """Replace the data of etcd by a copy, and restart the control plane and the kubelets, as after a disaster."""
+        data = self.cluster.layout.root / "etcd"
+        etcd, *others = (
+            self.cluster.find_daemon(name)
+            for name in (
+                *("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler"),
+                *(f"kubelet-{node.name}" for node in self.cluster.layout.nodes),
+            )
+        )
+        stop_all((etcd, *others), grace_seconds=5)
+        shutil.rmtree(data)
+        shutil.copytree(folder, data)
+        for daemon in (etcd, *others[:1]):
+            daemon.start()
+        self.cluster.wait_until_api_server_is_ready()
+        for daemon in others[1:]:
+            daemon.start()
 
     def limit_cpu(self, node: str, *, cores: float | None) -> None:
         """Limit the total CPU time of a node's containers; None removes the limit."""

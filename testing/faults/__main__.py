@@ -18,7 +18,7 @@ from testing.cluster.provider import ThrowawayProvider
 from testing.cluster.throwaway import ThrowawayCluster
 from testing.faults.catalog.matrix import FAULTS
 from testing.faults.expectation import Expectation
-from testing.faults.expectations import EXPECTATIONS
+from testing.faults.expected.matrix import EXPECTATIONS
 from testing.faults.matrix_page import ClusterSetup, render_page
 from testing.faults.outcome import FaultRun, describe_failures, find_deviations
 from testing.faults.run import run_fault
@@ -35,10 +35,11 @@ INJECT = REPOSITORY / "testing" / "fakes" / "inject"
 def main(arguments: list[str] | None = None) -> int:
     options = parse_arguments(arguments)
     selected_expectations = select_expectations(options.only)
-    provider = ThrowawayProvider(ThrowawayCluster.from_name())
+    provider = ThrowawayProvider(ThrowawayCluster.from_name(options.cluster))
     installation = OperatorInstallation(provider)
     try:
-        installation.prepare()
+        if not options.reuse:
+            installation.prepare()
         copy_programs(installation)
         if not options.add:
             remove_earlier_runs(
@@ -64,6 +65,8 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--at-once", type=int, default=1, help="faults to run at the same time, if they affect no other job (default 1)"
     )
+    parser.add_argument("--reuse", action="store_true", help="use cluster, images and operator of an earlier --keep")
+    parser.add_argument("--cluster", default="dev", help="name of the throwaway cluster (default dev)")
     parser.add_argument("--note", default="", help="a sentence for the page, such as other load on the host")
     parser.add_argument("--add", action="store_true", help="keep earlier runs of these faults, too")
     parser.add_argument("--keep", action="store_true", help="leave the cluster up")

@@ -8,6 +8,10 @@ from finetune_api.v1alpha1.reasons import FailureAction, Reason
 from finetune_api.v1alpha1.status import Fault, Phase
 from finetune_operator.failures.restart_budget import INFRASTRUCTURE_FAULTS
 
+SAVE_STEPS = 10  # steps between saves of training_program.py, which also saves on SIGTERM
+TRAINER_SAVE_STEPS = 20  # steps between saves of finetune_trainer
+STEPS_LOST_AFTER_SAVE = 1  # maximum number of lost steps if the program saved before it stopped
+
 
 @dataclass(frozen=True)
 class ExpectedFailure:
@@ -28,12 +32,37 @@ class ExpectedFailure:
 
 
 @dataclass(frozen=True)
+class ExpectedValue:
+    """A value that the injection measures in addition to the result of the job.
+
+    equal_to: the expected value; None if the value only has an upper bound.
+    """
+
+    name: str
+    equal_to: str | int | None = None
+    at_most: float | None = None
+
+    def is_met_by(self, value: str | float) -> bool:
+        if self.at_most is not None:
+            return isinstance(value, int | float) and value <= self.at_most
+        return value == self.equal_to
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.equal_to if self.at_most is None else f'at most {self.at_most:g}'}"
+
+
+OPERATOR_RESTARTS = "operator restarts"  # of all containers of the operator; counted after each run
+NO_OPERATOR_RESTARTS = ExpectedValue(OPERATOR_RESTARTS, equal_to=0)
+
+
+@dataclass(frozen=True)
 class Expectation:
     """Describes a fault and the expected result of its job.
 
     failures: all expected failed attempts, in order.
     node_rank, rank: node and rank that cause the first failure, if it has a single cause.
     avoids_node: whether the last attempt avoids a Kubernetes node.
+    values: further values that the injection measures, for example about another job.
     """
 
     name: str
@@ -44,6 +73,7 @@ class Expectation:
     rank: int | None = None
     max_steps_lost: int | None = None
     avoids_node: bool = False
+    values: tuple[ExpectedValue, ...] = ()
 
     @property
     def phase(self) -> Phase:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import http.client
 import json
 import re
-import ssl
 import threading
 import time
 from contextlib import suppress
@@ -13,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from testing.cluster.node.pki import list_users
+from testing.cluster.api_connection import ApiConnection, Request
 from testing.cluster.throwaway import ThrowawayCluster
 
 RawBody = dict[str, Any]
@@ -45,13 +44,9 @@ class JobRecorder(threading.Thread):
 
     def __init__(self, cluster: ThrowawayCluster, job: tuple[str, str], output: Path) -> None:
         super().__init__(daemon=True)
-        layout, (namespace, name) = cluster.layout, job
-        admin = next(user for user in list_users(layout) if user.name == "admin")
-        self._headers = {"Authorization": f"Bearer {admin.token}"}
-        self._server = layout.api_server.removeprefix("https://")
-        self._context = ssl.create_default_context(cafile=str(layout.pki / "ca.crt"))
-        self._path = f"/apis/finetune.dev/v1alpha1/namespaces/{namespace}/finetunejobs/{name}"
-        self._connection: http.client.HTTPSConnection | None = None
+        namespace, name = job
+        self._connection = ApiConnection(cluster, timeout_seconds=2)
+        self._request = Request("GET", f"/apis/finetune.dev/v1alpha1/namespaces/{namespace}/finetunejobs/{name}")
         self._logs = output / "logs"
         self._read_bytes: dict[Path, int] = {}
         self._stop_requested = threading.Event()
@@ -69,8 +64,7 @@ class JobRecorder(threading.Thread):
     def stop(self) -> None:
         self._stop_requested.set()
         self.join()
-        if self._connection is not None:
-            self._connection.close()
+        self._connection.close()
 
     @property
     def status(self) -> RawBody:
@@ -86,15 +80,8 @@ class JobRecorder(threading.Thread):
         return any(c["type"] == "Finished" and c["status"] == "True" for c in self.status.get("conditions", ()))
 
     def _read_status(self) -> None:
-        if self._connection is None:
-            self._connection = http.client.HTTPSConnection(self._server, timeout=2, context=self._context)
-        connection = self._connection
-        self._connection = None  # a failed request must not reuse the connection
-        connection.request("GET", self._path, headers=self._headers)
-        response = connection.getresponse()
-        body = response.read()
-        self._connection = connection
-        if response.status != 200:
+        status_code, body = self._connection.send(self._request)
+        if status_code != 200:
             return
         status = json.loads(body).get("status") or {}
         if status != self.status:

@@ -7,6 +7,7 @@ import subprocess
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
@@ -21,21 +22,23 @@ from testing.processes.operator_stack import OPERATOR_NAMESPACE, OperatorInstall
 
 RawBody = dict[str, Any]
 
-# errors raised by operations on the cluster and by timeouts
-HARNESS_ERRORS = (HarnessError, RuntimeError, OSError, subprocess.SubprocessError)
+# errors raised by operations on the cluster, by timeouts and by objects that a fault removed
+HARNESS_ERRORS = (HarnessError, RuntimeError, OSError, LookupError, HTTPException, subprocess.SubprocessError)
 
 
 @dataclass(frozen=True)
 class JobUnderTest:
     """A job of the fault matrix.
 
-    `recorder` records the status of the job, so that waiting works while the API server is down.
+    `recorder` records the status of the job, so that waiting works while the API server is down. `values` contains what
+    the injection measured.
     """
 
     installation: OperatorInstallation
     chaos: Chaos
     name: str
     recorder: JobRecorder = field(init=False)
+    values: dict[str, str | float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         recorder = JobRecorder(self.cluster, (self.installation.namespace, self.name), self.output)
@@ -56,6 +59,14 @@ class JobUnderTest:
     def get_config_map_name(self, *, attempt: int) -> str:
         """Return the name of an attempt's ConfigMap, which may not exist yet."""
         return names.config_map_name(self.name, self.installation.get_job(self.name)["metadata"]["uid"], attempt)
+
+    def get_config_map(self, name: str) -> RawBody:
+        body: RawBody = json.loads(self.installation.kubectl("get", "configmap", name, "-o", "json"))
+        return body
+
+    def patch(self, patch: RawBody) -> None:
+        """Apply a merge patch to the job."""
+        self.installation.kubectl("patch", "ftj", self.name, "--type=merge", "-p", json.dumps(patch))
 
     def get_k8s_node(self, node_rank: int) -> str:
         """Return the Kubernetes node on which the pod runs."""
@@ -141,9 +152,8 @@ def is_settled(job: JobUnderTest) -> bool:
     k8s_nodes = [pod["spec"].get("nodeName") for pod in pods]
     ready_pods = [pod for pod in pods if is_ready(pod)]
     if len(ready_pods) == len(pods) == 2 and not unusable_pods and len(set(k8s_nodes)) == 1:
-        unusable_pods = pods[
-            :1
-        ]  # both replicas run on one Kubernetes node; the scheduler will place a new pod on the other node
+        move_operator_pod(job, pods[0])
+        return False
     for pod in unusable_pods:
         job.installation.kubectl("delete", "pod", "-n", OPERATOR_NAMESPACE, pod["metadata"]["name"], "--wait=false")
     if unusable_pods or len(ready_pods) != 2:
@@ -152,6 +162,21 @@ def is_settled(job: JobUnderTest) -> bool:
         return job.find_leader() in ready_pods
     except StopIteration:
         return False
+
+
+def move_operator_pod(job: JobUnderTest, pod: RawBody) -> None:
+    """Replace a replica by one on another Kubernetes node; the scheduler may choose the same node, unless cordoned."""
+    k8s_node = pod["spec"]["nodeName"]
+    job.installation.kubectl("cordon", k8s_node)
+    try:
+        job.installation.kubectl("delete", "pod", "-n", OPERATOR_NAMESPACE, pod["metadata"]["name"])
+        deadline = time.monotonic() + 30
+        while sum("nodeName" in each["spec"] for each in job.list_operator_pods()) < 2:
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"no operator pod could be moved from {k8s_node} within 30 s")
+            time.sleep(0.2)
+    finally:
+        job.installation.kubectl("uncordon", k8s_node)
 
 
 def count_restarts(pod: RawBody) -> int:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from testing.faults.expectation import Expectation
 from testing.faults.outcome import FaultRun, describe_failures, find_deviations
+from testing.faults.scenarios import SCENARIOS, CoveredScenario
 
 HEADER = (
     "fault",
@@ -18,6 +19,7 @@ HEADER = (
     "steps lost",
     "as expected",
 )
+SCENARIO_HEADER = ("scenario", "faults of the matrix", "as expected", "covered outside of the matrix")
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,10 @@ def render_page(expectations: Sequence[Expectation], runs: Sequence[FaultRun], s
     )
     rows = [_render_row(expectation, by_fault[expectation.name]) for expectation in expectations]
     deviation_section = "\n".join(["", "## Not as expected", "", *deviation_lines, ""]) if deviation_lines else ""
-    return f"{introduction}\n{_render_table(rows)}{deviation_section}"
+    scenarios = _render_table(
+        [_render_scenario(scenario, by_fault, expectations) for scenario in SCENARIOS], SCENARIO_HEADER
+    )
+    return f"{introduction}\n{_render_table(rows)}{deviation_section}\n{_SCENARIOS_HEAD}\n{scenarios}"
 
 
 def _describe_concurrency(concurrency: int) -> str:
@@ -68,7 +73,7 @@ _HEAD = """\
 # The fault matrix
 
 Every fault was injected into a job on a real cluster. The result is compared with the expectation in
-`testing/faults/expectations.py`, which was written before the first run.
+`testing/faults/expected/`, which was committed before the first run of a fault.
 
 Runs: {when}. {summary}
 
@@ -86,7 +91,16 @@ job ended. Detected: seconds from the injection until the status reports the fai
 injection to the first step of the next attempt; for a job that could not start, seconds from the removal of the fault
 to its first step. Steps lost: steps trained twice. Figures are medians, with the minimum and maximum of several runs.
 A run is as expected if, in addition, the root cause (node and rank), the restarts counted against the budget and the
-steps lost match, no step is missing, and no child of the job remains after its deletion.
+steps lost match, no step is missing, and no child of the job remains after its deletion. Some faults also measure other
+values, such as the delay of another job; these follow after a colon in both columns, and every run must meet them.
+Other jobs of a row run on simulated nodes (kwok), which take any number of pods.
+"""
+
+_SCENARIOS_HEAD = """\
+## Scenarios of a shared cluster
+
+Twenty scenarios that a cluster with several tenants, releases and failures of its own components can meet, and what
+covers them.
 """
 
 
@@ -96,7 +110,8 @@ def _render_row(expectation: Expectation, runs: Sequence[FaultRun]) -> tuple[str
     return (
         f"`{expectation.name}`: {expectation.description}",
         _describe_expectation(expectation),
-        "<br>".join(dict.fromkeys(_describe_result(run) for run in runs)) or "not run",
+        "<br>".join((*dict.fromkeys(_describe_result(run) for run in runs), *_describe_values(expectation, runs)))
+        or "not run",
         format_median_and_range(run.detected_seconds for run in runs),
         format_median_and_range(run.again_seconds for run in runs),
         format_median_and_range((run.steps_lost for run in runs if run.restarts), digits=0),
@@ -110,8 +125,22 @@ def _describe_expectation(expectation: Expectation) -> str:
         f"waits: {expectation.pending_reason}" if expectation.pending_reason else "",
         failures or "no failure",
         expectation.phase,
+        *map(str, expectation.values),
     )
     return "; ".join(filter(None, parts))
+
+
+def _describe_values(expectation: Expectation, runs: Sequence[FaultRun]) -> tuple[str, ...]:
+    """Return one description per expected value, with the measurements of all runs."""
+    descriptions = []
+    for expected in expectation.values:
+        values = [run.values[expected.name] for run in runs if expected.name in run.values]
+        if expected.at_most is not None:
+            text = format_median_and_range(value for value in values if isinstance(value, int | float))
+        else:
+            text = ", ".join(dict.fromkeys(map(str, values)))
+        descriptions.append(f"{expected.name}: {text}" if text else "")
+    return tuple(filter(None, descriptions))
 
 
 def _describe_result(run: FaultRun) -> str:
@@ -129,6 +158,26 @@ def format_median_and_range(values: Iterable[float | None], *, digits: int = 1) 
     return median if low == high else f"{median} ({low} to {high})"
 
 
-def _render_table(rows: Sequence[tuple[str, ...]]) -> str:
-    lines = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in (HEADER, *rows)]
-    return "\n".join([lines[0], "| " + " | ".join("---" for _ in HEADER) + " |", *lines[1:]]) + "\n"
+def _render_scenario(
+    scenario: CoveredScenario, by_fault: Mapping[str, Sequence[FaultRun]], expectations: Sequence[Expectation]
+) -> tuple[str, ...]:
+    counts = [
+        (
+            len(by_fault[expectation.name]),
+            sum(not find_deviations(expectation, run) for run in by_fault[expectation.name]),
+        )
+        for expectation in expectations
+        if expectation.name in scenario.faults
+    ]
+    run_count, ok_count = (sum(numbers) for numbers in zip((0, 0), *counts, strict=True))
+    return (
+        scenario.title,
+        ", ".join(f"`{name}`" for name in scenario.faults),
+        f"{ok_count} of {run_count}",
+        scenario.others,
+    )
+
+
+def _render_table(rows: Sequence[tuple[str, ...]], header: tuple[str, ...] = HEADER) -> str:
+    lines = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in (header, *rows)]
+    return "\n".join([lines[0], "| " + " | ".join("---" for _ in header) + " |", *lines[1:]]) + "\n"

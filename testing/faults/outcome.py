@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from testing.faults.expectation import Expectation
@@ -46,6 +46,7 @@ class FaultRun:
     leftovers: tuple[str, ...] = ()
     trouble: str = ""  # error of the test harness, such as a timeout
     message: str = ""  # message of the job's Finished condition
+    values: dict[str, str | float] = field(default_factory=dict)  # measured by the injection
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -89,6 +90,7 @@ def find_deviations(expectation: Expectation, run: FaultRun) -> tuple[str, ...]:
         *_check_verdicts(expectation, run),
         *_check_root_cause(expectation, run),
         *_check_lost_steps(expectation, run),
+        *_check_values(expectation, run),
     )
 
 
@@ -125,6 +127,14 @@ def _check_lost_steps(expectation: Expectation, run: FaultRun) -> Iterator[str]:
         yield f"{run.steps_missing} steps were never trained"
     if run.leftovers:
         yield f"left behind: {', '.join(run.leftovers)}"
+
+
+def _check_values(expectation: Expectation, run: FaultRun) -> Iterator[str]:
+    for expected in expectation.values:
+        if expected.name not in run.values:
+            yield f"{expected.name}: not measured"
+        elif not expected.is_met_by(run.values[expected.name]):
+            yield f"{expected}, measured {run.values[expected.name]}"
 
 
 def describe_failures(failures: tuple[ObservedFailure, ...]) -> str:

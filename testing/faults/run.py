@@ -14,9 +14,9 @@ from finetune_operator import names
 from testing.cluster.fault_injection import Chaos
 from testing.faults.catalog.fault import InjectedFault, InjectionTime
 from testing.faults.evidence import save_evidence
-from testing.faults.expectation import Expectation
+from testing.faults.expectation import OPERATOR_RESTARTS, Expectation
 from testing.faults.job_recorder import JobRecorder, RecordedStep, StatusChange
-from testing.faults.job_under_test import HARNESS_ERRORS, JobUnderTest, RawBody, wait_until_settled
+from testing.faults.job_under_test import HARNESS_ERRORS, JobUnderTest, RawBody, count_restarts, wait_until_settled
 from testing.faults.outcome import FaultRun, find_deviations, parse_status
 from testing.processes.operator_stack import OperatorInstallation, build_example_job
 
@@ -52,9 +52,12 @@ def run_fault(
     leftovers: tuple[str, ...] = ()
     # run the job with the fault; the result includes errors of the test harness
     job.recorder.start()
+    preparation = ExitStack()
     try:
+        preparation.enter_context(fault.prepare(job))
         run_to_end(job, fault, expectation, times)
         leftovers = find_stale_pods(job)
+        job.values.setdefault(OPERATOR_RESTARTS, sum(map(count_restarts, job.list_operator_pods())))
     except HARNESS_ERRORS as error:
         harness_error = " ".join(str(error).split())[:300]
     finally:
@@ -66,15 +69,22 @@ def run_fault(
         trouble=harness_error,
         leftovers=leftovers,
         waited_for=list_pending_reasons(job.recorder.status_changes),
+        values=select_expected_values(job, expectation),
         **parse_status(job.recorder.status),
         **measure_recovery(job.recorder, times),
     )
     evidence = save_evidence_of_deviation(job, expectation, run)  # save evidence before the job is deleted
     try:
-        run = replace(run, leftovers=(*leftovers, *delete_job(job)))
+        with preparation:
+            run = replace(run, leftovers=(*leftovers, *delete_job(job)))
     except HARNESS_ERRORS as error:
         run = replace(run, trouble=harness_error or f"not removed: {error}")
     return run, evidence or save_evidence_of_deviation(job, expectation, run)
+
+
+def select_expected_values(job: JobUnderTest, expectation: Expectation) -> dict[str, str | float]:
+    expected_names = {expected.name for expected in expectation.values}
+    return {name: value for name, value in job.values.items() if name in expected_names}
 
 
 def save_evidence_of_deviation(job: JobUnderTest, expectation: Expectation, run: FaultRun) -> str:

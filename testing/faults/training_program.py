@@ -157,7 +157,10 @@ def load_step() -> int:
 def save_step(step: int, *, seconds: float) -> None:
     time.sleep(seconds)
     temporary_file = OUTPUT / "saved.tmp"
-    temporary_file.write_text(json.dumps({"step": step}))
+    with temporary_file.open("w") as file:
+        json.dump({"step": step}, file)
+        file.flush()
+        os.fsync(file.fileno())  # otherwise the file may be empty after a failure of the file system
     temporary_file.replace(OUTPUT / "saved.json")
 
 

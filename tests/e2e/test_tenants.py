@@ -11,59 +11,13 @@ from finetune_operator import names
 from testing.builders.jobs import command
 from testing.cluster.fault_injection import Chaos
 from testing.cluster.images.project_images import get_image_name
+from testing.faults.foreign_objects import build_decoy_pod, build_forged_config_map
 from testing.faults.job_under_test import JobUnderTest
 from testing.processes.cluster_training import build_training_fields, wait_for_checkpoint
 from testing.processes.operator_stack import OperatorInstallation, RawBody, get_reported_step, has_condition
 
 pytestmark = [pytest.mark.cluster, pytest.mark.versions]
 StartJob = Callable[..., str]
-
-FORGED_STATUS = """
-import http.server, json, os
-class Handler(http.server.BaseHTTPRequestHandler):
-    def do_GET(self):
-        body = json.dumps({"namespace": "finetune-jobs", "job": os.environ["JOB"], "uid": os.environ["JOB_UID"],
-                           "attempt": 0, "progress": {"step": 10**9, "totalSteps": 10**9}}).encode()
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-http.server.HTTPServer(("", 8080), Handler).serve_forever()
-"""
-
-
-def build_decoy_pod(job: RawBody) -> RawBody:
-    """Return a pod with the labels of the job's node 0, which reports progress of the job."""
-    metadata = job["metadata"]
-    labels = {
-        names.JOB_NAME: metadata["name"],
-        names.JOB_UID: metadata["uid"],
-        names.ATTEMPT: "0",
-        names.NODE_RANK: "0",
-    }
-    container = {
-        "name": names.CONTAINER,
-        "image": get_image_name("operator"),
-        "imagePullPolicy": "Never",
-        "command": ["python3", "-c", FORGED_STATUS],
-        "env": [{"name": "JOB", "value": metadata["name"]}, {"name": "JOB_UID", "value": metadata["uid"]}],
-        "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
-    }
-    return {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {"name": f"decoy-{metadata['name']}", "labels": labels},
-        "spec": {
-            "automountServiceAccountToken": False,
-            "terminationGracePeriodSeconds": 0,
-            "securityContext": {
-                "runAsNonRoot": True,
-                "runAsUser": names.USER_ID,
-                "seccompProfile": {"type": "RuntimeDefault"},
-            },
-            "containers": [container],
-        },
-    }
 
 
 def test_progress_of_a_pod_with_the_labels_of_the_job_is_ignored(
@@ -99,12 +53,8 @@ def test_config_map_with_a_forged_owner_reference_is_replaced(
     genuine = json.loads(
         deployment.kubectl("get", "configmap", under_test.get_config_map_name(attempt=0), "-o", "json")
     )
-    metadata = {"name": name, "labels": genuine["metadata"]["labels"]}
-    metadata["ownerReferences"] = genuine["metadata"]["ownerReferences"]
     forged = json.dumps({**json.loads(genuine["data"][names.CONFIG_KEY]), "model": {"name": "/data/theirs"}})
-    deployment.apply(
-        {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {names.CONFIG_KEY: forged}}
-    )
+    deployment.apply(build_forged_config_map(genuine, name, **{names.CONFIG_KEY: forged}))
     under_test.kill_container(1)
 
     finished = deployment.wait_until_finished(job)

@@ -198,6 +198,11 @@ class AttemptRecord(StatusModel):
         description="Hash of the content of the ConfigMap with which its pods are created; an attempt whose pods exist"
         " only in part is started again if this operator would create other content.",
     )
+    succeeded: Annotated[str, Field(json_schema_extra={"maxLength": 4096})] = Field(
+        default="",
+        description="Ranks of the nodes, such as 0-3,7, that succeeded while others kept running; their pods may be"
+        " removed.",
+    )
     evidence: tuple[Evidence, ...] = Field(
         default=(),
         description="Evidence of the 64 most relevant nodes; after the attempt has ended, of the eight most relevant.",

@@ -25,6 +25,7 @@ from finetune_operator.core.stop_attempt import (
     continue_stopping,
     end_attempt,
 )
+from finetune_operator.core.succeeded_nodes import compute_record_delay, record_successes
 from finetune_operator.core.suspend_and_resume import keep_job_suspended, resume_job, suspend_before_start
 from finetune_operator.failures.create_rejections import find_permanent_rejection
 from finetune_operator.failures.rules import judge_node
@@ -251,13 +252,17 @@ def _check_start_deadlines(context: JobContext) -> Decision | None:
 
 def _update_running_state(context: JobContext) -> Decision:
     """Record whether all pods exist and run, and restore a missing Service or ConfigMap."""
-    record = record_start(context)
+    record = record_successes(record_start(context), context.nodes, context.now)
     is_running = record.state is AttemptState.RUNNING
     # emit events, delete pods of older attempts, restore Service and ConfigMap
     deletions = context.build_deletions(_find_pods_of_older_attempts(context), ABORT_GRACE_SECONDS)
     actions = (*_build_start_events(context, record), *deletions, *ensure_service_and_config_map(context))
-    # requeue for the next ConfigMap check or the next retry of a rejected create
-    delays = (compute_config_map_check_delay(context), None if is_running else _compute_create_retry_delay(context))
+    # requeue for the next ConfigMap check, the next retry of a rejected create, or the record of a success
+    delays = (
+        compute_config_map_check_delay(context),
+        None if is_running else _compute_create_retry_delay(context),
+        compute_record_delay(context.nodes, context.now),
+    )
     requeue_after = min((delay for delay in delays if delay is not None), default=None)
     return build_decision(context, with_record(context.status, record), actions=actions, requeue_after=requeue_after)
 

@@ -10,6 +10,7 @@ from finetune_api.v1alpha1.status import AttemptRecord, JobStatus
 from finetune_operator import names
 from finetune_operator.core.actions import Action, DeletePod
 from finetune_operator.core.pending_reasons import PendingReason, find_pending_reason
+from finetune_operator.core.succeeded_nodes import add_succeeded_nodes
 from finetune_operator.observation.pods import NodeObservation, Observation
 from finetune_operator.settings import Settings
 
@@ -38,8 +39,8 @@ class JobContext:
 
     @cached_property
     def nodes(self) -> tuple[NodeObservation, ...]:
-        """Nodes of the current attempt, from live pods and tombstones."""
-        return self.observation.nodes_of_attempt(self.record.attempt)
+        """Nodes of the current attempt, from live pods, tombstones and the recorded successes."""
+        return add_succeeded_nodes(self.record, self.observation.nodes_of_attempt(self.record.attempt), self.job)
 
     @cached_property
     def pending_reason(self) -> PendingReason | None:

@@ -203,6 +203,7 @@ PATTERNS: tuple[ErrorPattern, ...] = (
             r"input/output error|remote I/O error|stale (NFS )?file handle",
             r"transport endpoint (is not connected|shutdown)|structure needs cleaning",
             r"\b(errno|os error) (5|107|108|116|117|121)\b",
+            r"read-only file system: '?/output\b",  # mounted for writing; after an I/O error, ext4 becomes read-only
         ),
     ),
     ErrorPattern(

@@ -1,16 +1,35 @@
-"""Inject faults into ranks: an out-of-memory error or NaN after a number of forward passes.
+"""Inject faults into the Python processes of a pod.
 
-Python imports a module of this name at startup; tests put its folder first on the PYTHONPATH of launcher and ranks.
+Python imports a module of this name at startup; tests put its folder first on the PYTHONPATH of the container.
+
 After PASSES_BEFORE_FAULT forward passes, a micro-batch of more than OOM_ABOVE_SAMPLES sequences raises an error, or
 with INJECT_NAN the output of the model becomes NaN.
+On node 0, CLOCK_OFFSET_SECONDS shifts the wall clock, and with INJECT_STATUS the supervisor reports an impossible
+progress in /status.
 """
 
+import json
 import os
 import sys
+import time
+
+IMPOSSIBLE_PROGRESS = {"step": 1e308, "totalSteps": 2**60, "loss": "nan", "epoch": 1e308, "etaSeconds": -1e308}
+
+if "CLOCK_OFFSET_SECONDS" in os.environ and os.environ.get("NODE_RANK") == "0":
+    _time = time.time
+    time.time = lambda: _time() + float(os.environ["CLOCK_OFFSET_SECONDS"])
+
+if "INJECT_STATUS" in os.environ and os.environ.get("NODE_RANK") == "0":
+    _dumps = json.dumps
+
+    def _dump_impossible_status(body: object, **options: object) -> str:
+        if isinstance(body, dict) and {"worldSize", "ranks"} <= body.keys():
+            body = {**body, "progress": IMPOSSIBLE_PROGRESS, "firstStep": 2**60}
+        return _dumps(body, **options)  # type: ignore[arg-type]
+
+    json.dumps = _dump_impossible_status  # type: ignore[assignment]
 
 if ("LOCAL_RANK" in os.environ or "ranks" in sys.orig_argv) and "PASSES_BEFORE_FAULT" in os.environ:
-    import time
-
     import torch
 
     _embed = torch.nn.Embedding.forward

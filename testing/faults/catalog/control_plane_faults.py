@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
+import json
+import signal
+import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
 from testing.cluster.host.commands import HarnessError
 from testing.cluster.host.processes import terminate_processes
 from testing.fakes.dead_peer import drop_incoming_packets_of_process
-from testing.faults.catalog.fault import InjectedFault, InjectionTime, build_program_fields, make_program_fields
+from testing.faults.catalog.fault import (
+    InjectedFault,
+    Injection,
+    InjectionTime,
+    build_program_fields,
+    make_program_fields,
+)
+from testing.faults.catalog.release_faults import CRD, apply_crd
+from testing.faults.catalog.start_faults import stop_dns
 from testing.faults.job_under_test import JobUnderTest, RawBody
 from testing.processes.operator_stack import OPERATOR_NAMESPACE
+
+BACKUP_AGE_SECONDS = 15
 
 
 @contextmanager
@@ -90,6 +104,84 @@ def drop_connections(job: JobUnderTest) -> Iterator[None]:
     yield
 
 
+@contextmanager
+def pause_operators(job: JobUnderTest, pods: Sequence[RawBody], seconds: float) -> Iterator[None]:
+    """Stop these replicas with SIGSTOP; the block runs in the middle of the pause."""
+    for pod in pods:
+        job.chaos.signal_pod(pod, signal.SIGSTOP)
+    try:
+        time.sleep(seconds / 2)
+        yield
+        time.sleep(seconds / 2)
+    finally:
+        for pod in pods:
+            job.chaos.signal_pod(pod, signal.SIGCONT)
+
+
+def pause_leader(seconds: float) -> Injection:
+    """Return an injection that pauses the leader and then kills PID 1 of node 1."""
+
+    @contextmanager
+    def inject(job: JobUnderTest) -> Iterator[None]:
+        with pause_operators(job, [job.find_leader()], seconds):
+            pass
+        job.kill_container(1)
+        yield
+
+    return inject
+
+
+@contextmanager
+def pause_all_operators(job: JobUnderTest) -> Iterator[None]:
+    with pause_operators(job, job.list_operator_pods(), 25):
+        job.kill_container(1)
+    yield
+
+
+@contextmanager
+def stop_controller_manager(job: JobUnderTest) -> Iterator[None]:
+    """Stop the controller manager and kill PID 1 of node 1."""
+    daemon = job.cluster.find_daemon("kube-controller-manager")
+    daemon.stop()
+    try:
+        job.kill_container(1)
+        yield
+    finally:
+        daemon.start()
+
+
+@contextmanager
+def stop_dns_and_kill_container(job: JobUnderTest) -> Iterator[None]:
+    with stop_dns(job):
+        job.kill_container(1)
+        yield
+
+
+@contextmanager
+def recreate_crd(job: JobUnderTest) -> Iterator[None]:
+    """Delete the CRD and with it all jobs, and apply both again."""
+    crd = json.loads(job.installation.kubectl("get", CRD, "-o", "json"))
+    manifest = job.installation.get_job(job.name)
+    job.installation.kubectl("delete", CRD, "--timeout=120s")
+    apply_crd(job, crd)
+    job.installation.kubectl("wait", "--for=condition=Established", CRD, "--timeout=60s")
+    job.installation.apply({**{k: manifest[k] for k in ("apiVersion", "kind", "spec")}, "metadata": {"name": job.name}})
+    yield
+
+
+@contextmanager
+def restore_etcd(job: JobUnderTest) -> Iterator[None]:
+    """Restore etcd from a backup of 15 s before, and kill PID 1 of node 1."""
+    with tempfile.TemporaryDirectory() as folder:
+        backup = Path(folder) / "etcd"
+        job.chaos.back_up_etcd(backup)
+        time.sleep(BACKUP_AGE_SECONDS)
+        job.chaos.restore_etcd(backup)
+    job.cluster.wait_until_ready()
+    job.kill_container(1)
+    yield
+
+
 def avoid_leader_node(job: JobUnderTest) -> RawBody:
     k8s_node = job.find_leader()["spec"]["nodeName"]
     other = next(name for name in job.list_k8s_node_names() if name != k8s_node)
@@ -110,5 +202,13 @@ CONTROL_PLANE_FAULTS = {
         make_program_fields("--save-seconds", "5"), kill_operators_while_stopping
     ),
     "connections-forgotten": InjectedFault(make_program_fields(), drop_connections),
+    "leader-paused-4": InjectedFault(make_program_fields(), pause_leader(4), recovery_timeout_seconds=60),
+    "leader-paused-12": InjectedFault(make_program_fields(), pause_leader(12), recovery_timeout_seconds=60),
+    "leader-paused-25": InjectedFault(make_program_fields(), pause_leader(25), recovery_timeout_seconds=60),
+    "operators-paused-25": InjectedFault(make_program_fields(), pause_all_operators, recovery_timeout_seconds=60),
+    "controller-manager-down": InjectedFault(make_program_fields(), stop_controller_manager, duration_seconds=20),
+    "dns-down-restart": InjectedFault(make_program_fields(), stop_dns_and_kill_container, duration_seconds=20),
+    "crd-recreated": InjectedFault(make_program_fields(), recreate_crd, recovery_timeout_seconds=240),
+    "etcd-restored": InjectedFault(make_program_fields(), restore_etcd, recovery_timeout_seconds=300),
     "leader-partitioned": InjectedFault(avoid_leader_node, partition_leader, duration_seconds=30),
 }

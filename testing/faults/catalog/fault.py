@@ -37,6 +37,7 @@ class InjectedFault:
     """A fault of the matrix and the spec of the job into which it is injected.
 
     build_spec_fields: returns the spec fields that differ from the example job.
+    prepare: context manager that is entered before the job is created and exited after its deletion.
     inject: context manager that creates the fault on entry and removes it on exit. It exits after `duration_seconds`
         or when the job trains again.
     is_isolated: the fault does not affect other jobs, so several such faults can be injected at the same time.
@@ -49,6 +50,7 @@ class InjectedFault:
     duration_seconds: float | None = None
     recovery_timeout_seconds: float = 200
     is_isolated: bool = False
+    prepare: Injection = inject_nothing
 
 
 def build_program_fields(*arguments: str, ranks: int = 1, **fields: Any) -> RawBody:

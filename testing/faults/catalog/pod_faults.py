@@ -13,6 +13,8 @@ from testing.faults.catalog.fault import InjectedFault, InjectionTime, make_prog
 from testing.faults.job_under_test import JobUnderTest, RawBody
 
 PREEMPTOR = "chaos-preemptor"
+FINALIZER = "example.com/backup"  # of another controller
+SPOT_NOTICE_SECONDS = 30
 OUT_OF_SERVICE = "node.kubernetes.io/out-of-service=nodeshutdown:NoExecute"
 SHORT_TOLERATIONS = {  # evict pods from a lost Kubernetes node after 5 s instead of a minute
     "tolerations": [
@@ -50,11 +52,18 @@ def delete_pod_during_start(job: JobUnderTest) -> Iterator[None]:
 
 @contextmanager
 def evict_pod(job: JobUnderTest) -> Iterator[None]:
+    evict(job)
+    yield
+
+
+def evict(job: JobUnderTest, *, grace_seconds: int | None = None) -> None:
+    """Evict the pod of node 1, by default with its own grace period."""
     namespace, pod = job.installation.namespace, job.get_pod_name(1)
-    body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": pod, "namespace": namespace}}
+    body: RawBody = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": pod, "namespace": namespace}}
+    if grace_seconds is not None:
+        body["deleteOptions"] = {"gracePeriodSeconds": grace_seconds}
     path = f"/api/v1/namespaces/{namespace}/pods/{pod}/eviction"
     job.installation.kubectl("create", "--raw", path, "-f", "-", stdin=json.dumps(body))
-    yield
 
 
 @contextmanager
@@ -158,6 +167,50 @@ def recreate_job(job: JobUnderTest) -> Iterator[None]:
     yield
 
 
+def patch_pod(job: JobUnderTest, patch: RawBody, *options: str) -> None:
+    """Apply a merge patch to the pod of node 1."""
+    job.installation.kubectl("patch", "pod", job.get_pod_name(1), "--type=merge", "-p", json.dumps(patch), *options)
+
+
+@contextmanager
+def set_pod_deadline(job: JobUnderTest) -> Iterator[None]:
+    patch_pod(job, {"spec": {"activeDeadlineSeconds": 1}})
+    yield
+
+
+@contextmanager
+def add_finalizer(job: JobUnderTest) -> Iterator[None]:
+    """Add a finalizer to the pod of node 1 and delete the pod; remove the finalizer when the job trains again."""
+    patch_pod(job, {"metadata": {"finalizers": [FINALIZER]}})
+    try:
+        job.installation.kubectl("delete", "pod", job.get_pod_name(1), "--wait=false")
+        yield
+    finally:
+        patch_pod(job, {"metadata": {"finalizers": None}})
+
+
+@contextmanager
+def resize_and_debug_pod(job: JobUnderTest) -> Iterator[None]:
+    pod = job.get_pod_name(1)
+    containers = [{"name": names.CONTAINER, "resources": {"requests": {"cpu": "150m"}}}]
+    patch = json.dumps({"spec": {"containers": containers}})
+    job.installation.kubectl("patch", "pod", pod, "--subresource=resize", "--type=strategic", "-p", patch)
+    debug = ("debug", pod, f"--image={get_image_name('operator')}", "--profile=restricted", "--container=debugger")
+    job.installation.kubectl(*debug, "--image-pull-policy=Never", "--", "sleep", "5")
+    time.sleep(8)
+    body = job.chaos.get_pod(job.installation.namespace, pod)
+    job.values["ephemeral containers"] = len(body["spec"].get("ephemeralContainers", ()))
+    job.values["CPU request"] = body["spec"]["containers"][0]["resources"]["requests"]["cpu"]
+    yield
+
+
+@contextmanager
+def reclaim_pod(job: JobUnderTest) -> Iterator[None]:
+    """Evict the pod of node 1 with the grace period of a reclaimed spot instance."""
+    evict(job, grace_seconds=SPOT_NOTICE_SECONDS)
+    yield
+
+
 @contextmanager
 def stop_kubelet(job: JobUnderTest) -> Iterator[None]:
     k8s_node = job.get_k8s_node(1)
@@ -236,6 +289,10 @@ POD_FAULTS = {
         make_program_fields(), take_next_config_map_name, duration_seconds=8, is_isolated=True
     ),
     "pod-relabelled": InjectedFault(make_program_fields(), relabel_pod, is_isolated=True),
+    "pod-deadline": InjectedFault(make_program_fields(), set_pod_deadline, is_isolated=True),
+    "pod-finalizer": InjectedFault(make_program_fields(), add_finalizer, is_isolated=True),
+    "pod-debugged": InjectedFault(make_program_fields(), resize_and_debug_pod, is_isolated=True),
+    "spot-reclaim": InjectedFault(make_program_fields("--save-seconds", "15"), reclaim_pod, is_isolated=True),
     "applied-again": InjectedFault(make_program_fields(), recreate_job, is_isolated=True),
 }
 

@@ -83,30 +83,6 @@ def remove_config_map(job: JobUnderTest) -> Iterator[None]:
 
 
 @contextmanager
-def break_webhook(job: JobUnderTest) -> Iterator[None]:
-    """Register an admission webhook for the job's pods whose Service does not exist."""
-    rule = {"operations": ["CREATE"], "apiGroups": [""], "apiVersions": ["v1"], "resources": ["pods"]}
-    hook = {
-        "name": "policy.example.com",
-        "rules": [rule],
-        "objectSelector": {"matchLabels": {names.JOB_NAME: job.name}},
-        "clientConfig": {"service": {"name": "policy", "namespace": "default"}},
-        "admissionReviewVersions": ["v1"],
-        "sideEffects": "None",
-        "failurePolicy": "Fail",
-    }
-    kind, metadata = "ValidatingWebhookConfiguration", {"name": job.name}
-    job.installation.apply(
-        {"apiVersion": "admissionregistration.k8s.io/v1", "kind": kind, "metadata": metadata, "webhooks": [hook]}
-    )
-    try:
-        time.sleep(2)  # the API server loads webhooks asynchronously
-        yield
-    finally:
-        job.installation.kubectl("delete", kind, job.name)
-
-
-@contextmanager
 def stop_dns(job: JobUnderTest) -> Iterator[None]:
     dns = job.cluster.find_daemon("coredns")
     dns.stop()
@@ -213,13 +189,6 @@ START_FAULTS = {
         partial(limit_quota, pods=1),
         injection_time=InjectionTime.BEFORE_CREATION,
         duration_seconds=16,
-    ),
-    "webhook-down": InjectedFault(
-        make_program_fields(),
-        break_webhook,
-        injection_time=InjectionTime.BEFORE_CREATION,
-        duration_seconds=8,
-        is_isolated=True,
     ),
     "config-map-deleted": InjectedFault(
         lambda _: require_schedulable_label(),

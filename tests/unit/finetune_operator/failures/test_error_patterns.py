@@ -59,3 +59,8 @@ def test_error_message_of_a_stopped_node_is_ignored() -> None:
 )
 def test_path_of_the_full_volume_determines_the_reason(path: str, reason: Reason) -> None:
     assert classify_error_text(f"OSError: [Errno 28] No space left on device (full: {path})") is reason
+
+
+@pytest.mark.parametrize(("path", "reason"), [("/output/jobs/a/saved.tmp", Reason.STORAGE_FAULT), ("/data/a", None)])
+def test_read_only_file_system_is_a_storage_fault_only_for_the_output(path: str, reason: Reason | None) -> None:
+    assert classify_error_text(f"OSError: [Errno 30] Read-only file system: '{path}'") is reason

@@ -9,7 +9,8 @@ from finetune_api.v1alpha1.status import Fault
 from testing.faults.__main__ import select_expectations
 from testing.faults.catalog.matrix import FAULTS
 from testing.faults.expectation import Expectation, expect_failure, expect_repair, expect_restart
-from testing.faults.expectations import EXPECTATIONS
+from testing.faults.expected.matrix import EXPECTATIONS
+from testing.faults.scenarios import SCENARIOS
 
 
 def test_every_fault_has_exactly_one_expectation() -> None:
@@ -18,6 +19,14 @@ def test_every_fault_has_exactly_one_expectation() -> None:
     assert names.keys() == FAULTS.keys()
     assert set(names.values()) == {1}
     assert len(names) >= 25
+
+
+def test_every_scenario_is_covered_by_faults_of_the_matrix() -> None:
+    covered = {name for scenario in SCENARIOS for name in scenario.faults}
+
+    assert len(SCENARIOS) == 20
+    assert covered <= FAULTS.keys()
+    assert all(scenario.faults for scenario in SCENARIOS)
 
 
 def test_expected_phase_is_derived_from_last_failure() -> None:

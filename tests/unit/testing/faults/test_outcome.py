@@ -7,7 +7,7 @@ import pytest
 
 from finetune_api.v1alpha1.reasons import Reason
 from testing.faults.__main__ import compute_exit_code
-from testing.faults.expectation import Expectation, expect_restart
+from testing.faults.expectation import Expectation, ExpectedValue, expect_restart
 from testing.faults.matrix_page import ClusterSetup, format_median_and_range, render_page
 from testing.faults.outcome import FaultRun, ObservedFailure, find_deviations, parse_status
 
@@ -71,6 +71,45 @@ def test_missing_pending_reason_is_a_deviation() -> None:
 
     assert find_deviations(expectation, run) == ("reported to wait for nothing, expected CreateRefused",)
     assert find_deviations(expectation, replace(run, waited_for=("CreateRefused",))) == ()
+
+
+MEASURED = Expectation(
+    "drain", "a drain", values=(ExpectedValue("replicas", equal_to=2), ExpectedValue("started after, s", at_most=10))
+)
+
+
+@pytest.mark.parametrize(
+    ("values", "deviations"),
+    [
+        pytest.param({"replicas": 2, "started after, s": 10}, (), id="as expected"),
+        pytest.param(
+            {"replicas": 1, "started after, s": 10.5},
+            ("replicas: 2, measured 1", "started after, s: at most 10, measured 10.5"),
+            id="wrong",
+        ),
+        pytest.param({}, ("replicas: not measured", "started after, s: not measured"), id="missing"),
+    ],
+)
+def test_measured_values_are_compared_with_the_expectation(
+    values: dict[str, str | float], deviations: tuple[str, ...]
+) -> None:
+    run = FaultRun(fault="drain", began="2026-01-01T12:00:00+00:00", phase="Complete", values=values)
+
+    assert find_deviations(MEASURED, run) == deviations
+    assert FaultRun.from_json(run.to_json()) == run
+
+
+def test_page_contains_expected_and_measured_values() -> None:
+    began = "2026-01-01T12:00:00+00:00"
+    runs = [
+        FaultRun(fault="drain", began=began, phase="Complete", values={"replicas": 2, "started after, s": seconds})
+        for seconds in (1.0, 3.0, 2.0)
+    ]
+
+    page = render_page([MEASURED], runs, SETUP)
+
+    assert "no failure; Complete; replicas: 2; started after, s: at most 10" in page
+    assert "no failure; Complete<br>replicas: 2<br>started after, s: 2.0 (1.0 to 3.0)" in page
 
 
 def test_fault_without_run_is_listed_and_causes_exit_code_1() -> None:

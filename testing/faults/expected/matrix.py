@@ -1,0 +1,23 @@
+"""All expectations of the fault matrix, each of which was committed before the first run of its fault."""
+
+from __future__ import annotations
+
+from testing.faults.expected.control_plane import CONTROL_PLANE, DATA
+from testing.faults.expected.pods import K8S_NODES, PODS, USER_CHANGES
+from testing.faults.expected.ranks import RANKS, RESOURCES
+from testing.faults.expected.shared_cluster import SHARED_CLUSTER
+from testing.faults.expected.starts import STARTS
+from testing.faults.expected.untrusted import UNTRUSTED
+
+EXPECTATIONS = (
+    *RANKS,
+    *RESOURCES,
+    *PODS,
+    *USER_CHANGES,
+    *K8S_NODES,
+    *STARTS,
+    *CONTROL_PLANE,
+    *DATA,
+    *UNTRUSTED,
+    *SHARED_CLUSTER,
+)
