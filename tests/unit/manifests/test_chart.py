@@ -73,7 +73,7 @@ def test_page_has_a_row_for_every_cluster_on_which_tests_run() -> None:
 def test_chart_is_rejected_by_older_kubernetes_versions(helm: Path, capfd: pytest.CaptureFixture[str]) -> None:
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
     minor = int(chart["kubeVersion"].removeprefix(">=").split(".")[1])
-    command = [helm, "template", "finetune-operator", CHART, "--kube-version"]
+    command = [str(helm), "template", "finetune-operator", str(CHART), "--kube-version"]
 
     assert subprocess.run([*command, f"1.{minor}.0"], check=False).returncode == 0
     assert subprocess.run([*command, f"1.{minor - 1}.99"], check=False).returncode != 0
