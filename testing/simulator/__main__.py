@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from testing.simulator.scenarios import SCENARIO_KINDS
 from testing.simulator.search import Counterexample, SearchResult, explain, search
 
-CHUNK_SIZE = 200
+CHUNK_SIZE = 50
 PROGRESS_INTERVAL_SECONDS = 60.0
 
 Chunk = tuple[str, range]

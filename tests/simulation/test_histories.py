@@ -40,6 +40,7 @@ REGRESSIONS = (
     ("user_interference", 175004807),
     ("stale_caches", 176007384),
     ("two_releases", 114),
+    ("poisoned_jobs", 5011),
 )
 
 

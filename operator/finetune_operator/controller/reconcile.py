@@ -147,12 +147,15 @@ def _keep_unknown_fields(job: RawBody, status: RawBody) -> RawBody:
 async def _handle_invalid_spec(
     dependencies: PassDependencies, job: RawBody, error: ValidationError, cached: CachedState
 ) -> PassResult:
-    """Fail a job whose spec cannot be parsed. One that has begun continues: another release accepted its spec."""
+    """Fail a job whose spec cannot be parsed, and delete it after its TTL.
+
+    One that has begun continues: another release accepted its spec.
+    """
     status = _parse_status(job)
-    if status.attempts:
+    if status.attempts or status.completion_time is not None:
         return await reconcile_degraded(dependencies, job, cached, problem=explain_validation_error(error))
     metadata = ObjectMeta.model_validate(job["metadata"])
-    if metadata.deletion_timestamp is not None or status.completion_time is not None:
+    if metadata.deletion_timestamp is not None:
         return PassResult(job)
     decision = decide_invalid_spec(status, error, dependencies.now(), generation=metadata.generation)
     return await _carry_out(dependencies, job, status, decision)

@@ -41,7 +41,8 @@ def decide_degraded(
         ttl = _read_seconds(spec if spec.get(field) is not None else {field: default_ttl_seconds}, field)
         has_expired = ttl is not None and now >= status.completion_time + ttl
         delete_job = (DeleteJob(metadata["uid"]),) if has_expired else ()
-        return Decision(status, (*_delete_pods(pods, ABORT_GRACE_SECONDS), *delete_job), requeue_after=RETRY_INTERVAL)
+        requeue_after = None if ttl is None else RETRY_INTERVAL
+        return Decision(status, (*_delete_pods(pods, ABORT_GRACE_SECONDS), *delete_job), requeue_after)
     deadline = _read_seconds(spec, "activeDeadlineSeconds")
     suspended = timedelta(seconds=status.suspended_seconds)
     if deadline is not None and status.start_time is not None and now >= status.start_time + deadline + suspended:

@@ -15,7 +15,7 @@ from finetune_operator.controller.reconcile import (
 )
 from finetune_operator.kube.cluster import ClusterError, Conflict, CreateRejected
 from finetune_operator.observation.pods import RejectedCreate
-from testing.builders.jobs import finished_pod, job
+from testing.builders.jobs import UID, finished_pod, job
 from testing.builders.passes import (
     CREATES,
     LATER,
@@ -147,6 +147,13 @@ async def test_an_invalid_spec_fails_the_job_once_with_a_message() -> None:
     assert failed["message"] == "spec.numNodes: must be greater than or equal to 1, found 0"
     assert second == PassResult(first.job)
     assert cluster.requests == ["write status", "event InvalidSpec"]
+
+
+async def test_a_job_that_failed_with_an_invalid_spec_is_deleted_after_its_ttl() -> None:
+    failed = await run_pass(RecordingCluster(), build_raw_job(numNodes=0, ttlSecondsAfterFinished=0))
+    await run_pass(cluster := RecordingCluster(), failed.job)
+
+    assert cluster.requests == [f"delete FineTuneJob bert {UID}"]
 
 
 async def test_invalid_spec_does_not_fail_a_job_that_has_started() -> None:
