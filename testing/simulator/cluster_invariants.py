@@ -7,8 +7,8 @@ from testing.simulator.world.apiserver import Change, RawBody
 from testing.simulator.world.world import World
 
 MAX_WAIT_SECONDS = 120.0  # of a job in a work queue under network faults
-# limits of the passes of one job: for its timers and progress, for changes by others, and for its own writes
-PASSES_PER_SECOND, PASSES_PER_CHANGE, EXTRA_PASSES = 0.25, 3, 40
+# limits of the passes of one job: for its timers, for changes of its objects, and for retries
+PASSES_PER_SECOND, PASSES_PER_CHANGE, EXTRA_PASSES = 0.25, 2, 30
 
 
 class ClusterMonitor:
@@ -53,8 +53,8 @@ class ClusterMonitor:
 
     def _on_commit(self, change: Change) -> None:
         owner_uid, uid = get_controller_uid(change.body), change.body["metadata"]["uid"]
+        self._commit_counts[owner_uid or uid] += 1
         if not change.actor.startswith("operator"):
-            self._commit_counts[owner_uid or uid] += 1
             return
         name = f"{change.kind} {change.body['metadata']['namespace']}/{change.body['metadata']['name']}"
         if change.old_body and self._is_foreign(change.old_body):

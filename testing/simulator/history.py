@@ -193,6 +193,8 @@ async def _run_history(scenario: Scenario, choices: Choices) -> HistoryResult:
                 _check_liveness(job, plan.liveness)
     finally:
         controller_log.removeHandler(errors)
+        for operator in world.operators:
+            operator.crash()
     status = world.jobs[0].status
     return HistoryResult(
         violations=world.violations,

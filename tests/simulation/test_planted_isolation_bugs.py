@@ -14,7 +14,7 @@ from finetune_operator.controller import gather, progress_poller, reconcile
 from finetune_operator.controller.child_cache import ChildCache, JobKey
 from finetune_operator.controller.controller import Controller
 from finetune_operator.controller.gather import CachedState
-from finetune_operator.core import attempt_record, decide
+from finetune_operator.core import attempt_record, decide, ensure_children
 from finetune_operator.core.decision import Decision
 from finetune_operator.core.snapshot import renew_snapshot
 from finetune_operator.kube.cluster import KubernetesCluster, ObjectRef
@@ -85,6 +85,8 @@ def fail_watch_on_unreadable_job(patch: pytest.MonkeyPatch) -> None:
 def complete_attempt_from_edited_spec(patch: pytest.MonkeyPatch) -> None:
     """Complete an attempt with pods of a spec that was edited after the attempt began."""
     patch.setattr(decide, "has_outdated_spec", lambda record, spec: False)
+    for module in (decide, attempt_record, ensure_children):
+        patch.setattr(module, "compute_config_hash", lambda run_plan: "equal")
 
 
 def use_image_of_installed_release(patch: pytest.MonkeyPatch) -> None:
@@ -163,13 +165,12 @@ def wait_inside_workers(patch: pytest.MonkeyPatch) -> None:
 
 
 def enqueue_all_jobs(patch: pytest.MonkeyPatch) -> None:
-    """Enqueue all jobs after a pod event of any job."""
+    """Enqueue all jobs at once after a pod event of any job."""
 
     def enqueue_debounced(self: Controller, key: JobKey) -> None:
         for each in self.jobs:
-            original(self, each)
+            self.enqueue(each)
 
-    original = Controller.enqueue_debounced
     patch.setattr(Controller, "enqueue_debounced", enqueue_debounced)
 
 
