@@ -10,6 +10,15 @@ from kubernetes_schema import load_kubernetes_schema
 
 Schema = dict[str, Any]
 
+# Fields that the oldest supported release does not have; its API server would drop them from the pods without an error.
+NEWER_FIELDS = {
+    "ConfigMapVolumeSource.defaultUser",
+    "ConfigMapVolumeSource.items[].user",
+    "EmptyDirVolumeSource.mode",
+    "SecretVolumeSource.defaultUser",
+    "SecretVolumeSource.items[].user",
+}
+
 
 def find_differences(schema: Schema, upstream: Schema, definitions: Schema, path: str) -> Iterator[str]:
     """Yield each difference between the fields, types and required fields of both schemas."""
@@ -25,7 +34,8 @@ def find_differences(schema: Schema, upstream: Schema, definitions: Schema, path
     if sorted(schema.get("required", ())) != sorted(upstream.get("required", ())):
         yield f"{path}: requires {schema.get('required')} instead of {upstream.get('required')}"
     fields, upstream_fields = schema.get("properties", {}), upstream.get("properties", {})
-    yield from (f"{path}.{name}: only in one schema" for name in sorted(fields.keys() ^ upstream_fields.keys()))
+    differing_fields = {f"{path}.{name}" for name in fields.keys() ^ upstream_fields.keys()} - NEWER_FIELDS
+    yield from (f"{field}: only in one schema" for field in sorted(differing_fields))
     for name in fields.keys() & upstream_fields.keys():
         yield from find_differences(fields[name], upstream_fields[name], definitions, f"{path}.{name}")
     for key in ("items", "additionalProperties"):
