@@ -78,19 +78,12 @@ def suspend_job_temporarily(world: World, job: SimulatedJob) -> None:
     recover_later(world, lambda: job.edit_spec(suspend=False))
 
 
-def resize_suspended_job(world: World, job: SimulatedJob) -> None:
-    """Suspend the job, change numNodes and resume it."""
-    job.edit_spec(suspend=True)
-    job.edit_spec(numNodes=world.choices.pick((1, 2, 3)))
-    recover_later(world, lambda: job.edit_spec(suspend=False))
-
-
 def edit_job_under_brief_suspension(world: World, job: SimulatedJob) -> None:
-    """Suspend the job, change its image or its ranks per node, and resume it, often while no operator runs."""
+    """Suspend the job, change its image or shared memory, and resume it, often while no operator runs."""
     if not world.choices.draw_boolean(25):
         for operator in tuple(world.operators):
             world.crash(operator)
-    changes: tuple[dict[str, Any], ...] = ({"image": "registry.example/other:v1"}, {"nprocPerNode": 1})
+    changes: tuple[dict[str, Any], ...] = ({"image": "registry.example/other:v1"}, {"shmSize": "1Gi"})
     job.edit_spec(suspend=True)
     job.edit_spec(**world.choices.pick(changes))
     job.edit_spec(suspend=False)
@@ -205,7 +198,6 @@ USER_INCIDENTS: tuple[Incident, ...] = (  # an incident that is listed several t
     *(4 * (suspend_job_temporarily, delete_pod)),
     *(2 * (force_delete_pod, evict_pod, evict_pod_by_taint, resume_job)),
     suspend_job,
-    resize_suspended_job,
     take_pod_name,
     replace_config_map,
     delete_job,
