@@ -47,7 +47,7 @@ class AttemptMonitor:
         container = pod["spec"]["containers"][0]
         variables = [v for v in container["env"] if v["name"] not in RANK_VARIABLES]
         config_maps = [v["configMap"]["name"] for v in pod["spec"]["volumes"] if "configMap" in v]
-        gang = container["image"], container.get("resources"), variables, config_maps
+        gang = container["image"], container.get("resources"), variables, config_maps, pod["spec"]["volumes"]
         name = pod["metadata"]["name"]
         if self._gangs.setdefault((uid, attempt), gang) != gang:
             self._world.report(f"{name} differs from the other pods of its attempt: {gang}")

@@ -164,7 +164,9 @@ class JobMonitor:
                 yield f"{new_pod.pod_name} was created while {other.pod_name} may run"
         for _, pod in self._job.list_pods_of_all_uids():
             other = observe_pod(pod, is_tombstone=False)
-            is_predecessor = get_controller_uid(pod) != self._job.uid
+            # a create request of the previous job that was sent before its deletion may still take effect
+            is_older = pod["metadata"]["creationTimestamp"] < self._job.creation_time
+            is_predecessor = get_controller_uid(pod) != self._job.uid and is_older
             if other and is_predecessor and not other.is_relabelled and other.may_run(self._world.now()):
                 yield f"{new_pod.pod_name} was created while a pod of the deleted job of the same name may run"
         for process in self._job.list_running_processes():

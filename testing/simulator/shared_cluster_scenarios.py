@@ -13,7 +13,6 @@ from testing.simulator.incidents.job_incidents import (
     delete_pod,
     kill_container,
     kill_rank,
-    edit_suspended_job,
     suspend_job_temporarily,
 )
 from testing.simulator.incidents.node_incidents import NODE_INCIDENTS
@@ -58,7 +57,7 @@ def paused_operators(choices: Choices) -> Scenario:
 
 def two_releases(choices: Choices) -> Scenario:
     """Draw a scenario in which operators of two releases lead in turns."""
-    incidents = (*(3 * ROLLOUTS), *(2 * (kill_rank, kill_container, suspend_job_temporarily)), edit_suspended_job)
+    incidents = (*(3 * ROLLOUTS), *(2 * (kill_rank, kill_container, suspend_job_temporarily)))
     scenario = build_shared_scenario(choices, incidents)
     first, *others = scenario.further_jobs
     new_job = replace(first, spec_fields={**first.spec_fields, "note": "a field of the next release"})

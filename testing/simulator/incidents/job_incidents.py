@@ -78,15 +78,8 @@ def suspend_job_temporarily(world: World, job: SimulatedJob) -> None:
     recover_later(world, lambda: job.edit_spec(suspend=False))
 
 
-def edit_suspended_job(world: World, job: SimulatedJob) -> None:
-    """Suspend the job, change its shared memory and resume it."""
-    job.edit_spec(suspend=True)
-    job.edit_spec(shmSize=world.choices.pick(("1Gi", "2Gi", "4Gi")))
-    recover_later(world, lambda: job.edit_spec(suspend=False))
-
-
 def edit_job_under_brief_suspension(world: World, job: SimulatedJob) -> None:
-    """Suspend the job, change its image or its shared memory, and resume it, often while no operator runs."""
+    """Suspend the job, change its image or shared memory, and resume it, often while no operator runs."""
     if not world.choices.draw_boolean(25):
         for operator in tuple(world.operators):
             world.crash(operator)
@@ -205,7 +198,6 @@ USER_INCIDENTS: tuple[Incident, ...] = (  # an incident that is listed several t
     *(4 * (suspend_job_temporarily, delete_pod)),
     *(2 * (force_delete_pod, evict_pod, evict_pod_by_taint, resume_job)),
     suspend_job,
-    edit_suspended_job,
     take_pod_name,
     replace_config_map,
     delete_job,

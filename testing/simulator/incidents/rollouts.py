@@ -2,7 +2,6 @@
 
 from testing.simulator.incidents.job_incidents import Incident, crash_operator, edit_job_under_brief_suspension
 from testing.simulator.incidents.operator_pauses import pause_operator
-from testing.simulator.incidents.strangers import slow_down_creates
 from testing.simulator.incidents.user_interference import exhaust_quota, recreate_job
 from testing.simulator.world.job import SimulatedJob
 from testing.simulator.world.releases import THIS_RELEASE, load_next_release
@@ -18,7 +17,7 @@ def roll_out_other_release(world: World, job: SimulatedJob) -> None:
 ROLLOUTS: tuple[Incident, ...] = (  # an incident that is listed several times is drawn more often
     *(6 * (roll_out_other_release,)),
     *(2 * (edit_job_under_brief_suspension,)),
-    *(2 * (slow_down_creates, exhaust_quota)),
+    *(2 * (exhaust_quota,)),
     recreate_job,
     pause_operator,
     crash_operator,

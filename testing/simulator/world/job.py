@@ -44,6 +44,11 @@ class SimulatedJob:
         return status
 
     @property
+    def creation_time(self) -> str:
+        """Time at which the current job was created; empty if it was deleted."""
+        return str((self.body or {"metadata": {}})["metadata"].get("creationTimestamp", ""))
+
+    @property
     def service_key(self) -> ObjectKey:
         """Key of the Service of the job."""
         return ObjectKey("Service", self.key.namespace, names.service_name(self.key.name))
