@@ -122,7 +122,8 @@ class KubernetesCluster:
         self._api = api
         self._pod_lists = ReadBatcher(self._list_pods_by_label)
         self._objects = ReadBatcher(self._get_object)
-        self._config_map_uids: dict[tuple[str, str], str] = {}  # of the newest creates, by namespace and name
+        # uids of the newest ConfigMaps by namespace, name and uid of the owner
+        self._config_map_uids: dict[tuple[str, str, str], str] = {}
 
     async def write_status(self, job: RawBody, status: RawBody) -> RawBody:
         """Replace the status unless the resourceVersion or uid of the job has changed.
@@ -261,13 +262,14 @@ class KubernetesCluster:
     def _remember_config_map(self, created: RawBody) -> None:
         """Keep the uid of a created ConfigMap, so that its deletion needs no GET."""
         metadata = created["metadata"]
-        self._config_map_uids[metadata["namespace"], metadata["name"]] = metadata["uid"]
+        key = metadata["namespace"], metadata["name"], find_controlling_owner(created).get("uid", "")
+        self._config_map_uids[key] = metadata["uid"]
         if len(self._config_map_uids) > MAX_REMEMBERED_CONFIG_MAPS:
             del self._config_map_uids[next(iter(self._config_map_uids))]
 
     async def _find_controlled_uid(self, target: ObjectRef) -> str | None:
-        created_uid = self._config_map_uids.pop((target.namespace, target.name), None)
-        if created_uid is not None and target.kind == "ConfigMap":
+        key = target.namespace, target.name, target.owner_uid
+        if target.kind == "ConfigMap" and (created_uid := self._config_map_uids.pop(key, None)):
             return created_uid
         existing = await self.get(target.kind, target.namespace, target.name)
         if existing is None or find_controlling_owner(existing).get("uid") != target.owner_uid:

@@ -426,6 +426,16 @@ async def test_deletion_of_a_created_config_map_needs_no_read() -> None:
     assert [request.method for request in api.find_requests("GET", "configmaps")] == ["GET"]
 
 
+async def test_created_config_map_of_another_job_is_not_deleted() -> None:
+    api = HttpApi()
+    async with serve_and_connect(api) as server:
+        cluster = KubernetesCluster(server)
+        await cluster.create({**pod("a-0"), "kind": "ConfigMap"})
+        await cluster.delete(ObjectRef("ConfigMap", "default", "a-0", "", owner_uid="another"))
+
+    assert ("configmaps", "default", "a-0") in api.objects
+
+
 async def test_config_map_that_a_user_replaced_is_not_deleted() -> None:
     api = HttpApi()
     async with serve_and_connect(api) as server:
