@@ -72,6 +72,10 @@ class AttemptMonitor:
             number, reason = record["attempt"], record.get("reason")
             if reason == Reason.POD_DELETED != known.get(number) and (uid, str(number)) not in self._removed:
                 self._world.report(f"attempt {number} of {name} failed with {reason}, but no pod of it was deleted")
+        self._check_progress(job)
+
+    def _check_progress(self, job: RawBody) -> None:
+        status, uid, name = job["status"], job["metadata"]["uid"], job["metadata"]["name"]
         step, reached_step = (status.get("progress") or {}).get("step") or 0, self._world.trainer.reached_steps[uid]
         if step > reached_step and uid not in self._world.poisoned_uids:
             self._world.report(f"the status of {name} reports step {step}, but no process passed step {reached_step}")

@@ -28,7 +28,8 @@ from finetune_operator.observation.pods import NodeObservation
 from finetune_operator.plan import manifests, pod_manifest
 from finetune_operator.plan.run_plan import RunPlan
 from testing.simulator import scenarios
-from testing.simulator.incidents.job_incidents import Incident, suspend_job_temporarily
+from testing.simulator.attempt_invariants import AttemptMonitor
+from testing.simulator.incidents.job_incidents import Incident, delete_pod, suspend_job_temporarily
 from testing.simulator.incidents.node_incidents import occupy_k8s_nodes
 from testing.simulator.incidents.user_interference import (
     delete_config_map,
@@ -301,8 +302,9 @@ def accept_relabelled_pods(patch: pytest.MonkeyPatch) -> None:
 
 
 def forge_polled_progress(patch: pytest.MonkeyPatch) -> None:
-    """Forge the response to each poll of the progress."""
+    """Forge the response to each poll of the progress; the status may then report steps that no process passed."""
     forged = Progress(step=10**9, first_step=10**9, per_device_train_batch_size=64)
+    patch.setattr(AttemptMonitor, "_check_progress", lambda monitor, job: None)
     patch.setattr(ProgressPoller, "get_latest_progress", lambda poller, key: forged)
 
 
@@ -350,7 +352,7 @@ PLANTED_BUGS = (
 )
 INTERFERENCE_BUGS: tuple[tuple[PlantBug, tuple[Incident, ...]], ...] = (
     (treat_predecessor_objects_as_foreign, (recreate_job,)),
-    (keep_nodes_during_quota_errors, (exhaust_quota,)),
+    (keep_nodes_during_quota_errors, (exhaust_quota, delete_pod)),
     (never_recreate_config_map, (delete_config_map, exhaust_quota)),
     (share_config_map_name_between_jobs, (recreate_job,)),
     (never_check_config_map, (delete_config_map, exhaust_quota)),
