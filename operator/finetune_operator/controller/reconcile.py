@@ -25,15 +25,14 @@ from finetune_operator.core.actions import Action
 from finetune_operator.core.decide import decide
 from finetune_operator.core.decision import Decision
 from finetune_operator.core.degraded import decide_degraded
-from finetune_operator.core.derive_status import without_cosmetic_fields
 from finetune_operator.core.invalid_spec import decide_invalid_spec
+from finetune_operator.core.write_delay import compute_write_delay
 from finetune_operator.kube.cluster import Cluster, ClusterError
 from finetune_operator.observation.ownership import RawBody
 from finetune_operator.observation.pods import Observation, RejectedCreate
 from finetune_operator.settings import Settings
 
 _STATUS_FIELDS = frozenset(field.alias or name for name, field in JobStatus.model_fields.items())
-STATUS_WRITE_INTERVAL = timedelta(seconds=5)
 # Limits requeue delays, because they are computed from the wall clock, which may be corrected meanwhile.
 MAX_REQUEUE_AFTER = timedelta(minutes=5)
 _parse_job = IdentityCache(FineTuneJob.parse, max_entries=MAX_PARSED_JOBS)
@@ -78,8 +77,8 @@ async def reconcile(dependencies: PassDependencies, job: RawBody, cached: Cached
     if decision.needs_confirmation:
         observation = await observe_uncached(cluster, parsed, observation, cached)
         decision = decide(parsed, observation, now(), settings)
-    # Postpone a cosmetic status write, such as new progress, if the last write was less than 5 s ago.
-    if delay := _compute_status_write_delay(parsed.status, decision.status, cached):
+    # Postpone a cosmetic status write, such as new progress, if the last write was a short time ago.
+    if delay := _compute_write_delay(parsed, decision.status, observation, cached, now()):
         rejected_creates = await execute_actions(cluster, parsed.metadata, decision.actions, now=now())
         return PassResult(job, min(delay, decision.requeue_after or delay), rejected_creates, decision.actions)
     status = _bound_new_status(decision.status, parsed.status)
@@ -114,17 +113,14 @@ def _decide_first_step(
     return decision if decision.status == parsed.status else None
 
 
-def _compute_status_write_delay(
-    current_status: JobStatus, new_status: JobStatus, cached: CachedState
+def _compute_write_delay(
+    job: FineTuneJob, new_status: JobStatus, observation: Observation, cached: CachedState, now: datetime
 ) -> timedelta | None:
-    """Return how long to postpone a status write that only changes cosmetic fields; None to write now, if at all."""
-    if new_status == current_status:
+    """Return how long to postpone the write of the status; None to write it now, or if it has not changed."""
+    if new_status == job.status or cached.time_since_status_write is None:
         return None
-    if cached.time_since_status_write is None or cached.time_since_status_write >= STATUS_WRITE_INTERVAL:
-        return None
-    if without_cosmetic_fields(current_status) != without_cosmetic_fields(new_status):
-        return None
-    return STATUS_WRITE_INTERVAL - cached.time_since_status_write
+    nodes = () if new_status.attempt is None else observation.nodes_of_attempt(new_status.attempt)
+    return compute_write_delay(job.status, new_status, nodes, now, since_write=cached.time_since_status_write)
 
 
 def _bound_new_status(new_status: JobStatus, current_status: JobStatus) -> JobStatus:

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from finetune_api.batch import Batch
-from finetune_api.termination import Outcome
 from finetune_api.v1alpha1.job import FineTuneJob
 from finetune_api.v1alpha1.reasons import Reason
 from finetune_api.v1alpha1.status import (
@@ -16,7 +15,6 @@ from finetune_api.v1alpha1.status import (
     BatchStatus,
     JobStatus,
     NodeStatus,
-    Phase,
     WaitStatus,
 )
 from finetune_operator import names
@@ -70,29 +68,6 @@ def derive_status(job: FineTuneJob, context: StatusContext) -> JobStatus:
             "display": build_columns(job, nodes, progress, phase),
         }
     )
-
-
-def without_cosmetic_fields(status: JobStatus) -> JobStatus:
-    """Return the status without the fields whose write may be delayed (decisions/110)."""
-    update: dict[str, object] = {"nodes": (), "replicas": 0, "display": None, "progress": None}
-    if status.phase is Phase.STARTING:  # a job is Queued until the first pod is scheduled
-        update["phase"] = Phase.QUEUED
-    if status.attempts:
-        last_record = status.attempts[-1]
-        decisive_evidence = tuple(
-            evidence for evidence in last_record.evidence if evidence.ended and evidence.outcome != Outcome.STOPPED
-        )
-        record = last_record.model_copy(
-            update={
-                "evidence": decisive_evidence,
-                "evidence_summary": (),
-                "last_step": None,
-                "first_step": None,
-                "first_step_time": None,
-            }
-        )
-        update["attempts"] = (*status.attempts[:-1], record)
-    return status.model_copy(update=update)
 
 
 def _derive_wait_status(status: JobStatus, context: StatusContext) -> WaitStatus | None:

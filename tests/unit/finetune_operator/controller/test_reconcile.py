@@ -9,10 +9,10 @@ from finetune_api.v1alpha1.status import AttemptState, JobStatus, Progress
 from finetune_operator.controller.gather import CachedState
 from finetune_operator.controller.reconcile import (
     MAX_REQUEUE_AFTER,
-    STATUS_WRITE_INTERVAL,
     PassResult,
     render_status,
 )
+from finetune_operator.core.write_delay import RUNNING_WRITE_INTERVAL
 from finetune_operator.kube.cluster import ClusterError, Conflict, CreateRejected
 from finetune_operator.observation.pods import RejectedCreate
 from testing.builders.jobs import UID, finished_pod, job
@@ -88,8 +88,8 @@ async def test_requeue_delay_is_limited_to_five_minutes(deadline: int, requeue_a
 @pytest.mark.parametrize(
     ("time_since_write", "is_written"),
     [
-        pytest.param(STATUS_WRITE_INTERVAL / 4, False, id="just written"),
-        pytest.param(STATUS_WRITE_INTERVAL, True, id="written an interval ago"),
+        pytest.param(RUNNING_WRITE_INTERVAL / 4, False, id="just written"),
+        pytest.param(RUNNING_WRITE_INTERVAL, True, id="written an interval ago"),
         pytest.param(None, True, id="never written by this process"),
     ],
 )
@@ -104,7 +104,7 @@ async def test_a_cosmetic_status_write_is_postponed(time_since_write: timedelta 
 
     assert (cluster.requests == ["write status"]) is is_written
     if not is_written:
-        assert result == PassResult(job_body, STATUS_WRITE_INTERVAL * 3 / 4)
+        assert result == PassResult(job_body, RUNNING_WRITE_INTERVAL * 3 / 4)
 
 
 async def test_the_pass_that_ends_an_attempt_also_creates_the_next_one() -> None:

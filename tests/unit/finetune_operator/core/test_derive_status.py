@@ -1,4 +1,4 @@
-"""Tests of the pending reason, the nodes and the cosmetic fields of a derived status."""
+"""Tests of the pending reason and the nodes of a derived status."""
 
 from datetime import timedelta
 
@@ -6,12 +6,10 @@ import pytest
 
 from finetune_api.v1alpha1.status import (
     AttemptState,
-    Evidence,
     JobStatus,
-    Progress,
     WaitStatus,
 )
-from finetune_operator.core.derive_status import StatusContext, derive_status, without_cosmetic_fields
+from finetune_operator.core.derive_status import StatusContext, derive_status
 from finetune_operator.observation.pods import Observation
 from testing.builders.jobs import NOW, build_observation, job, pod, running_pod, terminating_pod
 from testing.builders.statuses import (
@@ -74,27 +72,3 @@ def test_the_status_lists_nodes_by_rank_without_deleted_pods() -> None:
         job(status=build_status_with_attempts(AttemptState.RUNNING)), StatusContext(with_tombstone, None, NOW)
     ).nodes
     assert [(n.node_rank, n.phase) for n in nodes] == [(0, "Running")]
-
-
-def test_progress_columns_nodes_and_steps_are_cosmetic_fields() -> None:
-    before = derive_later_status(build_status_with_attempts(AttemptState.RUNNING), running_pod(JOB, 0))
-    [record] = before.attempts
-    steps = record.model_copy(
-        update={"first_step": 0, "first_step_time": NOW, "last_step": 9, "evidence": (Evidence(node_rank=0),)}
-    )
-    after = before.model_copy(update={"attempts": (steps,), "nodes": (), "display": None, "progress": Progress(step=9)})
-    assert without_cosmetic_fields(after) == without_cosmetic_fields(before)
-
-
-@pytest.mark.parametrize(
-    ("outcome", "is_written"),
-    [
-        pytest.param("failed", True, id="possible root cause"),
-        pytest.param("stopped", False, id="stopped by the operator"),
-    ],
-)
-def test_evidence_of_a_failure_is_not_a_cosmetic_field(outcome: str, is_written: bool) -> None:
-    before = build_status_with_attempts(AttemptState.STOPPING)
-    end = Evidence(node_rank=0, ended=True, outcome=outcome)
-    after = build_status_with_attempts(AttemptState.STOPPING, evidence=(end,))
-    assert (without_cosmetic_fields(after) != without_cosmetic_fields(before)) is is_written
