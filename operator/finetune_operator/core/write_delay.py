@@ -10,7 +10,7 @@ from finetune_operator.observation.pods import NodeObservation, PodPhase
 # Shortest time between a status write and one that only changes displayed fields. While pods start or end, it is long
 # enough that most attempts run, or have ended, before such a write.
 RUNNING_WRITE_INTERVAL, WRITE_INTERVAL = timedelta(seconds=5), timedelta(seconds=10)
-MAX_UNRECORDED_RUN = timedelta(seconds=2)  # time in which a started process cannot write any output
+MAX_UNRECORDED_RUN = timedelta(seconds=2)  # in this time, a started trainer imports torch and writes no output
 
 
 def compute_write_delay(
@@ -18,8 +18,8 @@ def compute_write_delay(
 ) -> timedelta | None:
     """Return how long to postpone the write of a changed status; None if it has to be written now.
 
-    That all pods were created may be recorded later, because a restarted operator at most creates a pod again that
-    has written nothing.
+    That all pods were created may be recorded later while none has written output: an operator that starts before
+    the record at most creates a deleted pod again.
 
     nodes: the observed nodes of the attempt of the new status.
     since_write: time since the last write.
@@ -35,7 +35,7 @@ def compute_write_delay(
 
 
 def _compute_unrecorded_time(node: NodeObservation, now: datetime) -> timedelta:
-    """Return for how long a started node still cannot have written output; zero if the clocks differ."""
+    """Return for how long a started node has still written no output; zero if that is not certain."""
     if node.phase is not PodPhase.RUNNING or node.is_terminating or node.started_at is None or node.started_at > now:
         return timedelta()
     return node.started_at + MAX_UNRECORDED_RUN - now
