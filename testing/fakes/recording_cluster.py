@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
+from finetune_operator import names
 from finetune_operator.kube.cluster import ObjectRef
 
 RawBody = dict[str, Any]
@@ -14,6 +15,7 @@ class RecordingCluster:
 
     pods: tuple[RawBody, ...] = ()
     unlisted_pods: dict[str, RawBody] = field(default_factory=dict)  # pods that only `get` returns, by name
+    jobs: dict[str, RawBody] = field(default_factory=dict)  # by name
     access_modes: dict[str, list[str]] = field(default_factory=dict)
     errors: dict[str, Exception] = field(default_factory=dict)
     requests: list[str] = field(default_factory=list)
@@ -31,8 +33,8 @@ class RecordingCluster:
 
     async def get(self, kind: str, namespace: str, name: str) -> RawBody | None:
         self._record(f"get {kind} {namespace}/{name}")
-        if kind == "Pod":
-            return self.unlisted_pods.get(name)
+        if kind in ("Pod", names.FINETUNEJOB_KIND):
+            return (self.unlisted_pods if kind == "Pod" else self.jobs).get(name)
         modes = self.access_modes.get(name)
         return None if modes is None else {"metadata": {"name": name}, "spec": {"accessModes": modes}}
 

@@ -11,7 +11,7 @@ from finetune_api.v1alpha1.job import FineTuneJob
 from finetune_api.v1alpha1.reasons import Reason
 from finetune_api.v1alpha1.status import AttemptRecord, Evidence, Progress
 from finetune_operator import names
-from finetune_operator.controller import controller, gather
+from finetune_operator.controller import controller, gather, reconcile
 from finetune_operator.controller.execute_actions import execute_actions
 from finetune_operator.controller.gather import CachedState
 from finetune_operator.controller.progress_poller import ProgressPoller
@@ -301,6 +301,11 @@ def accept_relabelled_pods(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(cluster, "has_job_label", lambda live: True)
 
 
+def delete_pods_of_newer_attempts(patch: pytest.MonkeyPatch) -> None:
+    """Delete pods of attempts that another operator began, without reading the job again."""
+    patch.setattr(reconcile, "_deletes_pod_of_newer_attempt", lambda job, decision, observation: False)
+
+
 def forge_polled_progress(patch: pytest.MonkeyPatch) -> None:
     """Forge the response to each poll of the progress; the status may then report steps that no process passed."""
     forged = Progress(step=10**9, first_step=10**9, per_device_train_batch_size=64)
@@ -331,6 +336,7 @@ PLANTED_BUGS = (
     (restart_after_success, "operator_faults"),
     (report_suspended_too_early, "all_faults"),
     (overwrite_newer_status, "split_brain"),
+    (delete_pods_of_newer_attempts, "split_brain"),
     (judge_on_first_evidence, "failing_job_nodes"),
     (stop_finished_job, "all_faults"),
     (never_fence_lost_pods, "lost_k8s_nodes"),

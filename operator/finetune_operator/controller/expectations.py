@@ -17,8 +17,8 @@ class Expectations:
     Without them, a pass between a request and its event lists the pods, or deletes a pod, once more (decisions/130).
     """
 
-    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
+    def __init__(self, *, clock: Callable[[], float] | None = None) -> None:
+        self._clock = clock or time.monotonic  # no default argument, because the simulator replaces the function
         # time of the request by kind and name of the child
         self._created: defaultdict[JobKey, dict[tuple[str, str], float]] = defaultdict(dict)
         # time of the request and grace period in seconds by uid of the pod

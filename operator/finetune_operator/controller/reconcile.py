@@ -11,6 +11,7 @@ from finetune_api.schema.status_schema import bound_status
 from finetune_api.schema.validation_errors import explain_validation_error
 from finetune_api.v1alpha1.job import FineTuneJob, ObjectMeta
 from finetune_api.v1alpha1.status import JobStatus
+from finetune_operator import names
 from finetune_operator.controller.execute_actions import execute_actions
 from finetune_operator.controller.gather import (
     CachedState,
@@ -21,13 +22,13 @@ from finetune_operator.controller.gather import (
 )
 from finetune_operator.controller.identity_cache import IdentityCache
 from finetune_operator.controller.job_cache import MAX_PARSED_JOBS
-from finetune_operator.core.actions import Action
+from finetune_operator.core.actions import Action, DeletePod, EmitEvent
 from finetune_operator.core.decide import decide
 from finetune_operator.core.decision import Decision
 from finetune_operator.core.degraded import decide_degraded
 from finetune_operator.core.invalid_spec import decide_invalid_spec
 from finetune_operator.core.write_delay import compute_write_delay
-from finetune_operator.kube.cluster import Cluster, ClusterError
+from finetune_operator.kube.cluster import Cluster, ClusterError, Conflict
 from finetune_operator.observation.ownership import RawBody
 from finetune_operator.observation.pods import Observation, RejectedCreate
 from finetune_operator.settings import Settings
@@ -78,14 +79,16 @@ async def reconcile(dependencies: PassDependencies, job: RawBody, cached: Cached
         observation = await observe_uncached(cluster, parsed, observation, cached)
         decision = decide(parsed, observation, now(), settings)
     # Postpone a cosmetic status write, such as new progress, if the last write was a short time ago.
-    if delay := _compute_write_delay(parsed, decision.status, observation, cached, now()):
-        rejected_creates = await execute_actions(cluster, parsed.metadata, decision.actions, now=now())
-        return PassResult(job, min(delay, decision.requeue_after or delay), rejected_creates, decision.actions)
+    if delay := _compute_write_delay(parsed, decision, observation, cached, now()):
+        await execute_actions(cluster, parsed.metadata, decision.actions, now=now())
+        return PassResult(job, min(delay, decision.requeue_after or delay), actions=decision.actions)
     status = _bound_new_status(decision.status, parsed.status)
     has_changed = status != parsed.status
     # Write the status before acting: if this process dies in between, the next pass repeats nothing.
     if has_changed:
         job = await cluster.write_status(job, _keep_unknown_fields(job, render_status(status)))
+    elif _deletes_pod_of_newer_attempt(parsed, decision, observation):
+        await _check_version(cluster, job)
     # If the write began the next attempt, also decide its first step.
     first_step = _decide_first_step(dependencies, job, parsed.status, observation) if has_changed else None
     actions = decision.actions if first_step is None else (*decision.actions, *first_step.actions)
@@ -114,13 +117,39 @@ def _decide_first_step(
 
 
 def _compute_write_delay(
-    job: FineTuneJob, new_status: JobStatus, observation: Observation, cached: CachedState, now: datetime
+    job: FineTuneJob, decision: Decision, observation: Observation, cached: CachedState, now: datetime
 ) -> timedelta | None:
-    """Return how long to postpone the write of the status; None to write it now, or if it has not changed."""
-    if new_status == job.status or cached.time_since_status_write is None:
+    """Return how long to postpone the write of the status; None to write it now, or if it has not changed.
+
+    No write is postponed before an object is created or deleted: it fails if another operator wrote the status.
+    """
+    changes_objects = any(not isinstance(action, EmitEvent) for action in decision.actions)
+    if decision.status == job.status or cached.time_since_status_write is None or changes_objects:
         return None
-    nodes = () if new_status.attempt is None else observation.nodes_of_attempt(new_status.attempt)
-    return compute_write_delay(job.status, new_status, nodes, now, since_write=cached.time_since_status_write)
+    attempt = decision.status.attempt
+    nodes = () if attempt is None else observation.nodes_of_attempt(attempt)
+    return compute_write_delay(job.status, decision.status, nodes, now, since_write=cached.time_since_status_write)
+
+
+def _deletes_pod_of_newer_attempt(job: FineTuneJob, decision: Decision, observation: Observation) -> bool:
+    """Return whether a pod to be deleted seems to belong to a later attempt than the current one.
+
+    Either another operator has begun that attempt, and the cached job is outdated, or another user created the pod.
+    """
+    newer_uids = {node.uid for node in observation.nodes if node.attempt > (job.status.attempt or 0)}
+    return any(isinstance(action, DeletePod) and action.uid in newer_uids for action in decision.actions)
+
+
+async def _check_version(cluster: Cluster, job: RawBody) -> None:
+    """Read the job and compare its version.
+
+    Raises:
+        Conflict: The job was modified or deleted.
+    """
+    metadata = job["metadata"]
+    newest = await cluster.get(names.FINETUNEJOB_KIND, metadata["namespace"], metadata["name"])
+    if newest is None or newest["metadata"]["resourceVersion"] != metadata["resourceVersion"]:
+        raise Conflict(f"{metadata['name']} was modified after it was read")
 
 
 def _bound_new_status(new_status: JobStatus, current_status: JobStatus) -> JobStatus:

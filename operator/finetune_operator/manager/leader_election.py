@@ -31,10 +31,10 @@ class LeaseConfig:
 class LeaderElection:
     """Acquires and renews the Lease. Expiry is measured by the local monotonic clock, not by the times in the Lease."""
 
-    def __init__(self, api: ApiClient, lease: LeaseConfig, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, api: ApiClient, lease: LeaseConfig, *, clock: Callable[[], float] | None = None) -> None:
         self._api = api
         self._lease = lease
-        self._clock = clock
+        self._clock = clock or time.monotonic  # no default argument, because the simulator replaces the function
         self._collection = f"/apis/coordination.k8s.io/v1/namespaces/{lease.namespace}/leases"
         self._observed: RawBody | None = None
         # resourceVersion; kept when `_observed` is reset, so that an unchanged Lease still expires

@@ -15,7 +15,7 @@ from finetune_operator.controller.reconcile import (
 from finetune_operator.core.write_delay import RUNNING_WRITE_INTERVAL
 from finetune_operator.kube.cluster import ClusterError, Conflict, CreateRejected
 from finetune_operator.observation.pods import RejectedCreate
-from testing.builders.jobs import UID, finished_pod, job
+from testing.builders.jobs import UID, finished_pod, job, pod, running_pod
 from testing.builders.passes import (
     CREATES,
     LATER,
@@ -133,6 +133,38 @@ async def test_a_status_write_that_changes_the_state_is_never_postponed() -> Non
     )
 
     assert cluster.requests[0] == "write status"
+
+
+async def test_a_cosmetic_status_write_is_not_postponed_before_a_deletion() -> None:
+    cluster = RecordingCluster()
+    older_pod = running_pod(job(), 0)
+    status = compute_status_after_observations(running_pods()).model_copy(update={"attempt": 1})
+    [record] = status.attempts
+    status = status.model_copy(update={"attempts": (record, record.model_copy(update={"attempt": 1}))})
+    pods = [running_pod(job(), rank, attempt=1) for rank in (0, 1)]
+    await run_pass(
+        cluster, build_raw_job(status), build_cached_state(older_pod, *pods, time_since_status_write=timedelta())
+    )
+
+    assert cluster.requests == ["write status", "delete Pod bert-0-0 pod-0-0 within 10 s"]
+
+
+@pytest.mark.parametrize("is_outdated", [True, False])
+async def test_a_pod_of_a_newer_attempt_is_deleted_only_if_the_job_is_not_outdated(is_outdated: bool) -> None:
+    job_body = build_raw_job(compute_status_after_observations(running_pods(), running_pods()))
+    version = str(int(job_body["metadata"]["resourceVersion"]) + is_outdated)
+    cluster = RecordingCluster(
+        jobs={"bert": {**job_body, "metadata": {**job_body["metadata"], "resourceVersion": version}}}
+    )
+    cached = build_cached_state(*running_pods(), pod(job(), 0, attempt=1))
+    if is_outdated:
+        with pytest.raises(Conflict):
+            await run_pass(cluster, job_body, cached)
+    else:
+        await run_pass(cluster, job_body, cached)
+
+    assert cluster.requests[0] == "get FineTuneJob default/bert"
+    assert cluster.requests[1:] == ([] if is_outdated else ["delete Pod bert-1-0 pod-1-0 within 10 s"])
 
 
 async def test_an_invalid_spec_fails_the_job_once_with_a_message() -> None:
