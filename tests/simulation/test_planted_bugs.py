@@ -336,7 +336,7 @@ PLANTED_BUGS = (
     (restart_after_success, "operator_faults"),
     (report_suspended_too_early, "all_faults"),
     (overwrite_newer_status, "split_brain"),
-    (delete_pods_of_newer_attempts, "split_brain"),
+    (delete_pods_of_newer_attempts, "resource_faults"),
     (judge_on_first_evidence, "failing_job_nodes"),
     (stop_finished_job, "all_faults"),
     (never_fence_lost_pods, "lost_k8s_nodes"),

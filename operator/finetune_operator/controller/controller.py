@@ -209,6 +209,8 @@ class Controller:
         self._rejected_creates[key] = result.rejected_creates
         if self._expectations.record(key, result.actions, result.rejected_creates):
             self.queue.add_after(key, EXPECTATION_TIMEOUT_SECONDS)
+        if self.jobs.is_finished(key):
+            self._expectations.forget_created_pods(key)
         if result.requeue_after is not None:
             self.queue.add_after(key, result.requeue_after.total_seconds())
         return "changed" if result.job is not job else "unchanged"
@@ -252,6 +254,7 @@ class Controller:
             time_since_status_write=None if written_at is None else timedelta(seconds=time.monotonic() - written_at),
             expected_pods=self._expectations.list_created(key, "Pod"),
             expected_services=self._expectations.list_created(key, "Service"),
+            created_pods=self._expectations.list_created_pods(key),
             sent_deletions=self._expectations.list_deletions(key),
         )
 

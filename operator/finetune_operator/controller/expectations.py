@@ -21,6 +21,8 @@ class Expectations:
         self._clock = clock or time.monotonic  # no default argument, because the simulator replaces the function
         # time of the request by kind and name of the child
         self._created: defaultdict[JobKey, dict[tuple[str, str], float]] = defaultdict(dict)
+        # names of the pods of the newest attempt that this process created, also after the timeout
+        self._created_pods: dict[JobKey, frozenset[str]] = {}
         # time of the request and grace period in seconds by uid of the pod
         self._deleted: defaultdict[JobKey, dict[str, tuple[float, int]]] = defaultdict(dict)
 
@@ -34,6 +36,7 @@ class Expectations:
                     child = manifest["kind"], manifest["metadata"]["name"]
                     if child not in rejected:
                         self._created[key][child] = self._clock()
+                        self._remember_pod(key, *child)
                 case DeletePod(_, uid, grace_seconds):
                     self._deleted[key][uid] = self._clock(), grace_seconds
         return key in self._created or key in self._deleted
@@ -43,15 +46,30 @@ class Expectations:
         self._drop_expired(key)
         return frozenset(name for child_kind, name in self._created.get(key, ()) if child_kind == kind)
 
+    def list_created_pods(self, key: JobKey) -> frozenset[str]:
+        """Return the names of all pods of the newest attempt that this process created."""
+        return self._created_pods.get(key, frozenset())
+
     def list_deletions(self, key: JobKey) -> Mapping[str, int]:
         """Return the grace period in seconds of the pods that this process deleted within the timeout, by uid."""
         self._drop_expired(key)
         return {uid: grace_seconds for uid, (_, grace_seconds) in self._deleted.get(key, {}).items()}
 
+    def forget_created_pods(self, key: JobKey) -> None:
+        """Drop the names of created pods, of a job that has finished."""
+        self._created_pods.pop(key, None)
+
     def forget(self, key: JobKey) -> None:
         """Drop the expectations of a deleted job."""
+        self._created_pods.pop(key, None)
         self._created.pop(key, None)
         self._deleted.pop(key, None)
+
+    def _remember_pod(self, key: JobKey, kind: str, name: str) -> None:
+        if kind == "Pod":
+            prefix = name.rpartition("-")[0]  # name of the job and number of the attempt
+            same_attempt = {known for known in self.list_created_pods(key) if known.rpartition("-")[0] == prefix}
+            self._created_pods[key] = frozenset({*same_attempt, name})
 
     def _drop_expired(self, key: JobKey) -> None:
         oldest = self._clock() - EXPECTATION_TIMEOUT_SECONDS

@@ -44,6 +44,7 @@ class CachedState:
     # requests of this process whose events have not necessarily arrived
     expected_pods: frozenset[str] = frozenset()
     expected_services: frozenset[str] = frozenset()
+    created_pods: frozenset[str] = frozenset()  # names of the pods of the newest attempt that this process created
     sent_deletions: Mapping[str, int] = field(default_factory=dict)  # grace period in seconds by uid of the pod
 
 

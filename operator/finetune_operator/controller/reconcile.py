@@ -10,7 +10,7 @@ from finetune_api.oom_repair import explain_unsupported_repair
 from finetune_api.schema.status_schema import bound_status
 from finetune_api.schema.validation_errors import explain_validation_error
 from finetune_api.v1alpha1.job import FineTuneJob, ObjectMeta
-from finetune_api.v1alpha1.status import JobStatus
+from finetune_api.v1alpha1.status import AttemptState, JobStatus
 from finetune_operator import names
 from finetune_operator.controller.execute_actions import execute_actions
 from finetune_operator.controller.gather import (
@@ -72,6 +72,7 @@ async def reconcile(dependencies: PassDependencies, job: RawBody, cached: Cached
         return await _handle_invalid_spec(dependencies, job, error, cached)
     if problem := explain_unsupported_repair(parsed.status.repair):
         return await reconcile_degraded(dependencies, job, cached, problem=problem)
+    current_status, parsed = parsed.status, _with_known_creation(parsed, cached)
     # Observe and decide from the caches; repeat with uncached reads if a stale cache could mislead the decision.
     observation = observe_cached(parsed, cached)
     decision = decide(parsed, observation, now(), settings)
@@ -79,18 +80,18 @@ async def reconcile(dependencies: PassDependencies, job: RawBody, cached: Cached
         observation = await observe_uncached(cluster, parsed, observation, cached)
         decision = decide(parsed, observation, now(), settings)
     # Postpone a cosmetic status write, such as new progress, if the last write was a short time ago.
-    if delay := _compute_write_delay(parsed, decision, observation, cached, now()):
+    if delay := _compute_write_delay(current_status, decision, observation, cached, now()):
         await execute_actions(cluster, parsed.metadata, decision.actions, now=now())
         return PassResult(job, min(delay, decision.requeue_after or delay), actions=decision.actions)
-    status = _bound_new_status(decision.status, parsed.status)
-    has_changed = status != parsed.status
+    status = _bound_new_status(decision.status, current_status)
+    has_changed = status != current_status
     # Write the status before acting: if this process dies in between, the next pass repeats nothing.
     if has_changed:
         job = await cluster.write_status(job, _keep_unknown_fields(job, render_status(status)))
     elif _deletes_pod_of_newer_attempt(parsed, decision, observation):
         await _check_version(cluster, job)
     # If the write began the next attempt, also decide its first step.
-    first_step = _decide_first_step(dependencies, job, parsed.status, observation) if has_changed else None
+    first_step = _decide_first_step(dependencies, job, current_status, observation) if has_changed else None
     actions = decision.actions if first_step is None else (*decision.actions, *first_step.actions)
     # Execute the actions. After a status write, requeue at once, because no event triggers the next step.
     rejected_creates = await execute_actions(cluster, parsed.metadata, actions, now=now())
@@ -98,6 +99,19 @@ async def reconcile(dependencies: PassDependencies, job: RawBody, cached: Cached
     requeue_after = timedelta() if should_requeue_now else (first_step or decision).requeue_after
     requeue_after = requeue_after and min(requeue_after, MAX_REQUEUE_AFTER)
     return PassResult(job, requeue_after, rejected_creates, actions)
+
+
+def _with_known_creation(job: FineTuneJob, cached: CachedState) -> FineTuneJob:
+    """Return the job with the record that all pods exist, if this process created them and has not written that yet."""
+    attempts = job.status.attempts
+    if not attempts or attempts[-1].created or attempts[-1].state is not AttemptState.STARTING:
+        return job
+    record = attempts[-1].model_copy(update={"created": True})
+    ranks = range(job.spec.num_nodes)
+    if any(names.pod_name(job.metadata.name, record.attempt, rank) not in cached.created_pods for rank in ranks):
+        return job
+    status = job.status.model_copy(update={"attempts": (*attempts[:-1], record)})
+    return job.model_copy(update={"status": status})
 
 
 def _decide_first_step(
@@ -117,18 +131,18 @@ def _decide_first_step(
 
 
 def _compute_write_delay(
-    job: FineTuneJob, decision: Decision, observation: Observation, cached: CachedState, now: datetime
+    current_status: JobStatus, decision: Decision, observation: Observation, cached: CachedState, now: datetime
 ) -> timedelta | None:
     """Return how long to postpone the write of the status; None to write it now, or if it has not changed.
 
     No write is postponed before an object is created or deleted: it fails if another operator wrote the status.
     """
     changes_objects = any(not isinstance(action, EmitEvent) for action in decision.actions)
-    if decision.status == job.status or cached.time_since_status_write is None or changes_objects:
+    if decision.status == current_status or cached.time_since_status_write is None or changes_objects:
         return None
     attempt = decision.status.attempt
     nodes = () if attempt is None else observation.nodes_of_attempt(attempt)
-    return compute_write_delay(job.status, decision.status, nodes, now, since_write=cached.time_since_status_write)
+    return compute_write_delay(current_status, decision.status, nodes, now, since_write=cached.time_since_status_write)
 
 
 def _deletes_pod_of_newer_attempt(job: FineTuneJob, decision: Decision, observation: Observation) -> bool:

@@ -148,7 +148,8 @@ def _check_failure(context: JobContext) -> Decision | None:
         node.is_relabelled or (node.is_terminating and node.phase is not PodPhase.GONE) for node in unsuccessful_nodes
     ):
         return begin_stopping(context, StopReason.NODE_DELETED)
-    is_pod_missing = context.record.created and len(context.nodes) < context.job.spec.num_nodes
+    num_known_nodes = len(context.nodes) + len(context.find_expected_pods())
+    is_pod_missing = context.record.created and num_known_nodes < context.job.spec.num_nodes
     # a deleted pod is never recreated under its name, so the attempt has to end
     if is_pod_missing or any(node.phase is PodPhase.GONE for node in unsuccessful_nodes):
         return require_confirmation(context, begin_stopping(context, StopReason.NODE_FAILED))

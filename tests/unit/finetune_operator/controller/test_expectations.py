@@ -36,6 +36,22 @@ def test_created_children_are_expected_until_the_timeout() -> None:
     assert not expectations.record(KEY, [EmitEvent("Normal", "Running", "", "running-0")], ())
 
 
+def test_created_pods_of_the_newest_attempt_are_remembered() -> None:
+    clock = Clock()
+    expectations = Expectations(clock=clock)
+    rejected = (RejectedCreate("Pod", "a-0-1", 403, "exceeded quota"),)
+    expectations.record(KEY, [create("ConfigMap", "a-0-u"), create("Pod", "a-0-0"), create("Pod", "a-0-1")], rejected)
+    clock.time += 2 * EXPECTATION_TIMEOUT_SECONDS
+    assert expectations.list_created_pods(KEY) == {"a-0-0"}
+    expectations.record(KEY, [create("Pod", "a-0-1")], ())
+    assert expectations.list_created_pods(KEY) == {"a-0-0", "a-0-1"}
+
+    expectations.record(KEY, [create("Pod", "a-1-0")], ())
+    assert expectations.list_created_pods(KEY) == {"a-1-0"}
+    expectations.forget_created_pods(KEY)
+    assert expectations.list_created_pods(KEY) == frozenset()
+
+
 def test_rejected_creates_are_not_expected() -> None:
     expectations = Expectations()
     rejected = (RejectedCreate("Pod", "a-0-1", 403, "exceeded quota"),)

@@ -149,6 +149,17 @@ async def test_a_cosmetic_status_write_is_not_postponed_before_a_deletion() -> N
     assert cluster.requests == ["write status", "delete Pod bert-0-0 pod-0-0 within 10 s"]
 
 
+async def test_a_created_pod_that_is_missing_ends_the_attempt_although_its_creation_is_not_recorded() -> None:
+    status = compute_status_after_observations()
+    cached = build_cached_state(running_pod(job(), 0), created_pods=frozenset({"bert-0-0", "bert-0-1"}))
+    cluster = RecordingCluster(pods=(running_pod(job(), 0),))
+    result = await run_pass(cluster, build_raw_job(status), cached)
+
+    assert not status.attempts[-1].created
+    [record] = read_written_status(result).attempts
+    assert (record.state, record.created) == (AttemptState.STOPPING, True)
+
+
 @pytest.mark.parametrize("is_outdated", [True, False])
 async def test_a_pod_of_a_newer_attempt_is_deleted_only_if_the_job_is_not_outdated(is_outdated: bool) -> None:
     job_body = build_raw_job(compute_status_after_observations(running_pods(), running_pods()))
