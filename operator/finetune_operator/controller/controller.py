@@ -207,7 +207,7 @@ class Controller:
         if result.job is not job:  # this pass wrote the status, even if the watch delivered it earlier
             self._status_written_at[key] = time.monotonic()
         self._rejected_creates[key] = result.rejected_creates
-        if self._expectations.record(key, result.actions, result.rejected_creates):
+        if self._expectations.record(key, result.actions):
             self.queue.add_after(key, EXPECTATION_TIMEOUT_SECONDS)
         if self.jobs.is_finished(key):
             self._expectations.forget_created_pods(key)

@@ -53,6 +53,22 @@ async def execute_actions(
     return rejected_creates
 
 
+def select_executed_actions(
+    actions: tuple[Action, ...], rejected_creates: Iterable[RejectedCreate]
+) -> tuple[Action, ...]:
+    """Return the actions that were executed: no rejected create, and no pod if its ConfigMap was rejected."""
+    rejected = {(rejected.kind, rejected.name) for rejected in rejected_creates}
+    has_config_map = all(kind != "ConfigMap" for kind, _ in rejected)
+
+    def was_executed(action: Action) -> bool:
+        if not isinstance(action, Create):
+            return True
+        child = action.manifest["kind"], action.manifest["metadata"]["name"]
+        return child not in rejected and (has_config_map or not _creates_pod(action))
+
+    return tuple(filter(was_executed, actions))
+
+
 async def _create_pods(cluster: Cluster, creates: list[Create]) -> tuple[RejectedCreate, ...]:
     """Create pods within the limits of one pass and return the rejected creates.
 

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Mapping
 
 from finetune_operator.controller.child_cache import JobKey
 from finetune_operator.core.actions import Action, Create, DeletePod
-from finetune_operator.observation.pods import RejectedCreate
 
 EXPECTATION_TIMEOUT_SECONDS = 5.0  # then the request is repeated after a LIST, in case its effect was lost
 
@@ -26,17 +25,15 @@ class Expectations:
         # time of the request and grace period in seconds by uid of the pod
         self._deleted: defaultdict[JobKey, dict[str, tuple[float, int]]] = defaultdict(dict)
 
-    def record(self, key: JobKey, actions: Iterable[Action], rejected_creates: Iterable[RejectedCreate]) -> bool:
-        """Record the actions of a pass and return whether an event is expected."""
+    def record(self, key: JobKey, actions: Iterable[Action]) -> bool:
+        """Record the executed actions of a pass and return whether an event is expected."""
         self._drop_expired(key)
-        rejected = {(create.kind, create.name) for create in rejected_creates}
         for action in actions:
             match action:
                 case Create(manifest):
                     child = manifest["kind"], manifest["metadata"]["name"]
-                    if child not in rejected:
-                        self._created[key][child] = self._clock()
-                        self._remember_pod(key, *child)
+                    self._created[key][child] = self._clock()
+                    self._remember_pod(key, *child)
                 case DeletePod(_, uid, grace_seconds):
                     self._deleted[key][uid] = self._clock(), grace_seconds
         return key in self._created or key in self._deleted

@@ -12,7 +12,7 @@ from finetune_api.schema.validation_errors import explain_validation_error
 from finetune_api.v1alpha1.job import FineTuneJob, ObjectMeta
 from finetune_api.v1alpha1.status import AttemptState, JobStatus
 from finetune_operator import names
-from finetune_operator.controller.execute_actions import execute_actions
+from finetune_operator.controller.execute_actions import execute_actions, select_executed_actions
 from finetune_operator.controller.gather import (
     CachedState,
     is_first_start,
@@ -46,7 +46,7 @@ class PassResult:
     job: RawBody
     requeue_after: timedelta | None = None
     rejected_creates: tuple[RejectedCreate, ...] = ()
-    actions: tuple[Action, ...] = ()  # executed, except for the rejected creates
+    actions: tuple[Action, ...] = ()  # that were executed
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ async def reconcile(dependencies: PassDependencies, job: RawBody, cached: Cached
     should_requeue_now = (has_changed and first_step is None) or rejected_creates != cached.rejected_creates
     requeue_after = timedelta() if should_requeue_now else (first_step or decision).requeue_after
     requeue_after = requeue_after and min(requeue_after, MAX_REQUEUE_AFTER)
-    return PassResult(job, requeue_after, rejected_creates, actions)
+    return PassResult(job, requeue_after, rejected_creates, select_executed_actions(actions, rejected_creates))
 
 
 def _with_known_creation(job: FineTuneJob, cached: CachedState) -> FineTuneJob:

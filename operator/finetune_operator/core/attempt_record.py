@@ -45,9 +45,11 @@ def record_start(context: JobContext) -> AttemptRecord:
     all_children_created = record.created or (
         len(live_nodes) == context.job.spec.num_nodes and context.observation.service_exists
     )
-    # the attempt runs once every node runs or has succeeded
-    all_nodes_run = all_children_created and all(
-        node.phase is PodPhase.RUNNING or node.has_succeeded for node in context.nodes
+    # the attempt runs once every node runs or has succeeded; a created pod is not a node before it is observed
+    all_nodes_run = (
+        all_children_created
+        and len(context.nodes) >= context.job.spec.num_nodes
+        and all(node.phase is PodPhase.RUNNING or node.has_succeeded for node in context.nodes)
     )
     is_running = record.state is AttemptState.RUNNING or all_nodes_run
     update = {

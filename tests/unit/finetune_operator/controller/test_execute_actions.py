@@ -10,6 +10,7 @@ from finetune_api.v1alpha1.status import AttemptState
 from finetune_operator import names
 from finetune_operator.controller import execute_actions
 from finetune_operator.controller.execute_actions import MAX_CONCURRENT_POD_CREATES
+from finetune_operator.core.actions import Create
 from finetune_operator.kube.cluster import ClusterError, CreateRejected, NameTaken
 from finetune_operator.observation.pods import RejectedCreate
 from testing.builders.jobs import (
@@ -162,3 +163,11 @@ async def test_a_pass_ends_although_creates_are_slow_and_the_next_pass_continues
         await run_pass(cluster, build_raw_job(compute_status_after_observations(numNodes=nodes), numNodes=nodes))
 
     assert len(list_create_requests(cluster)) == MAX_CONCURRENT_POD_CREATES + 2
+
+
+async def test_pods_without_their_config_map_do_not_count_as_created() -> None:
+    config_map = CREATES[1].removeprefix("create ConfigMap ")
+    cluster = RecordingCluster(errors={CREATES[1]: NameTaken(kind="ConfigMap", name=config_map)})
+    result = await run_pass(cluster, build_raw_job(compute_status_after_observations()))
+
+    assert [action.manifest["kind"] for action in result.actions if isinstance(action, Create)] == ["Service"]

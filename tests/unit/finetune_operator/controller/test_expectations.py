@@ -3,7 +3,6 @@
 from finetune_operator.controller.child_cache import JobKey
 from finetune_operator.controller.expectations import EXPECTATION_TIMEOUT_SECONDS, Expectations
 from finetune_operator.core.actions import Create, DeletePod, EmitEvent
-from finetune_operator.observation.pods import RejectedCreate
 
 KEY = JobKey("default", "u1")
 OTHER_KEY = JobKey("default", "u2")
@@ -26,45 +25,37 @@ def create(kind: str, name: str) -> Create:
 def test_created_children_are_expected_until_the_timeout() -> None:
     clock = Clock()
     expectations = Expectations(clock=clock)
-    assert expectations.record(KEY, [create("Pod", "a-0-0"), create("Service", "a")], ())
+    assert expectations.record(KEY, [create("Pod", "a-0-0"), create("Service", "a")])
     assert expectations.list_created(KEY, "Pod") == {"a-0-0"}
     assert expectations.list_created(KEY, "Service") == {"a"}
     assert expectations.list_created(OTHER_KEY, "Pod") == frozenset()
 
     clock.time += EXPECTATION_TIMEOUT_SECONDS
     assert expectations.list_created(KEY, "Pod") == frozenset()
-    assert not expectations.record(KEY, [EmitEvent("Normal", "Running", "", "running-0")], ())
+    assert not expectations.record(KEY, [EmitEvent("Normal", "Running", "", "running-0")])
 
 
 def test_created_pods_of_the_newest_attempt_are_remembered() -> None:
     clock = Clock()
     expectations = Expectations(clock=clock)
-    rejected = (RejectedCreate("Pod", "a-0-1", 403, "exceeded quota"),)
-    expectations.record(KEY, [create("ConfigMap", "a-0-u"), create("Pod", "a-0-0"), create("Pod", "a-0-1")], rejected)
+    expectations.record(KEY, [create("ConfigMap", "a-0-u"), create("Pod", "a-0-0")])
     clock.time += 2 * EXPECTATION_TIMEOUT_SECONDS
     assert expectations.list_created_pods(KEY) == {"a-0-0"}
-    expectations.record(KEY, [create("Pod", "a-0-1")], ())
+    expectations.record(KEY, [create("Pod", "a-0-1")])
     assert expectations.list_created_pods(KEY) == {"a-0-0", "a-0-1"}
 
-    expectations.record(KEY, [create("Pod", "a-1-0")], ())
+    expectations.record(KEY, [create("Pod", "a-1-0")])
     assert expectations.list_created_pods(KEY) == {"a-1-0"}
     expectations.forget_created_pods(KEY)
     assert expectations.list_created_pods(KEY) == frozenset()
 
 
-def test_rejected_creates_are_not_expected() -> None:
-    expectations = Expectations()
-    rejected = (RejectedCreate("Pod", "a-0-1", 403, "exceeded quota"),)
-    expectations.record(KEY, [create("Pod", "a-0-0"), create("Pod", "a-0-1")], rejected)
-    assert expectations.list_created(KEY, "Pod") == {"a-0-0"}
-
-
 def test_the_grace_period_of_a_deletion_is_remembered_until_the_timeout() -> None:
     clock = Clock()
     expectations = Expectations(clock=clock)
-    assert expectations.record(KEY, [DeletePod("a-0-0", "uid-0", 120)], ())
+    assert expectations.record(KEY, [DeletePod("a-0-0", "uid-0", 120)])
     clock.time += EXPECTATION_TIMEOUT_SECONDS / 2
-    assert expectations.record(KEY, [DeletePod("a-0-1", "uid-1", 10)], ())
+    assert expectations.record(KEY, [DeletePod("a-0-1", "uid-1", 10)])
     assert expectations.list_deletions(KEY) == {"uid-0": 120, "uid-1": 10}
 
     clock.time += EXPECTATION_TIMEOUT_SECONDS / 2

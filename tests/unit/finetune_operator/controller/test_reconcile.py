@@ -149,6 +149,17 @@ async def test_a_cosmetic_status_write_is_not_postponed_before_a_deletion() -> N
     assert cluster.requests == ["write status", "delete Pod bert-0-0 pod-0-0 within 10 s"]
 
 
+async def test_an_attempt_does_not_run_before_all_created_pods_are_observed() -> None:
+    pods = frozenset({"bert-0-0", "bert-0-1"})
+    cached = build_cached_state(running_pod(job(), 0), created_pods=pods, expected_pods=pods)
+    cluster = RecordingCluster()
+    result = await run_pass(cluster, build_raw_job(compute_status_after_observations()), cached)
+
+    assert cluster.requests == ["write status"]
+    [record] = read_written_status(result).attempts
+    assert (record.state, record.created) == (AttemptState.STARTING, True)
+
+
 async def test_a_created_pod_that_is_missing_ends_the_attempt_although_its_creation_is_not_recorded() -> None:
     status = compute_status_after_observations()
     cached = build_cached_state(running_pod(job(), 0), created_pods=frozenset({"bert-0-0", "bert-0-1"}))
