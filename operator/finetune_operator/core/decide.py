@@ -192,7 +192,9 @@ def _create_missing_children(context: JobContext) -> Decision | None:
         deletions = context.build_deletions(older_pods, ABORT_GRACE_SECONDS)
         actions = (*actions, DeleteConfigMap(old_config_map), *deletions)
     status = with_record(context.status, record.model_copy(update={"config_hash": config_hash}))
-    decision = build_decision(context, status, actions=actions, requeue_after=_compute_create_retry_delay(context))
+    delays = (_compute_create_retry_delay(context), compute_config_map_check_delay(context))
+    requeue_after = min((delay for delay in delays if delay is not None), default=None)
+    decision = build_decision(context, status, actions=actions, requeue_after=requeue_after)
     # the cache may not contain a pod of an older attempt, or a pod that the last pass created (decisions/101)
     return require_confirmation(context, decision)
 

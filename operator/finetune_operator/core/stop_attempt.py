@@ -47,10 +47,17 @@ REASONS_WITH_CHECKPOINT = (StopReason.SUSPENDED, StopReason.DEADLINE, StopReason
 
 def begin_stopping(context: JobContext, reason: StopReason, *, message: str = "") -> Decision:
     """Record that the attempt is stopping, with the evidence so far; the next pass deletes the pods."""
-    evidence = collect_initial_evidence(context.record, context.nodes, context.job.spec.num_nodes)
+    evidence = _collect_initial_evidence(context)
     update = {"state": AttemptState.STOPPING, "reason": reason.value, "message": message, "evidence": evidence}
     record = context.record.model_copy(update={**update, **summarise_steps(context)})
     return build_decision(context, with_record(context.status, record))
+
+
+def _collect_initial_evidence(context: JobContext) -> tuple[Evidence, ...]:
+    """Return the evidence of all nodes; a created pod of which no event has arrived counts as not created."""
+    created = context.record.created and not context.find_expected_pods()
+    record = context.record.model_copy(update={"created": created})
+    return collect_initial_evidence(record, context.nodes, context.job.spec.num_nodes)
 
 
 def continue_stopping(context: JobContext) -> Decision:
@@ -97,7 +104,7 @@ def _compute_root_cause_grace(context: JobContext, record: AttemptRecord) -> tim
 
 def _judge_attempt(context: JobContext, record: AttemptRecord) -> Decision:
     """Judge the evidence of all nodes, then end the attempt or the job."""
-    evidence = record.evidence or collect_initial_evidence(record, context.nodes, context.job.spec.num_nodes)
+    evidence = record.evidence or _collect_initial_evidence(context)
     verdict = judge(evidence)
     if verdict is None:
         return complete_job(context, record)  # if all nodes succeeded, the stop reason is ignored
