@@ -364,7 +364,7 @@ INTERFERENCE_BUGS: tuple[tuple[PlantBug, tuple[Incident, ...]], ...] = (
     (never_check_config_map, (delete_config_map, exhaust_quota)),
     (ignore_edited_services, (edit_service, occupy_k8s_nodes)),
     (ignore_unlisted_pods, (edit_labels, suspend_job_temporarily)),
-    (accept_relabelled_pods, (edit_labels,)),
+    (accept_relabelled_pods, (edit_labels, delete_pod)),
 )
 
 
