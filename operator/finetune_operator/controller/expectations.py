@@ -28,14 +28,18 @@ class Expectations:
     def record(self, key: JobKey, actions: Iterable[Action]) -> bool:
         """Record the executed actions of a pass and return whether an event is expected."""
         self._drop_expired(key)
+        pod_names = set()
         for action in actions:
             match action:
                 case Create(manifest):
                     child = manifest["kind"], manifest["metadata"]["name"]
                     self._created[key][child] = self._clock()
-                    self._remember_pod(key, *child)
+                    if manifest["kind"] == "Pod":
+                        pod_names.add(manifest["metadata"]["name"])
                 case DeletePod(_, uid, grace_seconds):
                     self._deleted[key][uid] = self._clock(), grace_seconds
+        if pod_names:
+            self._remember_pods(key, pod_names)
         return key in self._created or key in self._deleted
 
     def list_created(self, key: JobKey, kind: str) -> frozenset[str]:
@@ -58,15 +62,15 @@ class Expectations:
 
     def forget(self, key: JobKey) -> None:
         """Drop the expectations of a deleted job."""
-        self._created_pods.pop(key, None)
+        self.forget_created_pods(key)
         self._created.pop(key, None)
         self._deleted.pop(key, None)
 
-    def _remember_pod(self, key: JobKey, kind: str, name: str) -> None:
-        if kind == "Pod":
-            prefix = name.rpartition("-")[0]  # name of the job and number of the attempt
-            same_attempt = {known for known in self.list_created_pods(key) if known.rpartition("-")[0] == prefix}
-            self._created_pods[key] = frozenset({*same_attempt, name})
+    def _remember_pods(self, key: JobKey, new_names: set[str]) -> None:
+        """Add the created pods of one attempt, and drop those of older attempts."""
+        prefix = next(iter(new_names)).rpartition("-")[0]  # name of the job and number of the attempt
+        same_attempt = {known for known in self.list_created_pods(key) if known.rpartition("-")[0] == prefix}
+        self._created_pods[key] = frozenset(same_attempt | new_names)
 
     def _drop_expired(self, key: JobKey) -> None:
         oldest = self._clock() - EXPECTATION_TIMEOUT_SECONDS

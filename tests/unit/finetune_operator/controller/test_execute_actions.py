@@ -67,6 +67,7 @@ async def test_new_rejected_creates_are_returned_and_requeue_the_job_immediately
     assert (predecessor.kind, predecessor.name) == ("Pod", "bert-0-0")
     assert (predecessor.name_taken, predecessor.predecessor_terminating) == (False, True)
     assert quota == RejectedCreate("Pod", "bert-0-1", 403, "exceeded quota")
+    assert [action.manifest["kind"] for action in result.actions if isinstance(action, Create)] == ["ConfigMap"]
     assert result.requeue_after == timedelta()
 
 
