@@ -136,17 +136,16 @@ async def test_a_status_write_that_changes_the_state_is_never_postponed() -> Non
 
 
 async def test_a_cosmetic_status_write_is_not_postponed_before_a_deletion() -> None:
-    cluster = RecordingCluster()
-    older_pod = running_pod(job(), 0)
-    status = compute_status_after_observations(running_pods()).model_copy(update={"attempt": 1})
-    [record] = status.attempts
-    status = status.model_copy(update={"attempts": (record, record.model_copy(update={"attempt": 1}))})
-    pods = [running_pod(job(), rank, attempt=1) for rank in (0, 1)]
+    cluster, job_body = RecordingCluster(), build_raw_job(compute_status_after_observations(running_pods()))
+    polled = Progress(step=5, update_time=LATER)
+    other_pod = pod(job(), 0, attempt=1)
     await run_pass(
-        cluster, build_raw_job(status), build_cached_state(older_pod, *pods, time_since_status_write=timedelta())
+        cluster,
+        job_body,
+        build_cached_state(*running_pods(), other_pod, progress=polled, time_since_status_write=timedelta()),
     )
 
-    assert cluster.requests == ["write status", "delete Pod bert-0-0 pod-0-0 within 10 s"]
+    assert cluster.requests == ["write status", "delete Pod bert-1-0 pod-1-0 within 10 s"]
 
 
 async def test_an_attempt_does_not_run_before_all_created_pods_are_observed() -> None:
