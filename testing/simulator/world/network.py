@@ -125,7 +125,11 @@ class Connection:
     async def _transmit(
         self, method: str, path: str, body: RawBody | None, params: dict[str, str]
     ) -> RawBody | ApiError:
-        """Deliver the request in a loop callback, which runs even if the task of the sender is cancelled."""
+        """Deliver the request after its latency.
+
+        If the sender times out or is cancelled, its connection is closed and the API server aborts the request, unless
+        it is already being committed.
+        """
         loop = asyncio.get_running_loop()
         response_future: asyncio.Future[RawBody | ApiError] = loop.create_future()
         job_uid = acting_job_uid.get()
@@ -143,7 +147,14 @@ class Connection:
 
         handle = loop.call_later(self._draw_latency() + self._get_webhook_seconds(method, path), deliver)
         self._in_flight[handle] = deliver
-        return await response_future
+        try:
+            return await response_future
+        except asyncio.CancelledError:
+            if self._in_flight.pop(handle, None) is not None:
+                handle.cancel()
+                if self._choices.draw_boolean(50):
+                    deliver()
+            raise
 
     async def _crash(self) -> None:
         self._on_crash()
