@@ -33,6 +33,11 @@ BEST_STEP, LAST_STEP = 4, 6  # steps of an overfitted run, whose evaluation loss
 STEPS = 3
 FOUR_DIGITS = 1e-4
 ROUNDING_ERROR = 1e-5
+BFLOAT16_PRESETS = ("ddp", *PRESETS, "fsdp2, gathered until the backward pass, in host memory")
+# Relative tolerance of losses in bfloat16. ZeRO-3 gathers 16-bit copies of the trained weights, so that their rounding
+# differs from that of DDP, which casts float32 weights.
+BFLOAT16_TOLERANCE = {"lora": {"zero3": 2e-4, "zero3_offload": 2e-4}, "full": {}}
+DEFAULT_BFLOAT16_TOLERANCE = {"lora": ROUNDING_ERROR, "full": 1e-3}
 
 
 @pytest.fixture(scope="module")
@@ -66,6 +71,13 @@ def build_spec(
         },
         "output": {"persistentVolumeClaim": {"claimName": "unused"}},
     }
+
+
+def build_bfloat16_spec(tiny_files: tiny_text.TinyFiles, preset: str, tuner: str) -> dict[str, Any]:
+    """Build a spec with four micro-batches per step, whose gradients are accumulated."""
+    accumulation = {"perDeviceTrainBatchSize": 2, "gradientAccumulationSteps": 4, "maxSteps": 6}
+    job_spec = build_spec(tiny_files, preset, tuner, "sft", **accumulation)
+    return {**job_spec, "model": {**job_spec["model"], "torchDtype": "bfloat16"}}
 
 
 def build_early_stopping_spec(tiny_files: tiny_text.TinyFiles, preset: str) -> dict[str, Any]:
@@ -120,6 +132,11 @@ def results(tiny_files: tiny_text.TinyFiles, folder: Path) -> Results:
         cells[f"{preset} <- {other}"] = build_spec(tiny_files, preset, "full", "sft")
         cells[f"ddp <- {other}"] = build_spec(tiny_files, "ddp", "full", "sft")
     cells |= {
+        f"{preset}, {tuner}, bfloat16": build_bfloat16_spec(tiny_files, preset, tuner)
+        for preset in BFLOAT16_PRESETS
+        for tuner in TUNERS
+    }
+    cells |= {
         f"{preset}, early stopping": build_early_stopping_spec(tiny_files, preset) for preset in EARLY_STOPPING_PRESETS
     }
     cells |= {
@@ -147,6 +164,17 @@ def test_every_sharding_strategy_has_the_same_losses_as_ddp(
         assert sharded[metric] == pytest.approx(ddp[metric], rel=FOUR_DIGITS), metric
     assert len(sharded["loss"]) == STEPS
     assert sharded["loss"][-1] < sharded["loss"][0] - 0.01
+
+
+@pytest.mark.parametrize("tuner", TUNERS)
+@pytest.mark.parametrize("preset", BFLOAT16_PRESETS[1:])
+def test_losses_in_bfloat16_are_close_to_those_of_ddp(results: Results, preset: str, tuner: str) -> None:
+    """With LoRA they are equal only if gradients are reduced and accumulated in float32, as by DDP."""
+    ddp, sharded = (results[f"{each}, {tuner}, bfloat16"] for each in ("ddp", preset))
+    tolerance = BFLOAT16_TOLERANCE[tuner].get(preset, DEFAULT_BFLOAT16_TOLERANCE[tuner])
+
+    for metric in ("loss", "eval_loss"):
+        assert sharded[metric] == pytest.approx(ddp[metric], rel=tolerance), metric
 
 
 @pytest.mark.parametrize("preset", PRESETS)

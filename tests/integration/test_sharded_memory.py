@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 
 RANKS = 2
 # Buckets are small, because the 800 MB buckets of the presets would dominate the memory of a tiny model.
-SMALL_BUCKETS = {"reduce_bucket_size": 500_000, "allgather_bucket_size": 500_000, "overlap_comm": True}
+SMALL_BUCKETS = {"reduce_bucket_size": 500_000, "allgather_bucket_size": 500_000}
 OPTIMIZER_OFFLOAD = {"offload_optimizer": {"device": "cpu"}}
 SHARDING: dict[str, dict[str, Any]] = {
     "zero1": {"deepspeed": {"config": {"zero_optimization": {"stage": 1, **SMALL_BUCKETS}}}},

@@ -153,8 +153,8 @@ def build_trainer(inputs: TrainerInputs) -> GlobalMeanTrainer:
     method = next(name for name in BUILDERS if getattr(inputs.plan.spec, name) is not None)
     trainer = BUILDERS[method](inputs)
     trainer.add_callback(PreflightCallback(trainer))
-    trainer.add_callback(NonFiniteLossCallback(trainer))
     trainer.add_callback(StopRequestCallback(trainer))
+    trainer.add_callback(NonFiniteLossCallback(trainer))  # after the callbacks that request a checkpoint
     trainer.add_callback(ProgressCallback(trainer, verbose=inputs.ranks.is_rank_zero))
     if policy := trainer.evaluation_policy:
         trainer.add_callback(BestEvaluationCallback(policy, inputs.heartbeat, verbose=inputs.ranks.is_rank_zero))

@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Iterator
 
 import torch
-import torch.distributed as dist
 
 from finetune_api.batch import Batch
 from finetune_api.v1alpha1.model_source import ModelSource
@@ -13,6 +12,7 @@ from finetune_trainer.data.load import TrainingData
 from finetune_trainer.data.packing import PackOrder
 from finetune_trainer.data.row_filter import RowRules, RowStats
 from finetune_trainer.distributed.devices import get_device_name
+from finetune_trainer.distributed.process_group import get_device_backend
 from finetune_trainer.distributed.rank_context import RankContext
 from finetune_trainer.model.param_groups import ParameterCount, count_parameters
 from finetune_trainer.parallel.parallelism import describe_parallelism
@@ -51,7 +51,7 @@ def describe_run(plan: TrainingPlan, context: RankContext, device_config: Device
     yield (
         f"devices: {context.ranks.world_size} x {get_device_name(device_config.device)}"
         f" on {context.ranks.node_count} node(s),"
-        f" {dist.get_backend()}, {str(device_config.dtype).removeprefix('torch.')}"
+        f" {get_device_backend(device_config.device)}, {str(device_config.dtype).removeprefix('torch.')}"
     )
     training = spec.training
     yield (

@@ -24,7 +24,11 @@ from finetune_trainer.distributed.collectives import all_gather_objects, run_on_
 from finetune_trainer.distributed.devices import choose_device
 from finetune_trainer.distributed.hardware_check import check_same_hardware, describe_rank_hardware
 from finetune_trainer.distributed.heartbeat_writer import HeartbeatWriter
-from finetune_trainer.distributed.process_group import destroy_process_group, init_process_group
+from finetune_trainer.distributed.process_group import (
+    destroy_process_group,
+    get_device_backend,
+    init_process_group,
+)
 from finetune_trainer.distributed.rank_context import RankContext, Ranks, check_world_size
 from finetune_trainer.hubs import create_repository
 from finetune_trainer.memory.run_forecast import forecast_rank_memory, format_rank_forecast
@@ -136,7 +140,7 @@ def connect_ranks(spec: TrainerSpec, ranks: Ranks, device: torch.device, data: T
     if spec.deepspeed:
         from finetune_trainer.parallel.deepspeed_engine import init_deepspeed  # takes seconds to import
 
-        init_deepspeed()
+        init_deepspeed(get_device_backend(device))
 
 
 def choose_attention(

@@ -62,14 +62,14 @@ def build_training_arguments(
         use_cpu=on_cpu,
         ddp_backend="gloo" if on_cpu else "nccl",
         ddp_timeout=training.ddp_timeout,
-        # DDP rebuilds its buckets after the first step unless it looks for unused parameters. With more than two ranks
-        # that changes the order of additions, so that a resumed run would differ in the last bits.
-        ddp_find_unused_parameters=on_cpu,
+        ddp_find_unused_parameters=False,
         ddp_broadcast_buffers=False,
         dataloader_num_workers=loader_workers,
         deepspeed=build_deepspeed_config(spec.deepspeed) if spec.deepspeed else None,
         fsdp=True if spec.fsdp else None,
         fsdp_config=build_fsdp_config(spec),
+        # Otherwise FSDP2 keeps the whole gradients of all micro-batches on every rank until the last micro-batch.
+        accelerator_config={"gradient_accumulation_kwargs": {"sync_each_batch": spec.fsdp is not None}},
         report_to="none",
         disable_tqdm=True,
         log_level="warning",

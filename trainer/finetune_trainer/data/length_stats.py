@@ -57,6 +57,12 @@ def select_costliest_items(order: ItemOrder, count: int) -> list[Item]:
     return items + [FILLER] * (count - len(items))
 
 
+def select_cheapest_item(order: ItemOrder) -> Item:
+    """Return the shortest item."""
+    epoch = order.get_epoch(0)
+    return epoch.items[int(np.argmin(epoch.lengths))]
+
+
 def format_rows(data: TokenDataset, items: Sequence[Item]) -> list[str]:
     """Return log text with origin and length of each row, or token count and longest row of each pack."""
     lengths = data.lengths

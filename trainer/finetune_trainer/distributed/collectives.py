@@ -50,16 +50,22 @@ def all_gather_objects(local_value: T) -> list[T]:
     return gathered_values  # type: ignore[return-value]
 
 
-def all_gather_numbers(local_numbers: tuple[float, ...], device: torch.device) -> list[tuple[float, ...]]:
-    """Gather a tuple of numbers per rank in one collective; return the tuples in rank order on every rank."""
-    numbers = torch.tensor(local_numbers, dtype=torch.float64, device=device)
+def all_gather_numbers(local_numbers: tuple[float, ...]) -> list[tuple[float, ...]]:
+    """Gather a tuple of numbers per rank in one collective; return the tuples in rank order on every rank.
+
+    The numbers are exchanged in host memory, so that the GPU is not synchronized.
+    """
+    numbers = torch.tensor(local_numbers, dtype=torch.float64)
     gathered_numbers = [torch.empty_like(numbers) for _ in range(dist.get_world_size())]
     dist.all_gather(gathered_numbers, numbers)
     return [tuple(rank_numbers.tolist()) for rank_numbers in gathered_numbers]
 
 
-def sum_over_ranks(local_numbers: tuple[float, ...], device: torch.device) -> tuple[float, ...]:
-    """Return the elementwise sum over all ranks, computed by one collective; integers are exact up to 2**53."""
-    sums = torch.tensor(local_numbers, dtype=torch.float64, device=device)
+def sum_over_ranks(local_numbers: tuple[float, ...]) -> tuple[float, ...]:
+    """Return the elementwise sum over all ranks, computed by one collective; integers are exact up to 2**53.
+
+    The numbers are exchanged in host memory, so that the GPU is not synchronized.
+    """
+    sums = torch.tensor(local_numbers, dtype=torch.float64)
     dist.all_reduce(sums)
     return tuple(sums.tolist())

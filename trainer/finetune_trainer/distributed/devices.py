@@ -2,6 +2,7 @@
 
 import torch
 
+from finetune_trainer.distributed.process_group import shares_gpus
 from finetune_trainer.distributed.rank_context import Ranks
 from finetune_trainer.errors import InvalidSpec
 
@@ -13,6 +14,10 @@ def choose_device(ranks: Ranks) -> torch.device:
     """
     if not torch.cuda.is_available():
         return torch.device("cpu")
+    if shares_gpus():
+        index = ranks.local_rank % torch.cuda.device_count()
+        torch.cuda.set_device(index)
+        return torch.device("cuda", index)
     if ranks.local_world_size > torch.cuda.device_count():
         raise InvalidSpec(
             f"spec.nprocPerNode is {ranks.local_world_size}, but the pod has {torch.cuda.device_count()} GPUs;"

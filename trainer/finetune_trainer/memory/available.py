@@ -16,7 +16,7 @@ def gather_min_rank_memory(device: torch.device) -> int:
     """Return the smallest available memory of all ranks in bytes (collective)."""
     on_gpu = device.type == "cuda"
     local_bytes = torch.cuda.mem_get_info(device)[1] if on_gpu else read_host_memory_limit() // _count_ranks_on_host()
-    return int(min(all_gather_numbers((float(local_bytes),), device))[0])
+    return int(min(all_gather_numbers((float(local_bytes),)))[0])
 
 
 def read_host_memory_limit(cgroup_root: Path = _CGROUP_ROOT, membership_file: Path = _MEMBERSHIP_FILE) -> int:

@@ -12,11 +12,12 @@ import torch
 from finetune_api.v1alpha1.job import TrainerSpec
 from finetune_trainer.memory.breakdown import ADAMW_STATES, MemoryPart, ModelStateFootprint, ShardingStrategy
 from finetune_trainer.memory.model_shape import ModelShape
-from finetune_trainer.parallel.deepspeed_config import build_deepspeed_config
+from finetune_trainer.parallel.deepspeed_config import build_deepspeed_config, uses_float32_gradients
 
 _FLOAT32_BYTES = 4
 # Defaults of DeepSpeed's runtime/zero/config.py, in elements.
 _BUCKET_SIZE, _MAX_LIVE_PARAMETERS, _SUB_GROUP_SIZE = 500_000_000, 1_000_000_000, 1_000_000_000
+_ALL_REDUCE_SIZE = 500_000_000  # elements that stage 1 reduces together, in DeepSpeed's runtime/engine.py
 # Fragmentation of ZeRO-3 as a multiple of the gathered bytes, fitted to the published measurements in
 # docs/user-guide/memory.md: ZeRO-3 gathers blocks of many sizes on a separate CUDA stream, and the allocator cannot
 # reuse the freed blocks on other streams (decisions/702).
@@ -32,13 +33,12 @@ def build_sharding_strategy(spec: TrainerSpec, dtype: torch.dtype, *, hidden_siz
         )
     if spec.deepspeed is None:
         return None
-    return _build_zero_strategy(
-        build_deepspeed_config(spec.deepspeed)["zero_optimization"], dtype.itemsize, hidden_size
-    )
+    return _build_zero_strategy(build_deepspeed_config(spec.deepspeed), dtype.itemsize, hidden_size)
 
 
-def _build_zero_strategy(section: dict[str, Any], itemsize: int, hidden_size: int) -> "ZeroStrategy":
-    """Build the strategy of a zero_optimization section; like transformers, resolve `auto` from the hidden size."""
+def _build_zero_strategy(config: dict[str, Any], itemsize: int, hidden_size: int) -> "ZeroStrategy":
+    """Build the strategy of a DeepSpeed config; like transformers, resolve `auto` from the hidden size."""
+    section = config["zero_optimization"]
     stage = section["stage"]
     bucket = section.get("reduce_bucket_size", _BUCKET_SIZE)
     limits = ("stage3_max_live_parameters", "max_live_parameters")
@@ -49,6 +49,7 @@ def _build_zero_strategy(section: dict[str, Any], itemsize: int, hidden_size: in
         buckets=2 if stage < 3 and section.get("overlap_comm") else 1,
         max_live_parameters=int(min(section.get(name, _MAX_LIVE_PARAMETERS) for name in limits)),
         sub_group_size=int(section.get("sub_group_size", _SUB_GROUP_SIZE)),
+        has_float32_gradients=itemsize < _FLOAT32_BYTES and uses_float32_gradients(config),
         offload_optimizer=_is_offloaded(section, "offload_optimizer"),
         offload_param=_is_offloaded(section, "offload_param"),
     )
@@ -71,6 +72,7 @@ class ZeroStrategy:
     buckets: int
     max_live_parameters: int  # maximum number of parameters that stage 3 keeps gathered
     sub_group_size: int  # elements that stage 3 updates together
+    has_float32_gradients: bool = False  # 16-bit gradients are reduced and accumulated in float32
     offload_optimizer: bool = False
     offload_param: bool = False
 
@@ -85,9 +87,8 @@ class ZeroStrategy:
             MemoryPart("weights in float32", _FLOAT32_BYTES * shard),
             MemoryPart("optimizer states", ADAMW_STATES * _FLOAT32_BYTES * shard),
         )
-        gradients = MemoryPart("gradients", self.itemsize * shard if self.stage == 3 else 0)
-        copies = 1 if self.stage == 3 else 2  # 16-bit gradients in host memory, besides the float32 gradients
-        offloaded = (*states, MemoryPart("gradients", (_FLOAT32_BYTES + copies * self.itemsize) * shard))
+        gradients = MemoryPart("gradients", self._count_held_gradient_bytes(shape, shard))
+        offloaded = (*states, MemoryPart("gradients", self._count_offloaded_gradient_bytes(shard)))
         return ModelStateFootprint(
             resident_parts=(
                 *(() if self.offload_param else weights),
@@ -98,30 +99,64 @@ class ZeroStrategy:
             ),
             forward_backward_parts=(
                 MemoryPart("gathered weights", gathered),
-                MemoryPart("gradients in transit", self.itemsize * self._count_unreduced_gradients(shape, shard)),
-                MemoryPart("gradient buckets", self.itemsize * self.buckets * self.bucket_size),
+                MemoryPart("gradients in transit", self._count_transient_gradient_bytes(shape, shard)),
+                MemoryPart("gradient buckets", self._count_bucket_bytes()),
             ),
-            optimizer_step_parts=() if self.offload_optimizer else (self._build_optimizer_step_part(shard),),
+            optimizer_step_parts=() if self.offload_optimizer else (self._build_optimizer_step_part(shape, shard),),
             fragmented_bytes=int(_FRAGMENTATION_FACTOR * gathered),
         )
 
-    def _count_unreduced_gradients(self, shape: ModelShape, shard_size: int) -> int:
-        """Return the number of gradient elements outside the buckets.
+    def _count_held_gradient_bytes(self, shape: ModelShape, shard_size: int) -> int:
+        """Return the size of the gradient buffers that are kept between steps, which stage 2 does not have."""
+        if self.stage == 3:
+            return (_FLOAT32_BYTES if self.has_float32_gradients else self.itemsize) * shard_size
+        return _FLOAT32_BYTES * shape.trained_parameters if self.stage == 1 and self.has_float32_gradients else 0
+
+    def _count_offloaded_gradient_bytes(self, shard_size: int) -> int:
+        """Return the size of the gradients in host memory: those of the update in float32, and further copies."""
+        if self.stage == 3:
+            copies = _FLOAT32_BYTES if self.has_float32_gradients else self.itemsize
+        else:
+            copies = self.itemsize if self.has_float32_gradients else 2 * self.itemsize
+        return (_FLOAT32_BYTES + copies) * shard_size
+
+    def _count_bucket_bytes(self) -> int:
+        """Return the size of the buckets, and of the float32 copy of the bucket that is being reduced."""
+        copy_bytes = _FLOAT32_BYTES if self.has_float32_gradients else 0
+        return (self.itemsize * self.buckets + copy_bytes) * self.bucket_size
+
+    def _count_transient_gradient_bytes(self, shape: ModelShape, shard_size: int) -> int:
+        """Return the size of the gradients outside the buckets in the backward pass.
 
         Stage 1 keeps all gradients until the optimizer step. Later stages keep the gradients of the bucket that is
-        being filled.
+        being filled, and stage 2 also its shard of the reduced gradients: on the GPU, or in host memory if the
+        optimizer is offloaded and they have 16 bits.
         """
-        pending_elements = min(shape.trained_parameters, max(self.bucket_size, shape.largest_parameter))
         if self.stage == 1:
-            return shape.trained_parameters
-        return pending_elements + (shard_size if self.stage == 2 and not self.offload_optimizer else 0)
+            return self.itemsize * shape.trained_parameters
+        pending_elements = min(shape.trained_parameters, max(self.bucket_size, shape.largest_parameter))
+        shard_bytes = 0
+        if self.stage == 2 and self.has_float32_gradients:
+            shard_bytes = _FLOAT32_BYTES * shard_size
+        elif self.stage == 2 and not self.offload_optimizer:
+            shard_bytes = self.itemsize * shard_size
+        return self.itemsize * pending_elements + shard_bytes
 
-    def _build_optimizer_step_part(self, shard_size: int) -> MemoryPart:
-        """Return the memory of the float32 gradients. Stages 1 and 2 also flatten them; stage 3 stores them flat."""
-        if self.stage == 3:
-            updated_elements = min(shard_size, self.sub_group_size)
-            return MemoryPart("gradients for the update", (_FLOAT32_BYTES + self.itemsize) * updated_elements)
-        return MemoryPart("gradients for the update", (_FLOAT32_BYTES + 2 * self.itemsize) * shard_size)
+    def _build_optimizer_step_part(self, shape: ModelShape, shard_size: int) -> MemoryPart:
+        """Return the memory for gradients that only the optimizer step needs.
+
+        16-bit gradients are converted to float32; stages 1 and 2 also flatten them, stage 3 stores them flat. Stage 1
+        flattens and reduces float32 gradients in the step, and keeps the 16-bit gradients until its end.
+        """
+        updated_elements = min(shard_size, self.sub_group_size) if self.stage == 3 else shard_size
+        if self.has_float32_gradients and self.stage == 1:
+            flattened_elements = min(shape.trained_parameters, _ALL_REDUCE_SIZE)
+            size = self.itemsize * shape.trained_parameters + _FLOAT32_BYTES * flattened_elements
+        elif self.has_float32_gradients:
+            size = _FLOAT32_BYTES * updated_elements
+        else:
+            size = (_FLOAT32_BYTES + self.itemsize * (1 if self.stage == 3 else 2)) * updated_elements
+        return MemoryPart("gradients for the update", size)
 
 
 @dataclass(frozen=True)
@@ -136,7 +171,7 @@ class Fsdp2Strategy:
         """Return the memory of the model states on one rank.
 
         Trained parameters and their gradients are float32. Two layers have a flat all-gather buffer, and one of them
-        also its unflattened weights. Gradients exist unflattened and then in a flat reduce-scatter buffer.
+        also its unflattened weights. Gradients exist unflattened and then in a flat float32 reduce-scatter buffer.
         """
         layer, outer = shape.layer_parameters, shape.outer_parameters
         shard_bytes = _FLOAT32_BYTES * _compute_shard_size(shape.trained_parameters, world_size)
@@ -147,12 +182,13 @@ class Fsdp2Strategy:
         )
         gathered = shape.parameters + layer if self.keeps_weights_gathered else outer + 3 * layer
         trained_ratio = shape.trained_parameters / shape.parameters
+        gradient_bytes = self.itemsize * (outer + layer) + _FLOAT32_BYTES * layer
         return ModelStateFootprint(
             resident_parts=() if self.cpu_offload else states,
             offloaded_parts=_rename_offloaded_parts(*states) if self.cpu_offload else (),
             forward_backward_parts=(
                 MemoryPart("gathered weights", self.itemsize * gathered),
-                MemoryPart("gradients in transit", int(self.itemsize * trained_ratio * (outer + 2 * layer))),
+                MemoryPart("gradients in transit", int(trained_ratio * gradient_bytes)),
             ),
         )
 

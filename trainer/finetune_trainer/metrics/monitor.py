@@ -18,17 +18,16 @@ _SLOW_RANK_WINDOW = 20  # number of averaged log entries, so that one long sampl
 class Monitor:
     """Gathers the measurements of all ranks with a single collective per log entry."""
 
-    def __init__(self, meter: StepMeter, *, device: torch.device, peak_flops: float | None) -> None:
+    def __init__(self, meter: StepMeter, *, peak_flops: float | None) -> None:
         """Create a monitor. peak_flops: peak FLOP/s of one GPU; None if unknown."""
         self.meter = meter
         self.latest_summary: CrossRankSummary | None = None
-        self._device = device
         self._peak_flops = peak_flops
         self._own_step_seconds: deque[tuple[float, ...]] = deque(maxlen=_SLOW_RANK_WINDOW)
 
     def gather_summary(self) -> CrossRankSummary:
         """Return the summary of all ranks for the time since the last call (collective)."""
-        gathered_measurements = all_gather_numbers(self.meter.collect(), self._device)
+        gathered_measurements = all_gather_numbers(self.meter.collect())
         summary = summarise_ranks(
             [MeasuredInterval(*numbers) for numbers in gathered_measurements], peak_flops=self._peak_flops
         )
@@ -55,4 +54,4 @@ def build_monitor(model: torch.nn.Module, args: TrainingArguments, *, is_dpo: bo
         estimate_flops(model, has_reference=is_dpo), sequences_per_sample=2 if is_dpo else 1, on_gpu=on_gpu
     )
     peak = peak_flops(torch.cuda.get_device_name(device), dtype) if on_gpu else None
-    return Monitor(meter, device=device, peak_flops=peak)
+    return Monitor(meter, peak_flops=peak)

@@ -7,7 +7,7 @@ from finetune_trainer.errors import InvalidSpec
 
 Config = dict[str, Any]
 
-_BUCKET_SIZE = 200_000_000  # elements per collective
+_BUCKET_SIZE = 100_000_000  # elements per collective, 400 MB in float32
 _CPU = {"device": "cpu", "pin_memory": True}
 _STAGE_3 = {
     "stage": 3,
@@ -19,7 +19,7 @@ _STAGE_3 = {
 }
 _STAGE_2 = {
     "stage": 2,
-    "overlap_comm": True,
+    "overlap_comm": False,  # reports of data races between the streams are open (DeepSpeed issue 5545)
     "contiguous_gradients": True,
     "reduce_scatter": True,
     "reduce_bucket_size": _BUCKET_SIZE,
@@ -42,6 +42,8 @@ _FROM_TRAINING_ARGUMENTS: Config = {
     "fp16": {"enabled": "auto"},
     "zero_force_ds_cpu_optimizer": False,  # torch's AdamW is as fast and needs no compiler
 }
+# By default DeepSpeed reduces and accumulates gradients in 16 bits, in contrast to DDP.
+_FLOAT32_GRADIENTS: Config = {"data_types": {"grad_accum_dtype": "fp32"}, "communication_data_type": "fp32"}
 _SPEC_FIELDS = {  # options that must not be in a raw config, with the spec field to use instead
     "optimizer": "spec.training.learningRate and weightDecay",
     "scheduler": "spec.training.lrSchedulerType and warmupSteps",
@@ -61,7 +63,7 @@ def build_deepspeed_config(deepspeed: Deepspeed) -> Config:
     Raises: InvalidSpec if a raw config has an invalid stage or sets an option that belongs to another spec field.
     """
     if deepspeed.preset is not None:
-        return {**_FROM_TRAINING_ARGUMENTS, "zero_optimization": dict(_PRESETS[deepspeed.preset])}
+        return {**_FROM_TRAINING_ARGUMENTS, **_FLOAT32_GRADIENTS, "zero_optimization": dict(_PRESETS[deepspeed.preset])}
     config = dict(deepspeed.config or {})
     for field, spec_field in _SPEC_FIELDS.items():
         if field in config and not _is_auto(config[field]):
@@ -74,7 +76,12 @@ def build_deepspeed_config(deepspeed: Deepspeed) -> Config:
             f"spec.deepspeed.config.zero_optimization.stage: expected 1, 2 or 3, found {get_zero_stage(config)}; leave"
             " spec.deepspeed out for plain data parallelism"
         )
-    return {**config, **_FROM_TRAINING_ARGUMENTS}
+    return {**_FLOAT32_GRADIENTS, **config, **_FROM_TRAINING_ARGUMENTS}
+
+
+def uses_float32_gradients(config: Config) -> bool:
+    """Return whether DeepSpeed accumulates gradients in float32 with this config."""
+    return bool(config["data_types"].get("grad_accum_dtype") == "fp32")
 
 
 def get_zero_stage(config: Config) -> object:

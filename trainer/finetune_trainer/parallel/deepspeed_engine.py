@@ -21,15 +21,22 @@ from deepspeed.utils import (
 
 from finetune_trainer.parallel.full_state import MOMENTS
 
+# Attributes with the float32 weights of this rank: of stages 1 and 2, of stage 1 in bfloat16, and of stage 3.
+_FLAT_FLOAT32_PARTITIONS = (
+    "single_partition_of_fp32_groups",
+    "fp32_groups_flat_partition",
+    "fp32_partitioned_groups_flat",
+)
 
-def init_deepspeed() -> None:
-    """Initialize DeepSpeed with torch's process group.
+
+def init_deepspeed(backend: str) -> None:
+    """Initialize DeepSpeed with torch's process group. backend: that of the device, such as nccl.
 
     Call it before a model is loaded, because ZeRO-3 shards the model while loading.
     """
     # On CPU DeepSpeed would compile its own all-reduce at first use, which takes a minute and needs a compiler.
     compatible_ops["deepspeed_shm_comm"] = False
-    init_distributed(torch.distributed.get_backend(), auto_mpi_discovery=False, verbose=False)
+    init_distributed(backend, auto_mpi_discovery=False, verbose=False)
 
 
 class ZeroStateAccess:
@@ -80,17 +87,15 @@ class ZeroStateAccess:
         if self._has_states:
             return
         torch_optimizer = self._optimizer.optimizer
-        flat_groups = (
-            getattr(self._optimizer, "single_partition_of_fp32_groups", None)
-            or self._optimizer.fp32_partitioned_groups_flat
-        )
-        for tensor in flat_groups:
+        name = next(name for name in _FLAT_FLOAT32_PARTITIONS if hasattr(self._optimizer, name))
+        for tensor in getattr(self._optimizer, name):
             count = (
                 torch.tensor(float(step), device=tensor.device)
                 if isinstance(torch_optimizer, torch.optim.AdamW)
                 else step
             )
-            torch_optimizer.state[tensor] = {"step": count, **{name: torch.zeros_like(tensor) for name in MOMENTS}}
+            moments = {moment: torch.zeros_like(tensor) for moment in MOMENTS}
+            torch_optimizer.state[tensor] = {"step": count, **moments}
         self._link_optimizer_states()
         self._has_states = True
 

@@ -1,12 +1,13 @@
 """FSDP2 config, with workarounds for CPU and for resharding after a forward pass without backward."""
 
+from dataclasses import replace
 from typing import Any
 
 import torch
-from accelerate import PartialState
+from accelerate import Accelerator, PartialState
 from accelerate.state import AcceleratorState
 from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin, TorchDynamoPlugin
-from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule
 from transformers import TrainingArguments
 
 from finetune_api.v1alpha1.job import TrainerSpec
@@ -32,8 +33,9 @@ def enable_fsdp_on_cpu(args: TrainingArguments) -> None:
     """
     if not args.fsdp or PartialState().distributed_type is not DistributedType.MULTI_CPU:
         return
-    # Without a GPU all states are in host memory already; offloading would only pin them.
-    plugin = FullyShardedDataParallelPlugin(**{**args.fsdp_plugin_args, "cpu_offload": False})
+    plugin = FullyShardedDataParallelPlugin(**args.fsdp_plugin_args)
+    if isinstance(plugin.cpu_offload, CPUOffloadPolicy):
+        plugin.cpu_offload = CPUOffloadPolicy(pin_memory=False)  # pinned memory needs a GPU
     precision = "bf16" if args.bf16 else "no"
     if args.bf16:
         plugin.set_mixed_precision(precision)
@@ -46,6 +48,16 @@ def enable_fsdp_on_cpu(args: TrainingArguments) -> None:
     )
     PartialState().distributed_type = DistributedType.FSDP  # AcceleratorState copies the type from PartialState
     state.distributed_type, state.fsdp_plugin = DistributedType.FSDP, plugin
+
+
+def reduce_gradients_in_float32(accelerator: Accelerator) -> None:
+    """Let FSDP2 reduce and accumulate gradients in float32; accelerate would use the dtype of the forward pass.
+
+    Call it before the model is sharded.
+    """
+    plugin = accelerator.state.fsdp_plugin
+    if plugin.mixed_precision_policy is not None:
+        plugin.mixed_precision_policy = replace(plugin.mixed_precision_policy, reduce_dtype=torch.float32)
 
 
 def reshard(model: torch.nn.Module) -> None:

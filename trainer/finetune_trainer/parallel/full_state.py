@@ -135,7 +135,8 @@ def _gather_full(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _shard_like(parameter: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    """Shard a full tensor like the parameter, on the parameter's device."""
+    """Shard a full tensor like the parameter, on the parameter's device, which is the CPU if it is offloaded."""
     if isinstance(parameter, DTensor):
-        return distribute_tensor(value.to(parameter.device), parameter.device_mesh, parameter.placements)
+        # distribute_tensor moves the tensor to the device of the mesh
+        return distribute_tensor(value, parameter.device_mesh, parameter.placements).to(parameter.device)
     return value.to(parameter.device)

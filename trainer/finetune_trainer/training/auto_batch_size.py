@@ -146,7 +146,7 @@ def choose_by_trial(trainer: GlobalMeanTrainer) -> BatchChoice:
             except torch.OutOfMemoryError:
                 fits_locally = False
             _release_trial_memory(device)
-            return all(fits_on_rank for (fits_on_rank,) in all_gather_numbers((float(fits_locally),), device))
+            return all(fits_on_rank for (fits_on_rank,) in all_gather_numbers((float(fits_locally),)))
 
         try:
             reserved_tensors = reserve_training_memory(model, device, world_size=inputs.ranks.world_size)

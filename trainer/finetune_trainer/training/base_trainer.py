@@ -20,7 +20,7 @@ from finetune_trainer.data.token_dataset import Features
 from finetune_trainer.memory.oom_message import build_out_of_memory_error
 from finetune_trainer.metrics.monitor import build_monitor
 from finetune_trainer.model.param_groups import build_parameter_groups
-from finetune_trainer.parallel.fsdp import enable_fsdp_on_cpu
+from finetune_trainer.parallel.fsdp import enable_fsdp_on_cpu, reduce_gradients_in_float32
 from finetune_trainer.training.checkpoint_state import (
     load_trainer_state,
     restore_checkpoint,
@@ -62,6 +62,8 @@ class GlobalMeanTrainer(Trainer):  # type: ignore[misc]
         )
         uses_fsdp = self.accelerator.distributed_type is DistributedType.FSDP
         assert inputs.ranks.world_size == 1 or uses_fsdp == bool(inputs.args.fsdp), "accelerate ignored args.fsdp"
+        if uses_fsdp:
+            reduce_gradients_in_float32(self.accelerator)
         self.remove_callback(PrinterCallback)
         self.monitor = build_monitor(inputs.model, self.args, is_dpo=inputs.plan.spec.dpo is not None)
 

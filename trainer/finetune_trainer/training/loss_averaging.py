@@ -20,7 +20,7 @@ def compute_divisors(
     The same collective sums units and stop requests, so that all ranks stop after the same step.
     """
     local_units = tuple(sum(term) for term in zip(*unit_counts, strict=True))
-    *global_units, stop_requests = sum_over_ranks((*local_units, stop_requested), device)
+    *global_units, stop_requests = sum_over_ranks((*local_units, stop_requested))
     units = torch.tensor(global_units if across_ranks else local_units, device=device)
     # Avoid a division by zero: the samples of a rank may all be fillers, which have no units.
     return torch.where(units > 0, units, 1.0), stop_requests > 0

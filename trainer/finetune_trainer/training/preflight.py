@@ -1,4 +1,4 @@
-"""Preflight: one forward and backward pass before the first step, without side effects, to fail early."""
+"""Preflight: forward and backward passes before the first step, without side effects, to fail early."""
 
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -9,16 +9,18 @@ from torch.nn.parallel import DistributedDataParallel
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from finetune_trainer.data.epoch_order import Item
-from finetune_trainer.data.length_stats import format_rows, select_costliest_items
+from finetune_trainer.data.length_stats import format_rows, select_cheapest_item, select_costliest_items
 from finetune_trainer.data.packing import PackOrder
 from finetune_trainer.distributed.heartbeat_writer import measure_peak_memory
+from finetune_trainer.errors import ModelError
+from finetune_trainer.parallel.full_state import iterate_trained_parameters
 from finetune_trainer.training.base_trainer import GlobalMeanTrainer
 from finetune_trainer.training.packing_check import build_probe_packs, check_pack_isolation
 from finetune_trainer.units import GIB
 
 
 class PreflightCallback(TrainerCallback):  # type: ignore[misc]
-    """Checks pack isolation and memory before training, with the wrapped model on every rank."""
+    """Checks pack isolation, gradients and memory before training, with the wrapped model on every rank."""
 
     def __init__(self, trainer: GlobalMeanTrainer) -> None:
         self._trainer = trainer
@@ -34,6 +36,8 @@ class PreflightCallback(TrainerCallback):  # type: ignore[misc]
                 use_mrope = vision is not None and vision.family.uses_mrope
                 packs = build_probe_packs(pack_count, trainer.args.device, use_mrope=use_mrope)
                 check_pack_isolation(trainer.model_wrapped, packs, name=spec.model.name)
+            if isinstance(trainer.model_wrapped, DistributedDataParallel):
+                warm_up_ddp(trainer, trainer.model_wrapped)
             if spec.training.probe:
                 probe_memory(trainer)
 
@@ -45,6 +49,24 @@ def run_forward_and_backward(trainer: GlobalMeanTrainer, model: torch.nn.Module,
     torch.stack(trainer.sum_losses(model, batch)).sum().backward()  # type: ignore[no-untyped-call]
 
 
+def warm_up_ddp(trainer: GlobalMeanTrainer, model: DistributedDataParallel) -> None:
+    """Run the shortest sample through DDP on every rank, so that DDP rebuilds its buckets before the first step.
+
+    It rebuilds them once, after the first exchange of gradients. With more than two ranks that changes the order of
+    additions: without this pass, a resumed run would differ in the last bits. Raises: ModelError if a trained parameter
+    gets no gradient, which DDP would report in the second step without its name.
+    """
+    model.train()
+    run_forward_and_backward(trainer, model, [select_cheapest_item(trainer.inputs.data.order)])
+    unused = [name for name, parameter in iterate_trained_parameters(trainer.model) if parameter.grad is None]
+    if unused:
+        raise ModelError(
+            f'model "{trainer.inputs.plan.spec.model.name}": {len(unused)} trained parameters get no gradient, such as'
+            f" {unused[0]}, but plain data parallelism needs all; exclude them (spec.lora.targetModules, or"
+            " spec.model.freeze for a vision-language model), or set spec.fsdp"
+        )
+
+
 def probe_memory(trainer: GlobalMeanTrainer) -> None:
     """Run the most expensive micro-batch, so that insufficient memory fails the run now instead of hours later."""
     inputs = trainer.inputs
@@ -52,7 +74,6 @@ def probe_memory(trainer: GlobalMeanTrainer) -> None:
     if inputs.ranks.is_rank_zero:  # before the pass, so that the log contains the rows even if memory runs out
         print(f"probe: the costliest micro-batch: {', '.join(format_rows(inputs.data.train, items))}", flush=True)
     model = trainer.model_wrapped.train()
-    # A gradient exchange would make DDP rebuild its buckets, which changes the order of additions in later steps.
     without_sync = model.no_sync() if isinstance(model, DistributedDataParallel) else nullcontext()
     with without_sync:
         run_forward_and_backward(trainer, model, items)

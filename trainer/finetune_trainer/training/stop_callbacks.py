@@ -9,16 +9,18 @@ from finetune_trainer.training.base_trainer import GlobalMeanTrainer
 
 
 class NonFiniteLossCallback(TrainerCallback):  # type: ignore[misc]
-    """Raises NonFiniteLoss before a step with a non-finite loss is logged or saved.
+    """Raises NonFiniteLoss before a non-finite loss is logged or a checkpoint is saved after it.
 
-    Only the affected rank raises it. This ends the job, although the other ranks wait in a collective.
+    Other steps are not checked, because a check waits for the GPU. Only the affected rank raises the error. This ends
+    the job, although the other ranks wait in a collective.
     """
 
     def __init__(self, trainer: GlobalMeanTrainer) -> None:
         self._trainer = trainer
 
-    def on_step_end(self, _args: TrainingArguments, state: TrainerState, _control: TrainerControl, **_: Any) -> None:
-        if not self._trainer.is_loss_finite():
+    def on_step_end(self, _args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        is_checked = control.should_log or control.should_save or control.should_training_stop
+        if is_checked and not self._trainer.is_loss_finite():
             raise NonFiniteLoss(
                 f"the loss is not finite at step {state.global_step}; lower training.learningRate, add"
                 " training.warmupSteps, or look for broken rows"

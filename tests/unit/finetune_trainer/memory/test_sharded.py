@@ -59,10 +59,10 @@ def test_job_without_sharding_has_no_sharding_strategy() -> None:
 @pytest.mark.parametrize(
     ("preset", "resident_megabytes"),
     [
-        ("zero1", {"weights": 200, "weights in float32": 100, "optimizer states": 200}),
+        ("zero1", {"weights": 200, "gradients": 400, "weights in float32": 100, "optimizer states": 200}),
         ("zero2", {"weights": 200, "weights in float32": 100, "optimizer states": 200}),
         ("zero2_offload", {"weights": 200}),
-        ("zero3", {"weights": 50, "gradients": 50, "weights in float32": 100, "optimizer states": 200}),
+        ("zero3", {"weights": 50, "gradients": 100, "weights in float32": 100, "optimizer states": 200}),
         ("zero3_offload", {}),
     ],
 )
@@ -80,7 +80,7 @@ def test_offloaded_states_count_as_host_memory_of_the_node() -> None:
         break_down_node_memory(FULL, break_down_rank_memory(FULL, NO_ACTIVATIONS, sharded), sharded)
     )
 
-    weights, gradients, states = 50, (4 + 2) * 25, (4 + 8) * 25
+    weights, gradients, states = 50, (4 + 4) * 25, (4 + 8) * 25
     assert node["offloaded"] == 2 * (weights + gradients + states)
 
 
@@ -105,6 +105,27 @@ def test_stage_1_keeps_all_gradients_until_the_optimizer_step() -> None:
 
     assert first["gradients in transit"] == 200
     assert second["gradients in transit"] == 50 + 2 * 5, "its own shard, and the largest gradient not yet reduced"
+
+
+def test_float32_gradients_are_kept_in_full_by_stage_1_and_as_a_shard_by_stage_2() -> None:
+    first, second = (build_strategy(deepspeed={"preset": preset}) for preset in ("zero1", "zero2"))
+
+    first_parts, second_parts = (
+        convert_to_millions(break_down_rank_memory(FULL, MANY_ACTIVATIONS, build_layout(4, sharding)))
+        for sharding in (first, second)
+    )
+
+    assert (first_parts["gradients"], first_parts["gradients in transit"]) == (4 * 100, 2 * 100)
+    assert second_parts["gradients in transit"] == 4 * 25 + 2 * 100, "its shard, and the bucket that is being filled"
+    assert second_parts["gradient buckets"] == (2 + 4) * 100, "a bucket in 16 bits and its copy in float32"
+
+
+def test_raw_config_may_accumulate_gradients_in_16_bits() -> None:
+    config = {"zero_optimization": {"stage": 3}, "data_types": {"grad_accum_dtype": "bf16"}}
+
+    resident = build_strategy(deepspeed={"config": config}).compute_footprint(FULL, 4).resident_parts
+
+    assert next(part.size for part in resident if part.name == "gradients") == 2 * 25 * MILLION
 
 
 def test_optimizer_step_memory_counts_only_if_it_exceeds_the_activations() -> None:
