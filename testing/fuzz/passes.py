@@ -11,7 +11,7 @@ from finetune_api.termination import parse_termination
 from finetune_operator.controller.child_cache import ChildCache
 from finetune_operator.controller.gather import CachedState
 from finetune_operator.controller.job_cache import JobCache, get_job_key
-from finetune_operator.controller.progress_poller import parse_progress
+from finetune_operator.controller.progress_poller import PolledDegradations, parse_status
 from finetune_operator.controller.reconcile import PassDependencies, PassResult, reconcile, reconcile_degraded
 from finetune_operator.kube.cluster import ClusterError
 from finetune_operator.observation.projection import project_pod
@@ -76,8 +76,14 @@ def _fill_caches(case: PassCase) -> tuple[JobCache, CachedState]:
         children.on_pod_event(project_pod(body), None)
     for body in case.pods:  # a deleted pod may have had the same uid
         children.on_pod_event(None, project_pod(body))
-    progress = parse_progress(case.response.encode(errors="surrogatepass"), job_uid=UID, attempt=0, now=NOW)
-    return jobs, CachedState(pods=children.pods(key), deleted_pods=children.deleted_pods(key), progress=progress)
+    response = parse_status(case.response.encode(errors="surrogatepass"), job_uid=UID, attempt=0, now=NOW)
+    cached = CachedState(
+        pods=children.pods(key),
+        deleted_pods=children.deleted_pods(key),
+        progress=response.progress,
+        degradations=PolledDegradations(0, response.degraded),
+    )
+    return jobs, cached
 
 
 def _check_statuses(statuses: list[RawBody]) -> None:
@@ -95,5 +101,5 @@ def parse_text(kind: str, text: str) -> str:
     if kind == "message":
         parsed: object = parse_termination(text)
     else:
-        parsed = parse_progress(text.encode(errors="surrogatepass"), job_uid=UID, attempt=0, now=NOW)
+        parsed = parse_status(text.encode(errors="surrogatepass"), job_uid=UID, attempt=0, now=NOW).progress
     return f"{kind} ignored" if parsed is None else f"{kind} accepted"

@@ -34,6 +34,14 @@ class PeakMemory:
 
 
 @dataclass(frozen=True)
+class Degradation:
+    """A circumstance that makes a job slower or less accurate than its hardware allows, but does not fail it."""
+
+    reason: str = field(metadata={"description": "Stable CamelCase identifier, such as NetworkSockets."})
+    message: str = field(default="", metadata={"description": "Explanation and remedy in one line."})
+
+
+@dataclass(frozen=True)
 class TrainingProgress:
     """Training progress, with the fields of status.progress in snake_case.
 

@@ -9,6 +9,7 @@ from pydantic.dataclasses import dataclass
 
 from finetune_api.untrusted_json import drop_invalid_time
 from finetune_api.v1alpha1.base import MESSAGE_CONFIG, StatusModel, build_list_map_schema
+from finetune_supervisor import messages
 from finetune_supervisor.messages import TrainingProgress
 
 MAX_SUSPENDED_SECONDS = 10**11
@@ -26,6 +27,7 @@ StatusTime = Annotated[AwareDatetime, AfterValidator(_require_valid_time)]
 MESSAGE_BYTES = 1024
 EVIDENCE_MESSAGE_BYTES = 800
 MAX_LISTED_NODES = 64
+MAX_DEGRADATIONS = 16
 Identifier = Annotated[str, Field(json_schema_extra={"maxLength": 128})]
 KubernetesName = Annotated[str, Field(json_schema_extra={"maxLength": 253})]
 ImageReference = Annotated[str, Field(json_schema_extra={"maxLength": 1024})]
@@ -80,7 +82,8 @@ class Condition(StatusModel):
     """A condition as defined by metav1.Condition."""
 
     type: Identifier = Field(
-        description="Running, Complete, Failed, Suspended, Finished, Reconciling, Stalled or TrainerImageOutdated."
+        description="Running, Complete, Failed, Suspended, Finished, Reconciling, Stalled, Degraded or"
+        " TrainerImageOutdated."
     )
     status: Literal["True", "False", "Unknown"] = Field(description="True, False or Unknown.")
     observed_generation: int = Field(default=0, description="metadata.generation for which the condition was set.")
@@ -233,6 +236,11 @@ class Progress(TrainingProgress):
         return drop_invalid_time(value)
 
 
+@dataclass(config=MESSAGE_CONFIG, frozen=True)
+class Degradation(messages.Degradation):
+    """A circumstance that makes the job slower or less accurate than its hardware allows."""
+
+
 class JobSnapshot(StatusModel):
     """What the job began with; later attempts use it too, also after an upgrade of the operator (decisions/127)."""
 
@@ -332,7 +340,7 @@ class JobStatus(StatusModel):
     conditions: tuple[Condition, ...] = Field(
         default=(),
         description="Conditions: Running, Suspended, Complete, Failed, Finished, Reconciling, Stalled,"
-        " TrainerImageOutdated.",
+        " Degraded, TrainerImageOutdated.",
         json_schema_extra=_build_list_schema(16, "type"),
     )
     attempt: int | None = Field(default=None, description="Number of the current attempt.")
@@ -357,6 +365,12 @@ class JobStatus(StatusModel):
         description="What the job began with; later attempts use it too, also after an upgrade of the operator.",
     )
     progress: Progress | None = Field(default=None, description="Progress of training.")
+    degraded: tuple[Degradation, ...] = Field(
+        default=(),
+        description="What makes the current attempt slower or less accurate than its hardware allows, at most one entry"
+        " per reason.",
+        json_schema_extra=_build_list_schema(MAX_DEGRADATIONS, "reason"),
+    )
     batch: BatchStatus | None = Field(default=None, description="Batch sizes of the attempt.")
     repair: Repair | None = Field(default=None, description="Changes after an out-of-memory failure.")
     nodes: tuple[NodeStatus, ...] = Field(

@@ -249,6 +249,7 @@ class Controller:
             deleted_pods=self.children.deleted_pods(key),
             services=self.children.services(key),
             progress=self.progress_poller.get_latest_progress(key),
+            degradations=self.progress_poller.get_degradations(key),
             unreachable_endpoint=self.progress_poller.get_unreachable_endpoint(key),
             rejected_creates=self._rejected_creates.get(key, ()),
             time_since_status_write=None if written_at is None else timedelta(seconds=time.monotonic() - written_at),

@@ -7,9 +7,10 @@ from datetime import timedelta
 from functools import partial
 
 from finetune_api.v1alpha1.job import FineTuneJob
-from finetune_api.v1alpha1.status import AttemptState, Progress
+from finetune_api.v1alpha1.status import AttemptState, Degradation, Progress
 from finetune_operator import names
 from finetune_operator.controller.identity_cache import IdentityCache
+from finetune_operator.controller.progress_poller import PolledDegradations
 from finetune_operator.failures.create_rejections import collect_claim_names
 from finetune_operator.failures.summarise_evidence import count_nodes
 from finetune_operator.kube.cluster import Cluster
@@ -38,6 +39,7 @@ class CachedState:
     deleted_pods: tuple[RawBody, ...] = ()
     services: tuple[RawBody, ...] = ()
     progress: Progress | None = None
+    degradations: PolledDegradations | None = None
     unreachable_endpoint: str = ""  # `host:port` that does not respond to progress polls
     rejected_creates: tuple[RejectedCreate, ...] = ()  # rejected creates of the last pass
     time_since_status_write: timedelta | None = None  # None before the first status write of this process
@@ -63,11 +65,18 @@ def observe_cached(job: FineTuneJob, cached: CachedState) -> Observation:
         or (not services and names.service_name(job.metadata.name) in cached.expected_services),
         edited_service_uid=next(edited_uids, ""),
         progress=progress,
+        degraded=_select_degradations(job, cached),
         unreachable_endpoint=cached.unreachable_endpoint,
         rejected_creates=cached.rejected_creates,
         expected_pods=cached.expected_pods,
         sent_deletions=cached.sent_deletions,
     )
+
+
+def _select_degradations(job: FineTuneJob, cached: CachedState) -> tuple[Degradation, ...] | None:
+    """Return the polled degradations of the current attempt; None if it was not polled."""
+    report = cached.degradations
+    return report.degraded if report is not None and report.attempt == job.status.attempt else None
 
 
 def observe_cached_pods(job_uid: str, cached: CachedState) -> tuple[NodeObservation, ...]:

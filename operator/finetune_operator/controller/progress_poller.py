@@ -14,7 +14,7 @@ from pydantic.dataclasses import dataclass
 
 from finetune_api.untrusted_json import parse_untrusted_json
 from finetune_api.v1alpha1.base import MESSAGE_CONFIG
-from finetune_api.v1alpha1.status import Progress
+from finetune_api.v1alpha1.status import Degradation, Progress
 from finetune_operator import names
 from finetune_operator.controller.child_cache import ChildCache, JobKey
 from finetune_operator.controller.job_cache import JobCache
@@ -45,9 +45,18 @@ class StatusBody:
     uid: str
     attempt: int
     progress: Progress | None = None
+    degraded: tuple[Degradation, ...] = ()
 
 
 _STATUS_BODY = TypeAdapter(StatusBody)
+
+
+@dataclasses.dataclass(frozen=True)
+class PolledDegradations:
+    """What slows an attempt down, as its node rank 0 reported."""
+
+    attempt: int
+    degraded: tuple[Degradation, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,6 +64,7 @@ class StatusResponse:
     """Response of a reachable pod to a poll; `progress` is None before the first step."""
 
     progress: Progress | None
+    degraded: tuple[Degradation, ...] = ()
 
 
 class ProgressPoller:
@@ -75,12 +85,17 @@ class ProgressPoller:
         self._port = port
         self._clock = clock
         self._latest: dict[JobKey, Progress] = {}
+        self._degraded: dict[JobKey, PolledDegradations] = {}
         self._failing_since: dict[JobKey, tuple[str, float]] = {}  # endpoint and time of its first failed poll
         self._unreachable: dict[JobKey, str] = {}
 
     def get_latest_progress(self, key: JobKey) -> Progress | None:
         """Return the latest polled progress, which may belong to an earlier attempt."""
         return self._latest.get(key)
+
+    def get_degradations(self, key: JobKey) -> PolledDegradations | None:
+        """Return the latest polled degradations, which may belong to an earlier attempt; None before the first poll."""
+        return self._degraded.get(key)
 
     def get_unreachable_endpoint(self, key: JobKey) -> str:
         """Return the `host:port` that has not responded for two minutes, or an empty string."""
@@ -89,6 +104,7 @@ class ProgressPoller:
     def forget(self, key: JobKey) -> None:
         """Drop the state of a deleted job."""
         self._latest.pop(key, None)
+        self._degraded.pop(key, None)
         self._clear_failures(key)
 
     async def run(self, *, interval_seconds: float = POLL_INTERVAL_SECONDS) -> None:
@@ -125,7 +141,7 @@ class ProgressPoller:
                 return
             self._update_reachability(target, has_response=response is not None)
             if response is not None and response.progress is not None:
-                self._store_progress(target.key, response.progress)
+                self._store_report(target, response.progress, response.degraded)
 
         targets = self._find_targets()
         # jobs whose node rank 0 no longer runs are not unreachable
@@ -161,10 +177,12 @@ class ProgressPoller:
         self._failing_since.pop(key, None)
         self._unreachable.pop(key, None)
 
-    def _store_progress(self, key: JobKey, progress: Progress) -> None:
-        previous = self._latest.get(key)
-        self._latest[key] = progress
-        if previous is None or _without_update_time(previous) != _without_update_time(progress):
+    def _store_report(self, target: PollTarget, progress: Progress, degraded: tuple[Degradation, ...]) -> None:
+        key, report = target.key, PolledDegradations(target.attempt, degraded)
+        previous, previous_report = self._latest.get(key), self._degraded.get(key)
+        self._latest[key], self._degraded[key] = progress, report
+        has_changed = previous is None or _without_update_time(previous) != _without_update_time(progress)
+        if has_changed or report != previous_report:
             self._on_progress(key)
 
 
@@ -185,15 +203,16 @@ async def fetch_status(
     except (aiohttp.ClientError, TimeoutError, OSError) as error:
         logger.debug("%s: %s", url, error)
         return None
-    return StatusResponse(parse_progress(content, job_uid=job_uid, attempt=attempt, now=datetime.now(UTC)))
+    return parse_status(content, job_uid=job_uid, attempt=attempt, now=datetime.now(UTC))
 
 
-def parse_progress(content: bytes, *, job_uid: str, attempt: int, now: datetime) -> Progress | None:
-    """Parse the progress from a /status response; without an update time, `now` is used instead."""
+def parse_status(content: bytes, *, job_uid: str, attempt: int, now: datetime) -> StatusResponse:
+    """Parse a /status response; if the progress has no update time, `now` is used instead."""
     body = parse_untrusted_json(_STATUS_BODY, content)
     if body is None or (body.uid, body.attempt) != (job_uid, attempt) or body.progress is None:
-        return None
-    return replace(body.progress, update_time=body.progress.update_time or now)
+        return StatusResponse(None)
+    progress = replace(body.progress, update_time=body.progress.update_time or now)
+    return StatusResponse(progress, body.degraded)
 
 
 def find_rank_zero_host(pods: tuple[RawBody, ...], *, job_uid: str, attempt: int) -> str | None:

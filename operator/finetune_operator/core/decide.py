@@ -8,13 +8,14 @@ from datetime import datetime, timedelta
 
 from finetune_api.v1alpha1.job import FineTuneJob
 from finetune_api.v1alpha1.reasons import Reason
-from finetune_api.v1alpha1.status import AttemptRecord, AttemptState
+from finetune_api.v1alpha1.status import AttemptRecord, AttemptState, JobStatus
 from finetune_operator import names
 from finetune_operator.core import deadlines
 from finetune_operator.core.actions import Action, Create, DeleteConfigMap, DeleteJob, EmitEvent
 from finetune_operator.core.attempt_record import record_start, with_next_attempt, with_record
 from finetune_operator.core.conditions import acknowledge_generation
 from finetune_operator.core.decision import Decision, build_decision, require_confirmation
+from finetune_operator.core.degradations import derive_degradations
 from finetune_operator.core.ensure_children import compute_config_map_check_delay, ensure_service_and_config_map
 from finetune_operator.core.job_context import ABORT_GRACE_SECONDS, JobContext
 from finetune_operator.core.spec_hash import has_outdated_spec
@@ -259,7 +260,9 @@ def _update_running_state(context: JobContext) -> Decision:
     is_running = record.state is AttemptState.RUNNING
     # emit events, delete pods of older attempts, restore Service and ConfigMap
     deletions = context.build_deletions(_find_pods_of_older_attempts(context), ABORT_GRACE_SECONDS)
-    actions = (*_build_start_events(context, record), *deletions, *ensure_service_and_config_map(context))
+    status = with_record(context.status, record)
+    events = (*_build_start_events(context, record), *_build_degradation_events(context, status))
+    actions = (*events, *deletions, *ensure_service_and_config_map(context))
     # requeue for the next ConfigMap check, the next retry of a rejected create, or the record of a success
     delays = (
         compute_config_map_check_delay(context),
@@ -267,7 +270,18 @@ def _update_running_state(context: JobContext) -> Decision:
         compute_record_delay(context.nodes, context.now),
     )
     requeue_after = min((delay for delay in delays if delay is not None), default=None)
-    return build_decision(context, with_record(context.status, record), actions=actions, requeue_after=requeue_after)
+    return build_decision(context, status, actions=actions, requeue_after=requeue_after)
+
+
+def _build_degradation_events(context: JobContext, status: JobStatus) -> tuple[Action, ...]:
+    """Return one event per reason that newly slows the attempt down."""
+    recorded_reasons = {each.reason for each in context.status.degraded}
+    degraded = derive_degradations(status, context.observation.degraded)
+    return tuple(
+        EmitEvent("Warning", each.reason, each.message, f"degraded-{status.attempt}-{each.reason}")
+        for each in degraded
+        if each.reason not in recorded_reasons
+    )
 
 
 def _build_start_events(context: JobContext, record: AttemptRecord) -> tuple[Action, ...]:

@@ -3,6 +3,7 @@
 core.phase and core.conditions derive the phase and the conditions. Each pass computes all fields from scratch.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -13,12 +14,14 @@ from finetune_api.v1alpha1.status import (
     MAX_LISTED_NODES,
     AttemptState,
     BatchStatus,
+    Condition,
     JobStatus,
     NodeStatus,
     WaitStatus,
 )
 from finetune_operator import names
 from finetune_operator.core.conditions import ConditionBuilder, build_conditions, keep_transition_times
+from finetune_operator.core.degradations import derive_degradations
 from finetune_operator.core.pending_reasons import REJECTED_REASONS, PendingReason
 from finetune_operator.core.phase import derive_phase
 from finetune_operator.core.printer_columns import build_columns
@@ -47,6 +50,7 @@ def derive_status(job: FineTuneJob, context: StatusContext) -> JobStatus:
             "observed_generation": job.metadata.generation,
             "waiting": _derive_wait_status(status, context) if status.completion_time is None else None,
             "progress": progress,
+            "degraded": derive_degradations(status, context.observation.degraded),
             "batch": _derive_batch_status(resolve_current_batch(job, context.observation)),
             "output": _derive_output(job),
             # deleted pods are omitted, because replicas with different tombstones would overwrite each other's status
@@ -57,10 +61,8 @@ def derive_status(job: FineTuneJob, context: StatusContext) -> JobStatus:
     )
     phase = derive_phase(job, status, nodes)
     desired_conditions = build_conditions(job, status, context.observation, context.now)
-    if context.newer_image and status.completion_time is None:
-        builder = ConditionBuilder(job.metadata.generation, context.now)
-        outdated = builder.build("TrainerImageOutdated", True, Reason.NEWER_TRAINER_IMAGE, context.newer_image)
-        desired_conditions.append(outdated)
+    if status.completion_time is None:
+        desired_conditions += _build_notices(job, status, context)
     return status.model_copy(
         update={
             "phase": phase,
@@ -68,6 +70,16 @@ def derive_status(job: FineTuneJob, context: StatusContext) -> JobStatus:
             "display": build_columns(job, nodes, progress, phase),
         }
     )
+
+
+def _build_notices(job: FineTuneJob, status: JobStatus, context: StatusContext) -> Iterator[Condition]:
+    """Yield conditions that inform people about an unfinished job, but change nothing."""
+    builder = ConditionBuilder(job.metadata.generation, context.now)
+    if context.newer_image:
+        yield builder.build("TrainerImageOutdated", True, Reason.NEWER_TRAINER_IMAGE, context.newer_image)
+    if status.degraded:
+        message = "; ".join(f"{each.reason}: {each.message}" for each in status.degraded)
+        yield builder.build("Degraded", True, status.degraded[0].reason, message)
 
 
 def _derive_wait_status(status: JobStatus, context: StatusContext) -> WaitStatus | None:

@@ -11,7 +11,7 @@ from enum import StrEnum
 from typing import Protocol
 
 from finetune_api.termination import Outcome, Termination, parse_termination
-from finetune_api.v1alpha1.status import Evidence, Progress
+from finetune_api.v1alpha1.status import Degradation, Evidence, Progress
 from finetune_operator import names
 from finetune_operator.observation.ownership import RawBody, find_controlling_owner, has_job_label, parse_time
 from finetune_operator.observation.read_evidence import find_condition, read_evidence
@@ -137,6 +137,7 @@ class Observation:
     service_exists: bool = False  # whether a headless Service exists that selects the pods
     edited_service_uid: str = ""  # uid of the Service if an edit made it unusable
     progress: Progress | None = None
+    degraded: tuple[Degradation, ...] | None = None  # reported by the current attempt; None if it was not polled
     unreachable_endpoint: str = ""  # host:port of a progress server that does not respond
     claims: tuple[Claim, ...] | None = None
     rejected_creates: tuple[RejectedCreate, ...] = ()

@@ -9,7 +9,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from finetune_supervisor.messages import PeakMemory, TrainingProgress
+from finetune_supervisor.messages import Degradation, PeakMemory, TrainingProgress
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,7 @@ class Heartbeat:
     first_step_time: float | None = None  # completion of the first step in this attempt, seconds since the epoch
     peak_memory_bytes: int | None = None
     own_step_seconds: float | None = None
+    degraded: tuple[Degradation, ...] = ()
     progress: TrainingProgress = field(default_factory=TrainingProgress)
 
 
@@ -50,7 +51,8 @@ def _read_heartbeat(path: Path) -> Heartbeat | None:
         progress = _drop_unknown_fields(TrainingProgress, raw.pop("progress"))
         if progress.get("memory"):
             progress["memory"] = PeakMemory(**_drop_unknown_fields(PeakMemory, progress["memory"]))
-        return Heartbeat(**raw, progress=TrainingProgress(**progress))
+        degraded = tuple(Degradation(item["reason"], item["message"]) for item in raw.pop("degraded", ()))
+        return Heartbeat(**raw, degraded=degraded, progress=TrainingProgress(**progress))
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
 

@@ -6,12 +6,12 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from http.server import BaseHTTPRequestHandler
 
 from finetune_supervisor.contract import Node
 from finetune_supervisor.liveness.heartbeat import Heartbeat, to_status_progress
-from finetune_supervisor.messages import to_json_object
+from finetune_supervisor.messages import Degradation, to_json_object
 from finetune_supervisor.status.bounded_server import BoundedRequestHandler, BoundedServer, bind_server
 from finetune_supervisor.status.progress_reports import MAX_REPORT_BYTES, REPORT_PATH, ProgressReports
 
@@ -23,6 +23,7 @@ class NodeSnapshot:
     phase: str
     outcome: str
     heartbeats: tuple[Heartbeat, ...]
+    degraded: tuple[Degradation, ...] = ()
 
 
 def render_status(node: Node, snapshot: NodeSnapshot, *, now: float) -> dict[str, object]:
@@ -40,6 +41,7 @@ def render_status(node: Node, snapshot: NodeSnapshot, *, now: float) -> dict[str
         "worldSize": node.world_size,
         "firstStep": first_heartbeat.first_step if first_heartbeat else None,
         "progress": to_json_object(to_status_progress(first_heartbeat)) if first_heartbeat else None,
+        "degraded": [asdict(degradation) for degradation in snapshot.degraded],
         "ranks": [
             {
                 "rank": heartbeat.rank,
@@ -64,6 +66,9 @@ def render_metrics(node: Node, snapshot: NodeSnapshot, *, now: float) -> str:
     samples = list(_build_rank_samples(snapshot, now=now))
     if node.node_rank == 0 and snapshot.heartbeats:
         samples += _build_progress_samples(snapshot.heartbeats[0])
+    for degradation in snapshot.degraded:
+        reason_label = f',reason="{degradation.reason}"'
+        samples.append(("finetune_degraded", "1 for each circumstance that slows the job down.", reason_label, 1))
     common_labels = (
         f'namespace="{node.namespace}",job="{node.job}",attempt="{node.attempt}",node_rank="{node.node_rank}"'
     )

@@ -39,7 +39,8 @@ class NodeReporter:
 
     def _take_snapshot(self) -> NodeSnapshot:
         heartbeats = read_heartbeats(self._node.run_folder.heartbeats)
-        return NodeSnapshot(heartbeats[0].phase if heartbeats else "", self.outcome, heartbeats)
+        phase, degraded = (heartbeats[0].phase, heartbeats[0].degraded) if heartbeats else ("", ())
+        return NodeSnapshot(phase, self.outcome, heartbeats, degraded)
 
     def build_running_message(self) -> TerminationMessage:
         """Build the termination message of a node that is still running."""

@@ -11,7 +11,7 @@ import torch
 
 from finetune_supervisor import contract
 from finetune_supervisor.liveness.heartbeat import Heartbeat, write_heartbeat
-from finetune_supervisor.messages import TrainingProgress
+from finetune_supervisor.messages import Degradation, TrainingProgress
 
 _MIN_INTERVAL_SECONDS = 0.5
 
@@ -48,6 +48,11 @@ class HeartbeatWriter:
     def record_model_revision(self, commit: str | None) -> None:
         """Write the commit of the model on the Hub; None for a path."""
         self._heartbeat = replace(self._heartbeat, progress=replace(self.progress, model_revision=commit))
+        self._write()
+
+    def record_degradations(self, degraded: tuple[Degradation, ...]) -> None:
+        """Write the circumstances that slow the job down."""
+        self._heartbeat = replace(self._heartbeat, degraded=degraded)
         self._write()
 
     def start_training(self, step: int, *, total_steps: int, checkpoint: str | None) -> None:

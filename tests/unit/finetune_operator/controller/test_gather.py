@@ -5,9 +5,10 @@ from datetime import timedelta
 
 import pytest
 
-from finetune_api.v1alpha1.status import AttemptState, Progress
+from finetune_api.v1alpha1.status import AttemptState, Degradation, Progress
 from finetune_operator import names
 from finetune_operator.controller.gather import CachedState
+from finetune_operator.controller.progress_poller import PolledDegradations
 from finetune_operator.plan.manifests import build_service
 from finetune_operator.plan.run_plan import plan_run
 from testing.builders.jobs import (
@@ -165,6 +166,16 @@ async def test_progress_of_an_earlier_attempt_is_ignored() -> None:
     )
 
     assert cluster.requests == []
+
+
+@pytest.mark.parametrize("attempt", [0, 1])
+async def test_degradations_of_another_attempt_are_ignored(attempt: int) -> None:
+    report = PolledDegradations(attempt, (Degradation("IdleGpus", "2 of 4 GPUs are idle"),))
+    job_body = build_raw_job(compute_status_after_observations(running_pods()))
+
+    result = await run_pass(RecordingCluster(), job_body, build_cached_state(*running_pods(), degradations=report))
+
+    assert [each.reason for each in read_written_status(result).degraded] == (["IdleGpus"] if attempt == 0 else [])
 
 
 async def test_foreign_service_is_not_used_as_the_service_of_the_job() -> None:

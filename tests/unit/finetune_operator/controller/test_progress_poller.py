@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 
@@ -10,7 +10,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from finetune_api.v1alpha1.status import Progress
+from finetune_api.v1alpha1.status import Degradation, Progress
 from finetune_operator import names
 from finetune_operator.controller import progress_poller
 from finetune_operator.controller.child_cache import ChildCache, JobKey
@@ -18,10 +18,11 @@ from finetune_operator.controller.job_cache import JobCache
 from finetune_operator.controller.progress_poller import (
     MAX_RESPONSE_BYTES,
     UNREACHABLE_AFTER_SECONDS,
+    PolledDegradations,
     ProgressPoller,
     fetch_status,
     find_rank_zero_host,
-    parse_progress,
+    parse_status,
 )
 from finetune_operator.observation.ownership import RawBody
 from testing.processes.ip_support import LOOPBACK_ADDRESSES
@@ -52,7 +53,7 @@ def status_response(**fields: object) -> web.Response:
 
 
 def parse(content: bytes, *, job_uid: str = "u", attempt: int = 1) -> Progress | None:
-    return parse_progress(content, job_uid=job_uid, attempt=attempt, now=NOW)
+    return parse_status(content, job_uid=job_uid, attempt=attempt, now=NOW).progress
 
 
 @asynccontextmanager
@@ -223,6 +224,21 @@ async def test_job_is_enqueued_only_if_its_progress_changed() -> None:
     latest = setup.poller.get_latest_progress(KEY)
     assert latest is not None
     assert latest.step == 2
+
+
+async def test_job_is_enqueued_if_its_degradations_changed() -> None:
+    reports: Iterator[list[dict[str, str]]] = iter(([], [{"reason": "IdleGpus", "message": "2 of 4"}]))
+
+    async def respond(_: web.Request) -> web.Response:
+        return status_response(progress={"step": 1}, degraded=next(reports))
+
+    async with run_status_server(respond) as port:
+        setup = PollerUnderTest(port)
+        await setup.poll()
+        await setup.poll()
+
+    assert len(setup.advanced) == 2
+    assert setup.poller.get_degradations(KEY) == PolledDegradations(1, (Degradation("IdleGpus", "2 of 4"),))
 
 
 @pytest.mark.parametrize("address", LOOPBACK_ADDRESSES)

@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from finetune_supervisor import contract
 from finetune_supervisor.liveness.heartbeat import Heartbeat, read_heartbeats, write_heartbeat
-from finetune_supervisor.messages import PeakMemory, TrainingProgress
+from finetune_supervisor.messages import Degradation, PeakMemory, TrainingProgress
 from finetune_supervisor.status.http_server import NodeSnapshot, render_metrics, render_status, start_status_server
 from finetune_trainer.distributed.heartbeat_writer import HeartbeatWriter
 from testing.builders.nodes import node
@@ -92,6 +92,29 @@ def test_status_contains_phase_progress_and_ranks(tmp_path: Path) -> None:
             "ownStepSeconds": 0.5,
         }
     ]
+
+
+def test_status_and_metrics_contain_degradations(tmp_path: Path) -> None:
+    snapshot = NodeSnapshot(contract.TRAIN, contract.RUNNING, (), (Degradation("IdleGpus", "2 of 4 GPUs are idle"),))
+
+    status = render_status(node(tmp_path), snapshot, now=1.0)
+    metrics = render_metrics(node(tmp_path), snapshot, now=1.0)
+
+    assert status["degraded"] == [{"reason": "IdleGpus", "message": "2 of 4 GPUs are idle"}]
+    (family,) = text_string_to_metric_families(metrics)
+    assert (family.name, family.samples[0].labels["reason"], family.samples[0].value) == (
+        "finetune_degraded",
+        "IdleGpus",
+        1,
+    )
+
+
+def test_heartbeat_file_contains_degradations(tmp_path: Path) -> None:
+    degraded = (Degradation("IdleGpus", "2 of 4 GPUs are idle"),)
+
+    write_heartbeat(tmp_path, replace(HEARTBEAT, degraded=degraded))
+
+    assert [heartbeat.degraded for heartbeat in read_heartbeats(tmp_path)] == [degraded]
 
 
 def test_metrics_are_valid_prometheus_text(tmp_path: Path) -> None:
