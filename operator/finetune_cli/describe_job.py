@@ -18,6 +18,8 @@ def format_job(job: FineTuneJob, *, now: datetime) -> str:
     lines = [f"{name:<{width}}  {text}" for name, text in attributes.items()]
     if status.attempts:
         lines += ["", "Attempts", *(f"  {line}" for record in status.attempts for line in _format_attempt(record, now))]
+    if status.degraded:
+        lines += ["", "Degraded", *(f"  {each.reason}: {each.message}" for each in status.degraded)]
     if status.nodes:
         lines += ["", "Nodes"]
         lines += [
@@ -71,6 +73,7 @@ def _list_job_attributes(job: FineTuneJob, now: datetime) -> Iterator[tuple[str,
     if batch := status.batch:
         factors = (batch.per_device_train_batch_size, batch.gradient_accumulation_steps, batch.world_size)
         yield "Batch", f"{' x '.join(map(str, factors))} = {batch.effective} (per device x accumulation x ranks)"
+    yield "Network", _format_network(status)
     yield "Restarts", str(status.restarts) if status.restarts else ""
     yield "Output", status.output or ""
 
@@ -106,6 +109,18 @@ def _format_progress(status: JobStatus) -> str:
         parts.append(f"ETA {display.eta}")
     if progress.last_checkpoint:
         parts.append(f"last checkpoint {progress.last_checkpoint}")
+    return ", ".join(parts)
+
+
+def _format_network(status: JobStatus) -> str:
+    network = status.progress.network if status.progress else None
+    if network is None:
+        return ""
+    parts = [f"all-reduce {network.all_reduce_gbps:g} Gbit/s"]
+    if network.intra_node_gbps is not None:
+        parts.append(f"within a node {network.intra_node_gbps:g}")
+    if network.pairs:
+        parts.append(f"slowest pair of nodes {network.pairs[0].nodes} {network.pairs[0].gbps:g}")
     return ", ".join(parts)
 
 

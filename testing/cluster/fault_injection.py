@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from testing.cluster.host.cgroups import set_cpu_limit
-from testing.cluster.host.commands import HarnessError
+from testing.cluster.host.commands import HarnessError, run
 from testing.cluster.host.layout import NodeLayout
 from testing.cluster.host.processes import stop_all, terminate_processes
 from testing.cluster.node.config_files import render_corefile
@@ -43,6 +43,15 @@ class Chaos:
             drop_all(self.find_node(node))
         else:
             drop_between(self.find_node(node), self.find_node(other_node))
+
+    def throttle(self, node: str, *, megabits: int) -> None:
+        """Limit the bandwidth of packets to a node, in Mbit/s."""
+        limit = ("rate", f"{megabits}mbit", "burst", "64kb", "latency", "200ms")
+        run("tc", "qdisc", "replace", "dev", self.find_node(node).host_link, "root", "tbf", *limit)
+
+    def remove_throttle(self, node: str) -> None:
+        """Remove the limit of `throttle`."""
+        run("tc", "qdisc", "delete", "dev", self.find_node(node).host_link, "root")
 
     def heal(self, node: str) -> None:
         """Remove all partitions created with this node as the first argument."""

@@ -17,10 +17,7 @@ def run_cells(folder: Path, cells: dict[str, Any], *, ranks: int, slow_rank: int
     folder.mkdir()
     (folder / "cells.json").write_text(json.dumps(cells))
     environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(str(REPOSITORY / part) for part in ("operator", "trainer", "")),
-        "OMP_NUM_THREADS": "1",
-        "PYTHONFAULTHANDLER": "1",  # print the Python stack if a rank crashes
+        **build_rank_environment(),
         "FINETUNE_WORLD_SIZE": str(ranks),
         "FINETUNE_CONFIG": "unused",
         "FINETUNE_OUTPUT": "unused",
@@ -43,6 +40,16 @@ def run_cells(folder: Path, cells: dict[str, Any], *, ranks: int, slow_rank: int
     assert completed.returncode == 0, completed.stderr.decode()[-3_000:] + read_stderr_tails(folder / "logs of ranks")
     results: Results = json.loads((folder / "results.json").read_text())
     return results
+
+
+def build_rank_environment() -> dict[str, str]:
+    """Return the environment of ranks that import the project from the repository."""
+    return {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(str(REPOSITORY / part) for part in ("operator", "trainer", "")),
+        "OMP_NUM_THREADS": "1",
+        "PYTHONFAULTHANDLER": "1",  # print the Python stack if a rank crashes
+    }
 
 
 def read_stderr_tails(folder: Path) -> str:

@@ -111,3 +111,25 @@ def set_suspended(deployment: OperatorInstallation, job: str, *, is_suspended: b
     deployment.kubectl(
         "patch", "ftj", job, "--type=merge", "-p", f'{{"spec":{{"suspend":{str(is_suspended).lower()}}}}}'
     )
+
+
+def test_preflight_names_a_throttled_link(
+    deployment: OperatorInstallation, fault_injector: Chaos, start_job: StartJob
+) -> None:
+    """The first attempt measures a link of 20 Mbit/s and fails; the next one, without the limit, trains."""
+    fault_injector.throttle("node2", megabits=20)
+    try:
+        job = start_job(training=build_training_fields(max_steps=4, preflight={"minInterNodeGbps": 0.1}))
+        deployment.wait_until(job, lambda j: j["status"].get("attempt") == 1, description="at attempt 1")
+    finally:
+        fault_injector.remove_throttle("node2")
+    finished = deployment.wait_until_finished(job)
+
+    assert has_condition(finished, "Complete"), finished["status"]
+    first = finished["status"]["attempts"][0]
+    assert first["reason"] == "NetworkFault", first
+    assert "1 of 1 pairs of nodes exchange less than 0.1 Gbit/s" in first["message"]
+    network = finished["status"]["progress"]["network"]
+    assert [pair["nodes"] for pair in network["pairs"]] == ["0-1"]
+    assert network["pairs"][0]["gbps"] >= 0.1
+    assert network["allReduceGbps"] > 0

@@ -47,6 +47,7 @@ USER_ERRORS = (
     "ChatTemplateError",
     "CheckpointCorrupt",
     "DatasetError",
+    "Degraded",
     "InvalidSpec",
     "MixedHardware",
     "ModelError",

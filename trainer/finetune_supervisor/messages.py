@@ -34,6 +34,33 @@ class PeakMemory:
 
 
 @dataclass(frozen=True)
+class NodePairBandwidth:
+    """Measured bandwidth between two nodes, in each direction at the same time."""
+
+    nodes: str = field(default="", metadata={"description": "Node ranks, such as 0-1."})
+    gbps: float = field(default=0.0, metadata={"description": "Gbit/s in each direction, summed over the ranks."})
+
+
+@dataclass(frozen=True)
+class NetworkBandwidth:
+    """Bandwidth between the ranks, measured before the first step."""
+
+    all_reduce_gbps: float = field(
+        default=0.0, metadata={"description": "Bus bandwidth of an all-reduce over all ranks in Gbit/s."}
+    )
+    intra_node_gbps: float | None = field(
+        default=None, metadata={"description": "Bus bandwidth of an all-reduce within the slowest node in Gbit/s."}
+    )
+    pairs: tuple[NodePairBandwidth, ...] = field(
+        default=(),
+        metadata={
+            "description": "Bandwidth between nodes, slowest pairs first, at most 64.",
+            "json_schema_extra": {"maxItems": 64},
+        },
+    )
+
+
+@dataclass(frozen=True)
 class Degradation:
     """A circumstance that makes a job slower or less accurate than its hardware allows, but does not fail it."""
 
@@ -69,6 +96,20 @@ class TrainingProgress:
     mfu: float | None = field(
         default=None, metadata={"description": "Model FLOPs utilization, 0 to 1, if the GPU's peak is known."}
     )
+    tokens_per_second_per_rank: float | None = field(
+        default=None, metadata={"description": "Tokens per second divided by the number of ranks."}
+    )
+    scaling_efficiency: float | None = field(
+        default=None,
+        metadata={
+            "description": "Estimated share of a step in which the ranks compute instead of waiting for each other, 0"
+            " to 1; tokens per second grow with the number of ranks by this factor."
+        },
+    )
+    gpu_utilization: float | None = field(
+        default=None,
+        metadata={"description": "Mean share of time in which the GPUs run a kernel, 0 to 1, as in nvidia-smi."},
+    )
     data_wait_share: float | None = field(
         default=None, metadata={"description": "Fraction of a step spent waiting for the next batch."}
     )
@@ -96,6 +137,9 @@ class TrainingProgress:
     )
     model_revision: str | None = field(default=None, metadata={"description": "Commit of the model on the Hub."})
     memory: PeakMemory | None = field(default=None, metadata={"description": "Memory of the ranks in bytes."})
+    network: NetworkBandwidth | None = field(
+        default=None, metadata={"description": "Bandwidth between the ranks, measured before the first step."}
+    )
     update_time: datetime | None = field(default=None, metadata={"description": "When rank 0 reported this."})
 
 
@@ -134,6 +178,8 @@ def _to_json(value: Any) -> object:
     if isinstance(value, dict):
         values = ((to_camel(name), _to_json(item)) for name, item in value.items())
         return {name: item for name, item in values if item not in (None, "")}
+    if isinstance(value, (list, tuple)):
+        return [_to_json(item) for item in value]
     if isinstance(value, datetime):
         return value.isoformat(timespec="milliseconds").replace("+00:00", "Z")
     return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -50,6 +50,10 @@ class MixedHardware(UserError):
     """Ranks have different devices, drivers or library versions."""
 
 
+class Degraded(UserError):
+    """The job would be slower than its hardware allows, and spec.training.onDegraded is fail."""
+
+
 class NonFiniteLoss(UserError):
     """The loss became NaN or infinite; a restart from the last checkpoint would reach the same loss."""
 
@@ -60,6 +64,14 @@ class DiskFull(TrainerError):
 
 class CudaOutOfMemory(TrainerError):
     """A micro-batch did not fit into GPU memory; a smaller micro-batch may fit."""
+
+
+class GpuHardware(TrainerError):
+    """A GPU reports memory errors or computes incorrectly; another GPU may work."""
+
+
+class NetworkFault(TrainerError):
+    """The connection between ranks corrupts data or is slower than required; another node may work."""
 
 
 class HubUnavailable(TrainerError):

@@ -13,10 +13,14 @@ from finetune_api.v1alpha1.job import TrainerSpec
 from finetune_supervisor import contract
 from finetune_supervisor.launch.child_process import die_with_parent
 from finetune_supervisor.liveness.stack_dump import register_stack_dump
+from finetune_supervisor.messages import Degradation
 from finetune_trainer.atomic_files import raise_storage_faults, translate_disk_errors
 from finetune_trainer.build_trainer import TrainingSetup, assemble_trainer, resolve_auto_batch_size
 from finetune_trainer.checkpoint.checkpoints import ResumePoint
 from finetune_trainer.checkpoint.output_folder import Identity, OutputFolder
+from finetune_trainer.cluster_check.check import check_cluster, measure_foreign_memory
+from finetune_trainer.cluster_check.degradations import describe_compute
+from finetune_trainer.cluster_check.nccl_log import enable_nccl_log
 from finetune_trainer.data.load import TokenizationConfig, TrainingData, check_same_rows, load_data
 from finetune_trainer.data.row_filter import RowRules
 from finetune_trainer.data.row_rendering import select_row_renderer
@@ -30,6 +34,7 @@ from finetune_trainer.distributed.process_group import (
     init_process_group,
 )
 from finetune_trainer.distributed.rank_context import RankContext, Ranks, check_world_size
+from finetune_trainer.errors import Degraded
 from finetune_trainer.hubs import create_repository
 from finetune_trainer.memory.run_forecast import forecast_rank_memory, format_rank_forecast
 from finetune_trainer.metrics.trackers import build_trackers, select_trackers
@@ -85,6 +90,7 @@ def run(spec: TrainerSpec, context: RankContext, heartbeat: HeartbeatWriter) -> 
     # Load config, tokenizer and data, which needs no process group.
     heartbeat.enter_phase(contract.LOAD)
     device = choose_device(context.ranks)
+    foreign_bytes = measure_foreign_memory(device)
     downloads = build_download_settings(spec, context, heartbeat)
     model = pin_revision(spec.model, downloads)
     heartbeat.record_model_revision(model.revision)
@@ -95,7 +101,15 @@ def run(spec: TrainerSpec, context: RankContext, heartbeat: HeartbeatWriter) -> 
     print_on_rank_zero(context, describe_data(data))
 
     # Join the process group, and check that all ranks have the same data and hardware.
+    nccl_log = enable_nccl_log(context.run.path, context.ranks.local_rank)
     connect_ranks(spec, context.ranks, device, data)
+
+    # Check GPUs and network, which fails faster than the first step.
+    cluster = check_cluster(
+        spec.training.preflight, context.ranks, device, foreign_bytes=foreign_bytes, nccl_log=nccl_log
+    )
+    heartbeat.record_network(cluster.network)
+    print_on_rank_zero(context, [cluster.describe()] if spec.training.preflight.enabled else [])
 
     # Claim the output, and create the Hub repository now, to fail early if the push is not possible.
     output.check_shared_storage(run_on_rank_zero(lambda: output.claim(overwrite=spec.output.overwrite)))
@@ -106,6 +120,9 @@ def run(spec: TrainerSpec, context: RankContext, heartbeat: HeartbeatWriter) -> 
     attention = run_on_rank_zero(lambda: choose_attention(spec, model_description, data, output, device))
     print_on_rank_zero(context, [f"attention: {attention.name} ({attention.reason})"])
     model_description = replace(model_description, attention=attention.name)
+    report_degradations(
+        spec, context, heartbeat, (*cluster.degraded, *describe_model_compute(spec, model_description, device))
+    )
     setup = TrainingSetup(
         context, heartbeat, DeviceConfig(device, model_description.dtype), model_description, data, output
     )
@@ -125,6 +142,30 @@ def run(spec: TrainerSpec, context: RankContext, heartbeat: HeartbeatWriter) -> 
         return contract.STOPPED
     publish_result(trainer, output, model_description, title=f"{context.namespace}/{context.job}")
     return contract.DONE
+
+
+def describe_model_compute(
+    spec: TrainerSpec, model_description: ModelDescription, device: torch.device
+) -> Iterator[Degradation]:
+    """Yield what slows the computation of the model down."""
+    return describe_compute(
+        device,
+        model_description.dtype,
+        requested_dtype=spec.model.torch_dtype,
+        attention=model_description.attention,
+        requested_attention=spec.model.attn_implementation,
+    )
+
+
+def report_degradations(
+    spec: TrainerSpec, context: RankContext, heartbeat: HeartbeatWriter, degraded: tuple[Degradation, ...]
+) -> None:
+    """Report what slows the job down in heartbeat and log. Raises: Degraded, if spec.training.onDegraded is fail."""
+    heartbeat.record_degradations(degraded)
+    lines = [f"warning: degraded: {each.reason}: {each.message}" for each in degraded]
+    print_on_rank_zero(context, lines)
+    if degraded and spec.training.on_degraded == "fail":
+        raise Degraded("; ".join(f"{each.reason}: {each.message}" for each in degraded))
 
 
 def connect_ranks(spec: TrainerSpec, ranks: Ranks, device: torch.device, data: TrainingData) -> None:

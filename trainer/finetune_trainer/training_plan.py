@@ -27,6 +27,8 @@ _NOT_IN_FINGERPRINT = frozenset(
         "eval_steps",
         "ddp_timeout",
         "allow_mixed_hardware",
+        "preflight",
+        "on_degraded",
         "probe",
     }
 )

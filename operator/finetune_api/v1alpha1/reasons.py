@@ -175,6 +175,12 @@ class Reason(StrEnum):
         "Ranks have different GPUs, drivers or versions.",
         "select nodes of one type with podTemplate.nodeSelector, or set training.allowMixedHardware",
     )
+    DEGRADED = (
+        "Degraded",
+        Fault.USER,
+        "The job would be slower or less accurate than its hardware allows, and `training.onDegraded` is fail.",
+        "remove the cause that the message names, or set training.onDegraded: warn",
+    )
     USER_CODE_ERROR = (
         "UserCodeError",
         Fault.USER,

@@ -9,8 +9,7 @@ from pydantic.dataclasses import dataclass
 
 from finetune_api.untrusted_json import drop_invalid_time
 from finetune_api.v1alpha1.base import MESSAGE_CONFIG, StatusModel, build_list_map_schema
-from finetune_supervisor import messages
-from finetune_supervisor.messages import TrainingProgress
+from finetune_supervisor.messages import Degradation, TrainingProgress
 
 MAX_SUSPENDED_SECONDS = 10**11
 
@@ -234,11 +233,6 @@ class Progress(TrainingProgress):
     @classmethod
     def _drop_invalid_time(cls, value: datetime | None) -> datetime | None:
         return drop_invalid_time(value)
-
-
-@dataclass(config=MESSAGE_CONFIG, frozen=True)
-class Degradation(messages.Degradation):
-    """A circumstance that makes the job slower or less accurate than its hardware allows."""
 
 
 class JobSnapshot(StatusModel):

@@ -40,6 +40,27 @@ MicroBatch = Annotated[
 ]
 
 
+class Preflight(Model):
+    """Checks before the first step, which take a few seconds. A fault fails the attempt, and its node is avoided."""
+
+    enabled: bool = Field(
+        default=True,
+        description="Check that each GPU computes correctly, and measure the network between the ranks.",
+    )
+    min_inter_node_gbps: float | None = Field(
+        default=None,
+        gt=0,
+        le=1_000_000,
+        description="Required bandwidth between each two nodes in Gbit/s; less fails the attempt with NetworkFault.",
+    )
+    min_intra_node_gbps: float | None = Field(
+        default=None,
+        gt=0,
+        le=1_000_000,
+        description="Required bus bandwidth of an all-reduce within a node in Gbit/s.",
+    )
+
+
 class Training(ModelWithRules):
     """Batch, optimizer, schedule and checkpoints. Names are those of transformers.TrainingArguments."""
 
@@ -145,6 +166,14 @@ class Training(ModelWithRules):
     allow_mixed_hardware: bool = Field(
         default=False,
         description="Allow ranks with different GPUs, drivers or library versions; the slowest rank sets the speed.",
+    )
+    preflight: Preflight = Field(
+        default=Preflight(), description="Checks of GPUs, clocks and network before the first step."
+    )
+    on_degraded: Literal["warn", "fail"] = Field(
+        default="warn",
+        description="What to do if the job would be slower or less accurate than its hardware allows: warn lists the"
+        " causes in status.degraded, fail ends the job with the reason Degraded.",
     )
     ddp_timeout: int = Field(default=1800, ge=10, le=604_800, description="Timeout of collectives in seconds.")
 

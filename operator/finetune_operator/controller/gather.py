@@ -7,7 +7,7 @@ from datetime import timedelta
 from functools import partial
 
 from finetune_api.v1alpha1.job import FineTuneJob
-from finetune_api.v1alpha1.status import AttemptState, Degradation, Progress
+from finetune_api.v1alpha1.status import AttemptState, Progress
 from finetune_operator import names
 from finetune_operator.controller.identity_cache import IdentityCache
 from finetune_operator.controller.progress_poller import PolledDegradations
@@ -24,6 +24,7 @@ from finetune_operator.observation.pods import (
     observe_pods,
 )
 from finetune_operator.plan.manifests import is_intact_headless_service
+from finetune_supervisor.messages import Degradation
 
 # Most passes of a job find most of its pods unchanged. About 4 KiB per entry, most of which the caches hold anyway.
 MAX_PARSED_PODS = 4096

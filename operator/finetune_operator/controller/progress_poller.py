@@ -14,11 +14,12 @@ from pydantic.dataclasses import dataclass
 
 from finetune_api.untrusted_json import parse_untrusted_json
 from finetune_api.v1alpha1.base import MESSAGE_CONFIG
-from finetune_api.v1alpha1.status import Degradation, Progress
+from finetune_api.v1alpha1.status import Progress
 from finetune_operator import names
 from finetune_operator.controller.child_cache import ChildCache, JobKey
 from finetune_operator.controller.job_cache import JobCache
 from finetune_operator.observation.ownership import RawBody, find_controlling_owner
+from finetune_supervisor.messages import Degradation
 
 logger = logging.getLogger(__name__)
 

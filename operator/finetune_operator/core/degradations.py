@@ -2,7 +2,8 @@
 
 import re
 
-from finetune_api.v1alpha1.status import MAX_DEGRADATIONS, AttemptState, Degradation, JobStatus
+from finetune_api.v1alpha1.status import MAX_DEGRADATIONS, AttemptState, JobStatus
+from finetune_supervisor.messages import Degradation
 
 _REASON = re.compile(r"[A-Z][A-Za-z0-9]{0,63}")  # a reason of a condition; a report may be forged
 CPU_OFFLOAD = "CpuOffload"

@@ -153,12 +153,15 @@ def rendezvous_failed(evidence: Evidence) -> Verdict | None:
     )
 
 
-def storage_fault(evidence: Evidence) -> Verdict | None:
-    """Match a file system I/O error reported by the trainer, regardless of the exception message."""
-    if evidence.error_type != Reason.STORAGE_FAULT:
+_REPORTED_FAULTS = (Reason.STORAGE_FAULT, Reason.GPU_HARDWARE, Reason.NETWORK_FAULT)
+
+
+def reported_fault(evidence: Evidence) -> Verdict | None:
+    """Match a fault of storage, GPU or network that the trainer reported, regardless of the exception message."""
+    if evidence.error_type not in _REPORTED_FAULTS:
         return None
     return Verdict(
-        reason=Reason.STORAGE_FAULT,
+        reason=Reason(evidence.error_type),
         message=f"{describe_node(evidence)}: {extract_last_line(evidence.message)}",
     )
 
@@ -294,7 +297,7 @@ RULES: tuple[Rule, ...] = (
     cuda_out_of_memory,
     pod_deleted,
     rendezvous_failed,
-    storage_fault,
+    reported_fault,
     rank_hung,
     matches_error_pattern,
     peer_lost,

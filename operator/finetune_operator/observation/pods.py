@@ -11,10 +11,11 @@ from enum import StrEnum
 from typing import Protocol
 
 from finetune_api.termination import Outcome, Termination, parse_termination
-from finetune_api.v1alpha1.status import Degradation, Evidence, Progress
+from finetune_api.v1alpha1.status import Evidence, Progress
 from finetune_operator import names
 from finetune_operator.observation.ownership import RawBody, find_controlling_owner, has_job_label, parse_time
 from finetune_operator.observation.read_evidence import find_condition, read_evidence
+from finetune_supervisor.messages import Degradation
 
 # time after its deletion deadline during which a pod deleted by the taint manager may still run
 FENCED_AFTER_SECONDS = 30

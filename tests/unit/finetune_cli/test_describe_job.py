@@ -19,6 +19,7 @@ from finetune_api.v1alpha1.status import (
 )
 from finetune_cli.describe_job import format_job, format_job_table
 from finetune_cli.local.progress_display import format_progress_line
+from finetune_supervisor.messages import Degradation, NetworkBandwidth, NodePairBandwidth
 from testing.builders.jobs import NOW, job
 
 LATER = NOW + timedelta(minutes=31)
@@ -106,6 +107,16 @@ def test_pending_reason_is_shown_with_its_duration() -> None:
     assert "Waiting   31m for Unschedulable: 2 of 2 pods cannot be placed: no GPU" in describe_running_job(
         waiting=waiting
     )
+
+
+def test_description_contains_network_and_degradations() -> None:
+    network = NetworkBandwidth(9.5, 180.0, (NodePairBandwidth("0-1", 8.7),))
+    degraded = (Degradation("IdleGpus", "node 0 has 4 GPUs, of which 2 are idle"),)
+
+    lines = describe_running_job(progress=Progress(step=120, network=network), degraded=degraded).splitlines()
+
+    assert "Network   all-reduce 9.5 Gbit/s, within a node 180, slowest pair of nodes 0-1 8.7" in lines
+    assert lines[lines.index("Degraded") + 1] == "  IdleGpus: node 0 has 4 GPUs, of which 2 are idle"
 
 
 def test_job_without_status_is_described_as_not_processed() -> None:

@@ -9,7 +9,13 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from finetune_supervisor.messages import Degradation, PeakMemory, TrainingProgress
+from finetune_supervisor.messages import (
+    Degradation,
+    NetworkBandwidth,
+    NodePairBandwidth,
+    PeakMemory,
+    TrainingProgress,
+)
 
 
 @dataclass(frozen=True)
@@ -51,6 +57,10 @@ def _read_heartbeat(path: Path) -> Heartbeat | None:
         progress = _drop_unknown_fields(TrainingProgress, raw.pop("progress"))
         if progress.get("memory"):
             progress["memory"] = PeakMemory(**_drop_unknown_fields(PeakMemory, progress["memory"]))
+        if progress.get("network"):
+            network = _drop_unknown_fields(NetworkBandwidth, progress["network"])
+            pairs = tuple(NodePairBandwidth(pair["nodes"], pair["gbps"]) for pair in network.get("pairs", ()))
+            progress["network"] = NetworkBandwidth(**{**network, "pairs": pairs})
         degraded = tuple(Degradation(item["reason"], item["message"]) for item in raw.pop("degraded", ()))
         return Heartbeat(**raw, degraded=degraded, progress=TrainingProgress(**progress))
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
@@ -58,7 +68,7 @@ def _read_heartbeat(path: Path) -> Heartbeat | None:
 
 
 def _drop_unknown_fields(
-    message_class: type[TrainingProgress | PeakMemory], raw_fields: dict[str, Any]
+    message_class: type[TrainingProgress | PeakMemory | NetworkBandwidth], raw_fields: dict[str, Any]
 ) -> dict[str, Any]:
     names = {item.name for item in fields(message_class)}
     return {name: value for name, value in raw_fields.items() if name in names}

@@ -113,6 +113,7 @@ def _build_rank_samples(snapshot: NodeSnapshot, *, now: float) -> Iterator[_Metr
 def _build_progress_samples(heartbeat: Heartbeat) -> Iterator[_MetricSample]:
     progress = heartbeat.progress
     forecast = progress.memory.forecast if progress.memory else None
+    all_reduce_gbps = progress.network.all_reduce_gbps if progress.network else None
     values = (
         ("finetune_step", "Completed optimizer steps.", progress.step),
         ("finetune_total_steps", "Planned optimizer steps.", progress.total_steps),
@@ -129,6 +130,14 @@ def _build_progress_samples(heartbeat: Heartbeat) -> Iterator[_MetricSample]:
             progress.step_seconds,
         ),
         ("finetune_mfu", "Model FLOPs utilization, 0 to 1.", progress.mfu),
+        (
+            "finetune_tokens_per_second_per_rank",
+            "Tokens per second divided by the number of ranks.",
+            progress.tokens_per_second_per_rank,
+        ),
+        ("finetune_scaling_efficiency", "Estimated share of a step without waits.", progress.scaling_efficiency),
+        ("finetune_gpu_utilization", "Mean share of time in which the GPUs run a kernel.", progress.gpu_utilization),
+        ("finetune_all_reduce_gbps", "Bus bandwidth of an all-reduce over all ranks in Gbit/s.", all_reduce_gbps),
         ("finetune_data_wait_share", "Fraction of a step spent waiting for the next batch.", progress.data_wait_share),
         ("finetune_memory_forecast_bytes", "Forecast of the peak memory of a rank.", forecast),
         ("finetune_eta_seconds", "Estimated seconds until the last step.", progress.eta_seconds),

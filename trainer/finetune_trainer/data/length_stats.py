@@ -58,7 +58,7 @@ def select_costliest_items(order: ItemOrder, count: int) -> list[Item]:
 
 
 def select_cheapest_item(order: ItemOrder) -> Item:
-    """Return the shortest item."""
+    """Return the item with the fewest tokens."""
     epoch = order.get_epoch(0)
     return epoch.items[int(np.argmin(epoch.lengths))]
 

@@ -11,7 +11,7 @@ import torch
 
 from finetune_supervisor import contract
 from finetune_supervisor.liveness.heartbeat import Heartbeat, write_heartbeat
-from finetune_supervisor.messages import Degradation, TrainingProgress
+from finetune_supervisor.messages import Degradation, NetworkBandwidth, TrainingProgress
 
 _MIN_INTERVAL_SECONDS = 0.5
 
@@ -33,6 +33,11 @@ class HeartbeatWriter:
         """The progress in the latest heartbeat."""
         return self._heartbeat.progress
 
+    @property
+    def degraded(self) -> tuple[Degradation, ...]:
+        """What slows the job down, as in the latest heartbeat."""
+        return self._heartbeat.degraded
+
     def enter_phase(self, phase: str) -> None:
         """Enter a phase and write the heartbeat. phase: one of the constants in finetune_supervisor.contract."""
         self._heartbeat = replace(self._heartbeat, phase=phase)
@@ -50,6 +55,11 @@ class HeartbeatWriter:
         self._heartbeat = replace(self._heartbeat, progress=replace(self.progress, model_revision=commit))
         self._write()
 
+    def record_network(self, network: NetworkBandwidth | None) -> None:
+        """Write the bandwidth between the ranks; None for a single rank."""
+        self._heartbeat = replace(self._heartbeat, progress=replace(self.progress, network=network))
+        self._write()
+
     def record_degradations(self, degraded: tuple[Degradation, ...]) -> None:
         """Write the circumstances that slow the job down."""
         self._heartbeat = replace(self._heartbeat, degraded=degraded)
@@ -57,13 +67,7 @@ class HeartbeatWriter:
 
     def start_training(self, step: int, *, total_steps: int, checkpoint: str | None) -> None:
         """Write the step at which training starts or resumes, and the checkpoint from which it resumes."""
-        progress = TrainingProgress(
-            step,
-            total_steps=total_steps,
-            last_checkpoint=checkpoint,
-            per_device_train_batch_size=self.progress.per_device_train_batch_size,
-            model_revision=self.progress.model_revision,
-        )
+        progress = replace(self.progress, step=step, total_steps=total_steps, last_checkpoint=checkpoint)
         self._heartbeat = replace(self._heartbeat, first_step=step, progress=progress)
         self._write()
 

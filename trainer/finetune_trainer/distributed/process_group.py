@@ -6,7 +6,6 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-
 # `make gpu-check` sets it to gloo to run several ranks on one GPU, which NCCL does not support.
 _CUDA_BACKEND_VARIABLE = "FINETUNE_TEST_CUDA_BACKEND"
 _NCCL, _GLOO = "nccl", "gloo"

@@ -62,6 +62,7 @@ class FlopsEstimate:
 
     per_token: float
     per_attention_pair: float  # a pair is a token and one of the tokens that it attends to
+    forward_multiple: float = 3.0  # FLOPs of forward and backward passes as a multiple of those of the forward passes
 
     def total(self, *, tokens: int, attention_pairs: int) -> float:
         """Return the FLOPs of a batch with these numbers of tokens and attention pairs."""
@@ -76,12 +77,16 @@ def estimate_flops(model: Any, *, has_reference: bool) -> FlopsEstimate:
     """
     text = model.config.get_text_config()
     passes = 3 if has_reference else 2  # forward passes and the gradient of the inputs
-    per_token = sum(
-        2.0 * size * (passes + trained) for size, trained in _iterate_matmul_weights(model, _compute_active_share(text))
-    )
+    weights = list(_iterate_matmul_weights(model, _compute_active_share(text)))
+    per_token = sum(2.0 * size * (passes + trained) for size, trained in weights)
+    forward_per_token = sum(2.0 * size * (passes - 1) for size, _ in weights)
     heads = getattr(text, "num_attention_heads", 0) or 0
     width = heads * (getattr(text, "head_dim", None) or text.hidden_size // heads) if heads else 0
-    return FlopsEstimate(per_token, per_attention_pair=4.0 * width * text.num_hidden_layers * (passes + 1))
+    return FlopsEstimate(
+        per_token,
+        per_attention_pair=4.0 * width * text.num_hidden_layers * (passes + 1),
+        forward_multiple=per_token / max(forward_per_token, 1.0),
+    )
 
 
 def _iterate_matmul_weights(model: Any, active_share: float) -> Iterator[tuple[float, bool]]:

@@ -77,6 +77,9 @@ def _render_charts(data: ReportData) -> Iterator[str]:
     yield draw_lines("Loss", [build_line("training", "loss"), build_line("evaluation", "eval_loss")], x_name="step")
     yield draw_lines("Learning rate", [build_line("learning rate", "learning_rate")], x_name="step")
     yield draw_lines("Throughput", [build_line("tokens per second", "tokens_per_second")], x_name="step")
+    shares = [build_line("scaling efficiency", "scaling_efficiency"), build_line("GPU utilization", "gpu_utilization")]
+    if any(line.points for line in shares):  # only jobs with several ranks or GPUs
+        yield draw_lines("Scaling efficiency and GPU utilization", shares, x_name="step")
     yield draw_lines("Waiting for data", [build_line("share of a step", "data_wait_share")], x_name="step")
     peaks = data.summary.peak_bytes if data.summary else ()
     memory = [(f"rank {rank}", peak_bytes / GIB) for rank, peak_bytes in enumerate(peaks)]

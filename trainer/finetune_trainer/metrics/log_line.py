@@ -15,6 +15,8 @@ def format_log_line(progress: TrainingProgress, logs: dict[str, float]) -> str:
         f"tokens/s {progress.tokens_per_second or 0:.0f}",
         f"samples/s {progress.samples_per_second or 0:.3g}",
         f"mfu {progress.mfu:.1%}" if progress.mfu is not None else "",
+        f"efficiency {progress.scaling_efficiency:.0%}" if progress.scaling_efficiency is not None else "",
+        f"gpu {progress.gpu_utilization:.0%}" if progress.gpu_utilization is not None else "",
         f"data {progress.data_wait_share or 0:.0%}",
         f"memory {progress.memory.peak_highest / GIB:.2f} GiB" if progress.memory else "",
         f"slowest {progress.slow_rank}" if progress.slow_rank else "",

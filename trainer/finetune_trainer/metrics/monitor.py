@@ -51,7 +51,10 @@ def build_monitor(model: torch.nn.Module, args: TrainingArguments, *, is_dpo: bo
     device, on_gpu = args.device, args.device.type == "cuda"
     dtype = torch.bfloat16 if args.bf16 else torch.float16 if args.fp16 else torch.float32
     meter = StepMeter(
-        estimate_flops(model, has_reference=is_dpo), sequences_per_sample=2 if is_dpo else 1, on_gpu=on_gpu
+        estimate_flops(model, has_reference=is_dpo),
+        sequences_per_sample=2 if is_dpo else 1,
+        device=device,
+        recomputes=bool(args.activation_checkpointing),
     )
     peak = peak_flops(torch.cuda.get_device_name(device), dtype) if on_gpu else None
     return Monitor(meter, peak_flops=peak)

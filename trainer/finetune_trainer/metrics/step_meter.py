@@ -1,5 +1,6 @@
 """Measure time, samples, tokens, FLOPs and peak memory of one rank between two log entries."""
 
+import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -8,6 +9,7 @@ from typing import NamedTuple
 
 import torch
 
+from finetune_trainer.cluster_check.gpu_counters import NvmlGpu
 from finetune_trainer.distributed.heartbeat_writer import measure_peak_memory
 from finetune_trainer.metrics.flops import FlopsEstimate, MicroBatchCounts
 
@@ -26,6 +28,8 @@ class MeasuredInterval(NamedTuple):
     reserved_bytes: float = 0  # peak memory that torch's allocator reserved since the process started; 0 on CPU
     peak_step: float = 0  # step in which the memory peak occurred
     peak_longest_sequence: float = 0  # tokens of the longest sequence in that step
+    gpu_utilization: float = math.nan  # share of the last sample period in which the GPU ran a kernel; NaN if unknown
+    compute_seconds: float = 0  # estimated time of forward and backward passes and of data loading
 
     @property
     def own_step_seconds(self) -> float:
@@ -43,9 +47,18 @@ class _Peak:
 class StepMeter:
     """Measures training steps, excluding evaluation and checkpoints."""
 
-    def __init__(self, flops: FlopsEstimate, *, sequences_per_sample: int, on_gpu: bool) -> None:
-        """Create a meter. sequences_per_sample: 2 for preferences, otherwise 1."""
+    def __init__(
+        self, flops: FlopsEstimate, *, sequences_per_sample: int, device: torch.device, recomputes: bool
+    ) -> None:
+        """Create a meter.
+
+        sequences_per_sample: 2 for preferences, otherwise 1. recomputes: whether the backward pass repeats the forward
+        pass, as activation checkpointing does.
+        """
+        on_gpu = device.type == "cuda"
         self._flops = flops
+        self._compute_multiple = flops.forward_multiple + recomputes
+        self._gpu = NvmlGpu(device)
         self._sequences_per_sample = sequences_per_sample
         self._loss_stopwatch = _GpuStopwatch() if on_gpu else _Stopwatch()
         self._on_gpu = on_gpu
@@ -93,8 +106,11 @@ class StepMeter:
 
     def collect(self) -> MeasuredInterval:
         """Return the measurements since the last call and start a new interval; memory peaks are never reset."""
+        loss_seconds, utilization = self._loss_stopwatch.collect(), self._gpu.read_utilization()
         interval = self._interval._replace(
-            loss_seconds=self._loss_stopwatch.collect(),
+            loss_seconds=loss_seconds,
+            compute_seconds=self._interval.data_wait_seconds + self._compute_multiple * loss_seconds,
+            gpu_utilization=math.nan if utilization is None else utilization,
             peak_bytes=self._peak.size_bytes,
             reserved_bytes=torch.cuda.max_memory_reserved() if self._on_gpu else 0,
             peak_step=self._peak.step,

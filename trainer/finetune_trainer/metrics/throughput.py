@@ -1,7 +1,9 @@
 """Compute the throughput of all ranks from the measurements of each rank."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
 from finetune_trainer.metrics.memory_peaks import MemoryPeaks, find_memory_peaks
@@ -19,6 +21,9 @@ class CrossRankSummary:
     tokens_per_second: float
     samples_per_second: float
     mfu: float | None
+    tokens_per_second_per_rank: float
+    scaling_efficiency: float | None  # estimated share of a step in which the ranks compute; None for a single rank
+    gpu_utilization: float | None  # mean over the GPUs, 0 to 1
     data_wait_share: float  # maximum over the ranks, because the slowest rank determines the step time
     own_step_seconds: tuple[float, ...]  # one value per rank, see MeasuredInterval.own_step_seconds
     peak_bytes: tuple[int, ...]  # one value per rank
@@ -31,6 +36,9 @@ class CrossRankSummary:
             "tokens_per_second": self.tokens_per_second,
             "samples_per_second": self.samples_per_second,
             "mfu": self.mfu,
+            "tokens_per_second_per_rank": self.tokens_per_second_per_rank,
+            "scaling_efficiency": self.scaling_efficiency,
+            "gpu_utilization": self.gpu_utilization,
             "data_wait_share": self.data_wait_share,
             "peak_memory_gib": self.memory.highest_bytes / GIB,
         }
@@ -42,6 +50,9 @@ LOGGED_METRICS = (
     "tokens_per_second",
     "samples_per_second",
     "mfu",
+    "tokens_per_second_per_rank",
+    "scaling_efficiency",
+    "gpu_utilization",
     "data_wait_share",
     "peak_memory_gib",
 )
@@ -54,11 +65,16 @@ def summarise_ranks(intervals: Sequence[MeasuredInterval], *, peak_flops: float 
     """
     seconds = max(max(interval.seconds for interval in intervals), 1e-9)
     flops = sum(interval.flops for interval in intervals)
+    tokens_per_second = sum(interval.tokens for interval in intervals) / seconds
+    utilizations = [each.gpu_utilization for each in intervals if not math.isnan(each.gpu_utilization)]
     return CrossRankSummary(
         step_seconds=seconds / max(intervals[0].steps, 1),
-        tokens_per_second=sum(interval.tokens for interval in intervals) / seconds,
+        tokens_per_second=tokens_per_second,
         samples_per_second=sum(interval.samples for interval in intervals) / seconds,
         mfu=flops / (seconds * peak_flops * len(intervals)) if peak_flops else None,
+        tokens_per_second_per_rank=tokens_per_second / len(intervals),
+        scaling_efficiency=_estimate_efficiency(intervals, seconds) if len(intervals) > 1 else None,
+        gpu_utilization=fmean(utilizations) if utilizations else None,
         data_wait_share=max(interval.data_wait_seconds / max(interval.seconds, 1e-9) for interval in intervals),
         own_step_seconds=tuple(interval.own_step_seconds for interval in intervals),
         peak_bytes=tuple(int(interval.peak_bytes) for interval in intervals),
@@ -68,8 +84,15 @@ def summarise_ranks(intervals: Sequence[MeasuredInterval], *, peak_flops: float 
 
 def describe_speed(summary: CrossRankSummary) -> dict[str, Any]:
     """Return the speed of all ranks as fields of TrainingProgress; unknown values are None."""
-    names = ("tokens_per_second", "samples_per_second", "step_seconds", "mfu", "data_wait_share")
-    return {name: summary.to_log_values().get(name) for name in names}
+    return {name: summary.to_log_values().get(name) for name in LOGGED_METRICS if name != "peak_memory_gib"}
+
+
+def _estimate_efficiency(intervals: Sequence[MeasuredInterval], seconds: float) -> float:
+    """Return the estimated share of the time in which the ranks compute, at most 1.
+
+    seconds: duration of the interval on the slowest rank.
+    """
+    return min(fmean(interval.compute_seconds for interval in intervals) / seconds, 1.0)
 
 
 def _round_value(value: float) -> float:

@@ -56,7 +56,7 @@ def warm_up_ddp(trainer: GlobalMeanTrainer, model: DistributedDataParallel) -> N
     additions: without this pass, a resumed run would differ in the last bits. Raises: ModelError if a trained parameter
     gets no gradient, which DDP would report in the second step without its name.
     """
-    model.train()
+    model.train()  # type: ignore[no-untyped-call]
     run_forward_and_backward(trainer, model, [select_cheapest_item(trainer.inputs.data.order)])
     unused = [name for name, parameter in iterate_trained_parameters(trainer.model) if parameter.grad is None]
     if unused:

@@ -7,6 +7,9 @@ from typing import Any
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from finetune_supervisor import contract
+from finetune_supervisor.messages import Degradation
+from finetune_trainer.cluster_check.degradations import DATA_BOUND
+from finetune_trainer.errors import Degraded
 from finetune_trainer.metrics.log_line import format_log_line
 from finetune_trainer.metrics.memory_peaks import describe_memory
 from finetune_trainer.metrics.throughput import DATA_BOUND_SHARE, CrossRankSummary, describe_speed
@@ -75,19 +78,26 @@ class ProgressCallback(TrainerCallback):  # type: ignore[misc]
         self._heartbeat.update_measurements(progress, own_step_seconds=own_seconds)
         if self._verbose:
             print(format_log_line(progress, logs), flush=True)
-            self._warn_if_data_bound(monitor.latest_summary)
+        self._check_data_wait(monitor.latest_summary)
 
-    def _warn_if_data_bound(self, summary: CrossRankSummary) -> None:
-        """Warn once if steps wait for data, except for the first steps, during which the loader workers start."""
+    def _check_data_wait(self, summary: CrossRankSummary) -> None:
+        """Report once that steps wait for data, except for the first steps, during which the loader workers start.
+
+        Raises: Degraded, on every rank, if spec.training.onDegraded is fail.
+        """
         if summary.data_wait_share <= DATA_BOUND_SHARE or self._warned or self._steps < _STEPS_BEFORE_WARNING:
             return
         self._warned = True
         workers = self._trainer.args.dataloader_num_workers
-        print(
-            f"warning: {summary.data_wait_share:.0%} of a step is spent waiting for the next batch; raise"
-            f" dataset.numWorkers (now {workers} per rank) or the pod's CPUs, or put the rows on faster storage",
-            flush=True,
+        message = (
+            f"{summary.data_wait_share:.0%} of a step is spent waiting for the next batch; raise dataset.numWorkers"
+            f" (now {workers} per rank) or the pod's CPUs, or put the rows on faster storage"
         )
+        self._heartbeat.record_degradations((*self._heartbeat.degraded, Degradation(DATA_BOUND, message)))
+        if self._verbose:
+            print(f"warning: degraded: {DATA_BOUND}: {message}", flush=True)
+        if self._trainer.inputs.plan.spec.training.on_degraded == "fail":
+            raise Degraded(f"{DATA_BOUND}: {message}")
 
     def on_evaluate(
         self,

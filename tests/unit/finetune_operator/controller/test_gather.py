@@ -5,12 +5,13 @@ from datetime import timedelta
 
 import pytest
 
-from finetune_api.v1alpha1.status import AttemptState, Degradation, Progress
+from finetune_api.v1alpha1.status import AttemptState, Progress
 from finetune_operator import names
 from finetune_operator.controller.gather import CachedState
 from finetune_operator.controller.progress_poller import PolledDegradations
 from finetune_operator.plan.manifests import build_service
 from finetune_operator.plan.run_plan import plan_run
+from finetune_supervisor.messages import Degradation
 from testing.builders.jobs import (
     NOW,
     SETTINGS,

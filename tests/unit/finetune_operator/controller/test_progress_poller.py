@@ -10,7 +10,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from finetune_api.v1alpha1.status import Degradation, Progress
+from finetune_api.v1alpha1.status import Progress
 from finetune_operator import names
 from finetune_operator.controller import progress_poller
 from finetune_operator.controller.child_cache import ChildCache, JobKey
@@ -25,6 +25,7 @@ from finetune_operator.controller.progress_poller import (
     parse_status,
 )
 from finetune_operator.observation.ownership import RawBody
+from finetune_supervisor.messages import Degradation
 from testing.processes.ip_support import LOOPBACK_ADDRESSES
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]

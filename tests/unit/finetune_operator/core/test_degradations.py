@@ -2,9 +2,10 @@
 
 from dataclasses import replace
 
-from finetune_api.v1alpha1.status import MAX_DEGRADATIONS, AttemptRecord, AttemptState, Degradation, JobStatus, Repair
+from finetune_api.v1alpha1.status import MAX_DEGRADATIONS, AttemptRecord, AttemptState, JobStatus, Repair
 from finetune_operator.core.actions import EmitEvent
 from finetune_operator.core.degradations import derive_degradations
+from finetune_supervisor.messages import Degradation
 from testing.builders.jobs import build_observation, decide_once, job
 from testing.builders.passes import running_pods
 

@@ -124,7 +124,7 @@ EXAMPLES: dict[rules.Rule, tuple[Evidence, str, Fault, FailureAction]] = {
         FailureAction.RESTART,
     ),
     rules.node_stopped: (node_evidence(outcome="stopped"), "Stopped", Fault.INFRASTRUCTURE, FailureAction.RESTART),
-    rules.storage_fault: (
+    rules.reported_fault: (
         node_evidence(
             outcome="failed",
             error_type="StorageFault",

@@ -31,6 +31,7 @@ DATA = ReportData(
                 "learning_rate": 1e-4 * (1 - step / STEPS),
                 "tokens_per_second": 1000.0 + step,
                 "data_wait_share": 0.01,
+                "scaling_efficiency": 0.9,
             }
             for step in range(1, STEPS + 1)
         ),
@@ -47,6 +48,7 @@ CHARTS = (
     "Loss",
     "Learning rate",
     "Throughput",
+    "Scaling efficiency and GPU utilization",
     "Waiting for data",
     "Peak memory per rank",
     "Own time of each rank",
@@ -74,6 +76,7 @@ def test_charts_contain_all_points_and_tables_all_rows() -> None:
         "Loss": STEPS + 1,
         "Learning rate": STEPS,
         "Throughput": STEPS,
+        "Scaling efficiency and GPU utilization": STEPS,
         "Waiting for data": STEPS,
         "Peak memory per rank": 2,
         "Own time of each rank": 2,
@@ -81,6 +84,14 @@ def test_charts_contain_all_points_and_tables_all_rows() -> None:
     }
     assert "dashed: forecast, 3 GiB" in "".join(figures["Peak memory per rank"].itertext())
     assert len([*figures["Job"].iter("tr")]) == 2
+
+
+def test_chart_without_data_is_left_out() -> None:
+    entries = [
+        {key: value for key, value in entry.items() if key != "scaling_efficiency"} for entry in DATA.log_history
+    ]
+
+    assert "Scaling efficiency" not in render_report(replace(DATA, log_history=entries))
 
 
 def test_job_values_are_escaped_in_html() -> None:

@@ -18,7 +18,10 @@ def build_interval(**fields: float) -> MeasuredInterval:
 
 
 def test_log_line_contains_loss_speed_memory_and_method_metrics() -> None:
-    summary = summarise_ranks([build_interval(), build_interval(loss_seconds=3)], peak_flops=1e13)
+    summary = summarise_ranks(
+        [build_interval(compute_seconds=4), build_interval(loss_seconds=3, compute_seconds=4, gpu_utilization=0.9)],
+        peak_flops=1e13,
+    )
     progress = TrainingProgress(
         step=3,
         total_steps=9,
@@ -32,5 +35,5 @@ def test_log_line_contains_loss_speed_memory_and_method_metrics() -> None:
 
     assert line == (
         "step 3/9  loss 1.2500  grad_norm 0.5000  lr 1.000e-04  2 s/step  tokens/s 1000  samples/s 8  mfu 10.0%"
-        "  data 5%  memory 1.00 GiB  slowest rank 1 +42%  eta 01:15  rewards/margins 0.1000"
+        "  efficiency 50%  gpu 90%  data 5%  memory 1.00 GiB  slowest rank 1 +42%  eta 01:15  rewards/margins 0.1000"
     )

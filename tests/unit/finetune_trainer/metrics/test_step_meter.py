@@ -1,5 +1,6 @@
 """Test the measurements of one rank between two log entries."""
 
+import math
 import time
 
 import pytest
@@ -9,9 +10,12 @@ from finetune_trainer.data.token_dataset import IGNORE_INDEX
 from finetune_trainer.metrics.flops import FlopsEstimate
 from finetune_trainer.metrics.step_meter import StepMeter
 
+CPU = torch.device("cpu")
+
 
 def test_meter_measures_the_steps_since_the_last_call_of_collect() -> None:
-    meter = StepMeter(FlopsEstimate(per_token=10, per_attention_pair=1), sequences_per_sample=1, on_gpu=False)
+    flops = FlopsEstimate(per_token=10, per_attention_pair=1)
+    meter = StepMeter(flops, sequences_per_sample=1, device=CPU, recomputes=False)
     batch = {"attention_mask": torch.tensor([[1, 1, 0]]), "labels": torch.tensor([[1, 1, IGNORE_INDEX]])}
 
     for step in (1, 2):
@@ -28,7 +32,24 @@ def test_meter_measures_the_steps_since_the_last_call_of_collect() -> None:
     assert 0.04 <= interval.data_wait_seconds < interval.seconds
     assert interval.loss_seconds >= 0.02
     assert interval.own_step_seconds == pytest.approx((interval.data_wait_seconds + interval.loss_seconds) / 2)
+    assert interval.compute_seconds == pytest.approx(interval.data_wait_seconds + 3 * interval.loss_seconds)
+    assert math.isnan(interval.gpu_utilization)
     assert interval.peak_bytes > 1_000_000
     assert interval.peak_longest_sequence == 2
     assert meter.collect().steps == 0
     assert meter.collect().peak_bytes == interval.peak_bytes  # memory peaks are not reset
+
+
+def test_recomputed_forward_passes_count_as_computation() -> None:
+    meters = [
+        StepMeter(FlopsEstimate(10, 1, forward_multiple=2.5), sequences_per_sample=1, device=CPU, recomputes=recomputes)
+        for recomputes in (False, True)
+    ]
+
+    intervals = []
+    for meter in meters:
+        with meter.measure_loss():
+            time.sleep(0.01)
+        intervals.append(meter.collect())
+
+    assert [interval.compute_seconds / interval.loss_seconds for interval in intervals] == pytest.approx([2.5, 3.5])
