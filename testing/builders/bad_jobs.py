@@ -21,12 +21,32 @@ def build_volume(name: str = "more", mount_path: str = "/more", **source: RawBod
     return {"name": name, "mountPath": mount_path, **(source or {"emptyDir": {}})}
 
 
+TRAIN = {"train": [{"name": "/data/train.jsonl"}]}
+
 BAD_JOBS: dict[str, BadJob] = {
     "unknown field": BadJob({"trainign": {}}, "trainign", "unknown field; did you mean spec.training?"),
     "snake_case field": BadJob({"num_nodes": 2}, "num_nodes", "did you mean spec.numNodes?"),
     "unknown nested field": BadJob({"lora": {"rank": 8}}, "rank", "spec.lora.rank: unknown field"),
     "wrong type": BadJob({"numNodes": "two"}, "numNodes", 'must be an integer, found "two"'),
     "zero nodes": BadJob({"numNodes": 0}, "greater than or equal to 1", "greater than or equal to 1, found 0"),
+    "reserved chat template variable": BadJob(
+        {"dataset": {**TRAIN, "chatTemplateKwargs": {"tokenize": True}}},
+        None,
+        "spec.dataset.chatTemplateKwargs: tokenize: is set by the trainer; remove it",
+    ),
+    "chat template variable with a list": BadJob(
+        {"dataset": {**TRAIN, "chatTemplateKwargs": {"documents_": ["a"]}}},
+        None,
+        "documents_: must be a boolean, a number or a string",
+    ),
+    "long chat template variables": BadJob(
+        {"dataset": {**TRAIN, "chatTemplateKwargs": {"a": "x" * 5000}}}, None, "must have at most 4096 characters"
+    ),
+    "too many chat template variables": BadJob(
+        {"dataset": {**TRAIN, "chatTemplateKwargs": {f"v{number}": 1 for number in range(17)}}},
+        "at most 16",
+        "at most 16",
+    ),
     "no model": BadJob({"model": None}, "model is required", "model is required"),
     "no method": BadJob({"sft": None}, "exactly one training method", "exactly one training method"),
     "two methods": BadJob({"dpo": {}}, "exactly one training method", "exactly one training method"),

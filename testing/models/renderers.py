@@ -5,7 +5,8 @@ from contextlib import contextmanager
 
 from transformers import PreTrainedTokenizerFast
 
-from finetune_trainer.data.chat_template import ExampleRenderer, Sample
+from finetune_trainer.chat_template.example_renderer import ExampleRenderer
+from finetune_trainer.chat_template.samples import Sample
 
 WITH_GENERATION_TAGS = (
     "{%- for message in messages -%}{{ '<|im_start|>' + message['role'] + '\\n' }}"

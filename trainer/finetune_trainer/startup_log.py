@@ -87,7 +87,7 @@ def describe_packing(data: TrainingData, batch: Batch) -> Iterator[str]:
 
 
 def describe_dropped_rows(name: str, stats: RowStats, rules: RowRules) -> Iterator[str]:
-    """Yield log lines about truncated, dropped and skipped rows, with examples."""
+    """Yield log lines about truncated, dropped and skipped rows and about ignored parts of rows, with examples."""
     categories = (
         (stats.cut, f"truncated to {rules.max_length} tokens"),
         (stats.too_long, f"dropped, longer than {rules.max_length} tokens"),
@@ -95,6 +95,7 @@ def describe_dropped_rows(name: str, stats: RowStats, rules: RowRules) -> Iterat
         (stats.bad, "skipped, cannot be used"),
     )
     yield from (f"{name}: {examples.count} {category}: {examples}" for examples, category in categories if examples)
+    yield from (f"{name}: {note} in {examples.count} rows: {examples}" for note, examples in stats.notes.items())
 
 
 def describe_weights(model: torch.nn.Module, family: VisionFamily | None) -> Iterator[str]:

@@ -253,4 +253,5 @@ def build_tokenization_config(
         downloads=downloads,
         vision=model_description.vision,
         model_revision=model_description.revision,
+        template_kwargs=spec.dataset.chat_template_kwargs,
     )

@@ -6,6 +6,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field, StringConstraints
 
 from finetune_api.v1alpha1.base import CelRule, CrossFieldRule, ModelWithRules, NonEmpty
+from finetune_api.v1alpha1.chat_template_kwargs import ChatTemplateKwargs
 
 _SAMPLED_NAME_PATTERN = "^[^#]+(#[1-9][0-9]{0,8})?$"
 
@@ -80,6 +81,11 @@ class Dataset(ModelWithRules):
     on_bad_row: Literal["error", "skip"] = Field(
         default="error",
         description="Invalid rows: fail, or skip them and report their number and locations in the log.",
+    )
+    chat_template_kwargs: ChatTemplateKwargs = Field(
+        default={},
+        description="Variables for the chat template of the model, such as enable_thinking: false; a column"
+        " chat_template_kwargs of a row overrides them. At most 16; values are booleans, numbers or strings.",
     )
     packing: bool = Field(
         default=False,

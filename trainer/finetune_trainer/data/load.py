@@ -1,10 +1,11 @@
 """Reads, renders and tokenizes the training and evaluation data of a job."""
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import astuple, dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import astuple, dataclass, field
 from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from torch.utils.data import Dataset as TorchDataset
@@ -12,7 +13,8 @@ from transformers import PreTrainedTokenizerBase
 
 from finetune_api.v1alpha1.dataset import Dataset, DatasetSource
 from finetune_trainer.atomic_files import translate_disk_errors
-from finetune_trainer.data.chat_template import ExampleRenderer
+from finetune_trainer.chat_template.conversation_template import list_template_names
+from finetune_trainer.chat_template.example_renderer import ExampleRenderer
 from finetune_trainer.data.epoch_order import Item, ItemOrder, RowOrder
 from finetune_trainer.data.packing import PackedDataset, PackOrder
 from finetune_trainer.data.row_filter import RowRules
@@ -93,6 +95,7 @@ class TokenizationConfig:
     downloads: DownloadSettings
     vision: VisionProcessor | None = None
     model_revision: str | None = None  # commit of a model on the Hub
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)  # variables for the chat template
 
 
 def load_data(dataset: Dataset, config: TokenizationConfig) -> TrainingData:
@@ -101,6 +104,7 @@ def load_data(dataset: Dataset, config: TokenizationConfig) -> TrainingData:
     Raises: DatasetError, ChatTemplateError or InvalidSpec if the dataset cannot be used; HubUnavailable if a hub does
     not respond; OutputError if the cache cannot be written.
     """
+    _check_template_kwargs(config)
     train = _load_rows(dataset.train, config, spec_field=TRAIN_FIELD)
     evaluation = _load_rows(dataset.eval, config, spec_field=EVAL_FIELD) if dataset.eval else None
     if dataset.split_dataset_ratio is not None:
@@ -127,6 +131,18 @@ def check_same_rows(digests: Sequence[str], *, ranks_per_node: int) -> None:
                 f"spec.dataset: node {node} reads other rows than node 0; give all nodes the same files, on storage"
                 " that they share"
             )
+
+
+def _check_template_kwargs(config: TokenizationConfig) -> None:
+    """Check that the chat template reads the variables of the spec."""
+    template = config.tokenizer.chat_template
+    texts = template.values() if isinstance(template, dict) else [template or ""]
+    known = frozenset[str]().union(*map(list_template_names, texts))
+    if unknown := config.template_kwargs.keys() - known:
+        raise InvalidSpec(
+            f'spec.dataset.chatTemplateKwargs: the chat template of model "{config.model_name}" has no variable'
+            f" {min(unknown)}; correct its name, or remove it"
+        )
 
 
 def _build_order(dataset: Dataset, train: TokenDataset, config: TokenizationConfig) -> ItemOrder:
@@ -166,6 +182,7 @@ def _build_cache_key(sources: Sequence[RowSource], config: TokenizationConfig) -
         config.model_revision,
         config.row_renderer.name,
         config.vision.cache_description if config.vision else None,
+        dict(config.template_kwargs),
         astuple(config.rules),
         (row_counts, config.seed) if any(source.row_count for source in sources) else None,
     )
@@ -173,7 +190,12 @@ def _build_cache_key(sources: Sequence[RowSource], config: TokenizationConfig) -
 
 def _render_rows(sources: Sequence[RowSource], config: TokenizationConfig) -> Iterator[RenderedRow | TrainerError]:
     """Yield each rendered row, or its error, once per draw of the row."""
-    example_renderer = ExampleRenderer(config.tokenizer, model_name=config.model_name, vision=config.vision)
+    example_renderer = ExampleRenderer(
+        config.tokenizer,
+        model_name=config.model_name,
+        vision=config.vision,
+        template_kwargs=config.template_kwargs,
+    )
     for row, repeats in read_sources(sources, seed=config.seed):
         rendered = row if isinstance(row, DatasetError) else _render_row(example_renderer, row, config.row_renderer)
         for _ in range(repeats):

@@ -1,5 +1,6 @@
 """Keeps, truncates, drops or skips rows according to the spec, and counts them."""
 
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
@@ -7,6 +8,8 @@ from finetune_trainer.data.row_rendering import RenderedRow
 from finetune_trainer.errors import DatasetError, TrainerError
 
 _MAX_EXAMPLES = 10
+_MAX_NOTES = 50
+_OTHER_NOTES = "other message keys are ignored"
 
 
 @dataclass(frozen=True)
@@ -48,20 +51,27 @@ class RowStats:
     cut: RowExamples = field(default=RowExamples())  # truncated rows, described by origin and original length
     nothing_to_learn: RowExamples = field(default=RowExamples())  # dropped rows without target tokens
     bad: RowExamples = field(default=RowExamples())  # skipped rows, described by error message
+    notes: dict[str, RowExamples] = field(default_factory=dict)  # rows with ignored parts, by description of the part
 
     @classmethod
     def from_json(cls, raw: dict[str, Any]) -> "RowStats":
         """Parse the output of `as_json`."""
         examples = {
-            name: RowExamples(value["count"], tuple(value["first"]))
-            for name, value in raw.items()
-            if isinstance(value, dict)
+            name: _parse_examples(value) for name, value in raw.items() if isinstance(value, dict) and name != "notes"
         }
-        return cls(**{**raw, **examples})
+        return cls(**{**raw, **examples, "notes": {note: _parse_examples(rows) for note, rows in raw["notes"].items()}})
 
     def as_json(self) -> dict[str, Any]:
         """Return the stats as a JSON object."""
         return asdict(self)
+
+    def with_notes(self, notes: Iterable[str], origin: str) -> "RowStats":
+        """Return a copy that includes the notes of one more row; the number of distinct notes is limited."""
+        counted = dict(self.notes)
+        for note in dict.fromkeys(notes):
+            key = note if note in counted or len(counted) < _MAX_NOTES else _OTHER_NOTES
+            counted[key] = counted.get(key, RowExamples()).with_row(origin)
+        return replace(self, notes=counted)
 
 
 class RowFilter:
@@ -83,6 +93,8 @@ class RowFilter:
             self.stats = replace(stats, bad=stats.bad.with_row(str(row)))
             return None
         origin, longest = row[0].origin, max(len(sample.input_ids) for sample in row)
+        if notes := [note for sample in row for note in sample.notes]:
+            stats = self.stats = stats.with_notes(notes, origin)
         if not _has_targets(row):
             self.stats = replace(stats, nothing_to_learn=stats.nothing_to_learn.with_row(origin))
             return None
@@ -105,6 +117,10 @@ class RowFilter:
             return None
         self.stats = replace(stats, kept=stats.kept + 1, cut=stats.cut.with_row(description))
         return truncated
+
+
+def _parse_examples(raw: dict[str, Any]) -> RowExamples:
+    return RowExamples(raw["count"], tuple(raw["first"]))
 
 
 def _has_targets(row: RenderedRow) -> bool:

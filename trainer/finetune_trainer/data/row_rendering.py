@@ -5,7 +5,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from finetune_api.v1alpha1.job import TrainerSpec
-from finetune_trainer.data.chat_template import ExampleRenderer, Sample
+from finetune_trainer.chat_template.example_renderer import ExampleRenderer
+from finetune_trainer.chat_template.samples import Sample
 from finetune_trainer.data_sources.conversations import Conversation, parse_example
 from finetune_trainer.data_sources.messages import Role
 from finetune_trainer.data_sources.preferences import parse_preference

@@ -18,7 +18,7 @@ from finetune_trainer.data.token_dataset import TokenDataset
 from finetune_trainer.data_sources.row_origins import RowOriginWriter
 from finetune_trainer.errors import TrainerError
 
-_FORMAT = 5
+_FORMAT = 6
 
 RenderedRows = Iterable[RenderedRow | TrainerError]
 

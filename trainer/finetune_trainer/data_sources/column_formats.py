@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 from finetune_trainer.data_sources.column_values import check_text, get_list, get_text
 from finetune_trainer.data_sources.messages import (
+    SHAREGPT,
     Role,
     Turn,
     parse_messages,
     parse_sharegpt_message,
-    parse_sharegpt_messages,
 )
 from finetune_trainer.data_sources.readers import Row, describe_value
 from finetune_trainer.errors import DatasetError
@@ -76,13 +76,13 @@ def find_format(row: Row, formats: Sequence[ColumnFormat]) -> ColumnFormat | Non
 
 def _read_messages(row: Row, completion_columns: Columns) -> RowTurns:
     """Read columns of messages that include the prompt."""
-    return RowTurns([], tuple(parse_messages(row, name) for name in completion_columns))
+    return RowTurns([], tuple(_add_system_prompt(row, parse_messages(row, name)) for name in completion_columns))
 
 
 def _read_rejected_response(row: Row, completion_columns: Columns) -> RowTurns:
     """Read a conversation that ends with the chosen completion, and the text of the rejected completion."""
     messages, rejected_response = completion_columns
-    turns = parse_messages(row, messages)
+    turns = _add_system_prompt(row, parse_messages(row, messages))
     if turns[-1].role is not Role.ASSISTANT:
         raise DatasetError(
             f"{row.origin}, column {messages}: expected an assistant turn at the end, which {rejected_response}"
@@ -96,20 +96,21 @@ def _read_message_lists(row: Row, completion_columns: Columns) -> RowTurns:
     turns = tuple(parse_messages(row, name) for name in completion_columns)
     prompt = row.columns.get("prompt")
     if isinstance(prompt, list):
-        return RowTurns(parse_messages(row, "prompt"), turns)
+        return RowTurns(_add_system_prompt(row, parse_messages(row, "prompt")), turns)
     if isinstance(prompt, str) and turns[0][0].role is Role.ASSISTANT:
-        return RowTurns([Turn(Role.USER, prompt)], turns)
-    return RowTurns([], turns)
+        return RowTurns([*_parse_system_prompt(row), Turn(Role.USER, prompt)], turns)
+    return RowTurns([], tuple(_add_system_prompt(row, conversation) for conversation in turns))
 
 
 def _read_sharegpt(row: Row, completion_columns: Columns) -> RowTurns:
     """Read the system prompt of the row and columns of ShareGPT messages (with `from` and `value`)."""
-    return RowTurns(_parse_system_prompt(row), tuple(parse_sharegpt_messages(row, name) for name in completion_columns))
+    conversations = (parse_messages(row, name, SHAREGPT) for name in completion_columns)
+    return RowTurns([], tuple(_add_system_prompt(row, turns) for turns in conversations))
 
 
 def _read_sharegpt_completions(row: Row, completion_columns: Columns) -> RowTurns:
     """Read a prompt of ShareGPT messages, and columns that contain one ShareGPT message each."""
-    prompt = [*_parse_system_prompt(row), *parse_sharegpt_messages(row, "conversations")]
+    prompt = _add_system_prompt(row, parse_messages(row, "conversations", SHAREGPT))
     return RowTurns(prompt, tuple([parse_sharegpt_message(row, name)] for name in completion_columns))
 
 
@@ -143,6 +144,18 @@ def _read_plain_text(row: Row, completion_columns: Columns) -> RowText:
 def _parse_system_prompt(row: Row) -> list[Turn]:
     """Return the `system` column as a list of one system turn, or an empty list if the column is missing."""
     return [Turn(Role.SYSTEM, get_text(row, "system"))] if row.columns.get("system") else []
+
+
+def _add_system_prompt(row: Row, turns: list[Turn]) -> list[Turn]:
+    """Insert the `system` column before the turns. Raises: DatasetError if they begin with another system prompt."""
+    system_turns = _parse_system_prompt(row)
+    if not system_turns or turns[0].role is not Role.SYSTEM:
+        return [*system_turns, *turns]
+    if turns[0].content != system_turns[0].content:
+        raise DatasetError(
+            f"{row.origin}: expected one system prompt, found different ones in the column system and in the messages"
+        )
+    return turns
 
 
 def _parse_completion(row: Row, name: str) -> list[Turn]:

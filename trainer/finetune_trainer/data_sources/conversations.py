@@ -1,11 +1,14 @@
 """Parses rows into conversations or plain-text prompts and completions."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from finetune_trainer.data_sources.column_formats import SFT_FORMATS, RowText, find_format
 from finetune_trainer.data_sources.media import Modality, parse_media_columns
+from finetune_trainer.data_sources.message_keys import describe_ignored_columns, has_value
 from finetune_trainer.data_sources.messages import Role, Turn, attach_media
 from finetune_trainer.data_sources.readers import Row
+from finetune_trainer.data_sources.tool_calls import JsonObject, parse_template_kwargs, parse_tools
 from finetune_trainer.errors import DatasetError
 
 
@@ -15,6 +18,9 @@ class Conversation:
 
     origin: str
     turns: tuple[Turn, ...]
+    tools: tuple[JsonObject, ...] = ()
+    template_kwargs: JsonObject = field(default_factory=dict)
+    notes: tuple[str, ...] = ()  # about parts of the row that are ignored, without the origin
 
 
 @dataclass(frozen=True)
@@ -43,17 +49,42 @@ def parse_example(row: Row) -> Example:
     if isinstance(content, RowText):
         return _build_prompt_completion(row, content, column=column_format.completion_columns[0])
     (turns,) = content.conversations
-    return _build_conversation(row, turns)
+    return _build_sft_conversation(row, turns)
 
 
-def _build_conversation(row: Row, turns: list[Turn]) -> Conversation:
+def build_conversation(row: Row, turns: Sequence[Turn]) -> Conversation:
+    """Build a conversation of turns that contain their media, with the tools of the row.
+
+    Raises: DatasetError if the tools or another column cannot be used.
+    """
+    keys = dict.fromkeys(key for turn in turns for key in turn.ignored_keys)
+    return Conversation(
+        row.origin,
+        tuple(turns),
+        parse_tools(row),
+        parse_template_kwargs(row),
+        (*(f'message key "{key}" is ignored' for key in keys), *describe_ignored_columns(row)),
+    )
+
+
+def check_plain_text_columns(row: Row) -> None:
+    """Raise DatasetError if a row of plain text has columns that need a chat template."""
+    for name in ("tools", "chat_template_kwargs"):
+        if has_value(row.columns.get(name)):
+            raise DatasetError(
+                f"{row.origin}, column {name}: a row of plain text is not rendered with a chat template; write the row"
+                " as messages"
+            )
+
+
+def _build_sft_conversation(row: Row, turns: list[Turn]) -> Conversation:
     turns = attach_media(row, turns)
     for index, turn in enumerate(turns):
-        if turn.role is Role.ASSISTANT and not turn.content.strip():
+        if turn.role is Role.ASSISTANT and turn.is_empty:
             raise DatasetError(f"{row.origin}: turn {index} (assistant) is empty; expected text to learn")
     if not any(turn.role is Role.ASSISTANT for turn in turns):
         raise DatasetError(f"{row.origin}: expected at least one assistant turn, found none; there is nothing to learn")
-    return Conversation(row.origin, tuple(turns))
+    return build_conversation(row, turns)
 
 
 def _build_prompt_completion(row: Row, text: RowText, *, column: str) -> PromptCompletion:
@@ -62,6 +93,7 @@ def _build_prompt_completion(row: Row, text: RowText, *, column: str) -> PromptC
             raise DatasetError(
                 f"{row.origin}: a row with prompt and completion cannot have {modality}s; write the row as messages"
             )
+    check_plain_text_columns(row)
     (completion,) = text.completions
     if not completion:
         raise DatasetError(f"{row.origin}, column {column}: expected text to learn, found none")

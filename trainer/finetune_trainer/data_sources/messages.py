@@ -1,6 +1,7 @@
 """Parses columns of OpenAI or ShareGPT messages into the turns of a conversation."""
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from finetune_trainer.data_sources.column_values import check_object, check_text, get_list
@@ -12,7 +13,9 @@ from finetune_trainer.data_sources.media import (
     parse_content_part_media,
     parse_media_columns,
 )
+from finetune_trainer.data_sources.message_keys import REASONING_KEYS, find_ignored_keys
 from finetune_trainer.data_sources.readers import Row, describe_value
+from finetune_trainer.data_sources.tool_calls import ToolCall, parse_tool_calls
 from finetune_trainer.errors import DatasetError
 
 
@@ -20,17 +23,10 @@ class Role(StrEnum):
     """Role of a turn in a conversation."""
 
     SYSTEM = "system"
+    DEVELOPER = "developer"
     USER = "user"
     ASSISTANT = "assistant"
-
-
-_SHAREGPT_ROLES = {
-    "system": Role.SYSTEM,
-    "human": Role.USER,
-    "user": Role.USER,
-    "gpt": Role.ASSISTANT,
-    "assistant": Role.ASSISTANT,
-}
+    TOOL = "tool"
 
 
 @dataclass(frozen=True)
@@ -41,34 +37,93 @@ class Turn:
     content: str
     weight: float = 1.0  # loss weight of the tokens; used only for assistant turns
     media: tuple[MediaItem, ...] = ()  # one item per MEDIA_MARK in the content
+    reasoning: str = ""  # of an assistant turn
+    tool_calls: tuple[ToolCall, ...] = ()  # of an assistant turn
+    tool_call_id: str | None = None  # of a tool turn
+    name: str | None = None  # of a tool turn
+    ignored_keys: tuple[str, ...] = field(default=(), compare=False)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the turn has neither text nor tool calls."""
+        return not (self.content.strip() or self.reasoning.strip() or self.tool_calls)
 
 
-def parse_messages(row: Row, name: str) -> list[Turn]:
-    """Parse a column of messages with role, content and optional weight into turns. Raises: DatasetError."""
-    turns = []
+@dataclass(frozen=True)
+class MessageFormat:
+    """Names of the keys and roles of a message."""
+
+    role_key: str
+    content_key: str
+    roles: Mapping[str, Role]
+    call_role: str  # role of a message whose content is a tool call, or a list of them, as JSON
+
+    @property
+    def known_keys(self) -> tuple[str, ...]:
+        """Keys that are honoured in a message of any role."""
+        return (self.role_key, self.content_key, "weight", "tool_calls", *REASONING_KEYS)
+
+
+OPENAI = MessageFormat(
+    "role",
+    "content",
+    {
+        "system": Role.SYSTEM,
+        "developer": Role.DEVELOPER,
+        "user": Role.USER,
+        "assistant": Role.ASSISTANT,
+        "tool": Role.TOOL,
+        "tool_response": Role.TOOL,
+    },
+    "tool_call",
+)
+SHAREGPT = MessageFormat(
+    "from",
+    "value",
+    {
+        "human": Role.USER,
+        "gpt": Role.ASSISTANT,
+        "system": Role.SYSTEM,
+        "observation": Role.TOOL,
+        "tool": Role.TOOL,
+        "user": Role.USER,
+        "assistant": Role.ASSISTANT,
+    },
+    "function_call",
+)
+
+
+def parse_messages(row: Row, name: str, message_format: MessageFormat = OPENAI) -> list[Turn]:
+    """Parse a column of messages into turns.
+
+    A message whose role is that of a tool call continues the assistant turn before it. Raises: DatasetError.
+    """
+    turns: list[Turn] = []
     for index, value in enumerate(get_list(row, name)):
         location = f"{row.origin}, column {name}[{index}]"
         message = check_object(location, value)
-        role = message.get("role")
-        if role not in tuple(Role):
-            raise DatasetError(f"{location}.role: expected system, user or assistant, found {describe_value(role)}")
-        content, media = _parse_content(row, f"{location}.content", message.get("content"))
-        weight = _parse_weight(f"{location}.weight", message.get("weight"))
-        turns.append(Turn(Role(str(role)), content, weight, media))
+        if message.get(message_format.role_key) != message_format.call_role:
+            turns.append(_parse_message(row, location, message, message_format))
+            continue
+        turn = _parse_call_message(location, message, message_format)
+        if turns and turns[-1].role is Role.ASSISTANT and turns[-1].weight == turn.weight:
+            previous = turns.pop()
+            turn = replace(
+                previous,
+                tool_calls=(*previous.tool_calls, *turn.tool_calls),
+                ignored_keys=(*previous.ignored_keys, *turn.ignored_keys),
+            )
+        turns.append(turn)
     return turns
-
-
-def parse_sharegpt_messages(row: Row, name: str) -> list[Turn]:
-    """Parse a column of ShareGPT messages (with `from` and `value`) into turns. Raises: DatasetError."""
-    return [
-        _parse_sharegpt_turn(f"{row.origin}, column {name}[{index}]", message)
-        for index, message in enumerate(get_list(row, name))
-    ]
 
 
 def parse_sharegpt_message(row: Row, name: str) -> Turn:
     """Parse a column that contains one ShareGPT message into a turn. Raises: DatasetError."""
-    return _parse_sharegpt_turn(f"{row.origin}, column {name}", row.columns[name])
+    location = f"{row.origin}, column {name}"
+    message = check_object(location, row.columns[name])
+    if message.get(SHAREGPT.role_key) == SHAREGPT.call_role:
+        return _parse_call_message(location, message, SHAREGPT)
+    return _parse_message(row, location, message, SHAREGPT)
 
 
 def attach_media(row: Row, turns: list[Turn]) -> list[Turn]:
@@ -89,14 +144,66 @@ def attach_media(row: Row, turns: list[Turn]) -> list[Turn]:
     return with_media
 
 
-def _parse_sharegpt_turn(location: str, value: object) -> Turn:
-    message = check_object(location, value)
-    role = _SHAREGPT_ROLES.get(str(message.get("from")))
+def _parse_message(row: Row, location: str, message: dict[str, object], message_format: MessageFormat) -> Turn:
+    role = _parse_role(location, message, message_format)
+    known = (*message_format.known_keys, *(("tool_call_id", "name") if role is Role.TOOL else ()))
+    ignored = find_ignored_keys(location, message, known)
+    reasoning = _parse_reasoning(location, message)
+    tool_calls = parse_tool_calls(f"{location}.tool_calls", message.get("tool_calls"))
+    if role is not Role.ASSISTANT and (reasoning or tool_calls):
+        key = "tool_calls" if tool_calls else "reasoning"
+        raise DatasetError(f"{location}: expected {key} only in assistant messages, found it in a {role} message")
+    content: object = message.get(message_format.content_key)
+    if content is None and (reasoning or tool_calls):
+        content = ""
+    text, media = _parse_content(row, f"{location}.{message_format.content_key}", content)
+    is_tool = role is Role.TOOL
+    return Turn(
+        role,
+        text,
+        _parse_weight(f"{location}.weight", message.get("weight")),
+        media,
+        reasoning,
+        tool_calls,
+        _parse_optional_text(f"{location}.tool_call_id", message.get("tool_call_id")) if is_tool else None,
+        _parse_optional_text(f"{location}.name", message.get("name")) if is_tool else None,
+        ignored,
+    )
+
+
+def _parse_call_message(location: str, message: dict[str, object], message_format: MessageFormat) -> Turn:
+    """Parse a message whose content is a tool call, or a list of tool calls, as JSON."""
+    key = message_format.content_key
+    ignored = find_ignored_keys(location, message, (message_format.role_key, key, "weight"))
+    tool_calls = parse_tool_calls(f"{location}.{key}", message.get(key))
+    if not tool_calls:
+        raise DatasetError(f"{location}.{key}: expected a tool call as JSON, found {describe_value(message.get(key))}")
+    weight = _parse_weight(f"{location}.weight", message.get("weight"))
+    return Turn(Role.ASSISTANT, "", weight, tool_calls=tool_calls, ignored_keys=ignored)
+
+
+def _parse_role(location: str, message: dict[str, object], message_format: MessageFormat) -> Role:
+    value = message.get(message_format.role_key)
+    role = message_format.roles.get(value) if isinstance(value, str) else None
     if role is None:
+        names = ", ".join(message_format.roles)
         raise DatasetError(
-            f"{location}.from: expected human, gpt or system, found {describe_value(message.get('from'))}"
+            f"{location}.{message_format.role_key}: expected {names} or {message_format.call_role}, found"
+            f" {describe_value(value)}"
         )
-    return Turn(role, check_text(f"{location}.value", message.get("value")))
+    return role
+
+
+def _parse_reasoning(location: str, message: dict[str, object]) -> str:
+    """Return the reasoning of a message, whose key differs between tools."""
+    values = {key: check_text(f"{location}.{key}", message[key]) for key in REASONING_KEYS if message.get(key)}
+    if len(set(values.values())) > 1:
+        raise DatasetError(f"{location}: expected one reasoning text, found different ones in {' and '.join(values)}")
+    return next(iter(values.values()), "")
+
+
+def _parse_optional_text(location: str, value: object) -> str | None:
+    return None if value is None else check_text(location, value)
 
 
 def _parse_weight(location: str, value: object) -> float:

@@ -3,7 +3,13 @@
 from dataclasses import dataclass, replace
 
 from finetune_trainer.data_sources.column_formats import DPO_FORMATS, RowText, find_format
-from finetune_trainer.data_sources.conversations import Conversation, Example, PromptCompletion
+from finetune_trainer.data_sources.conversations import (
+    Conversation,
+    Example,
+    PromptCompletion,
+    build_conversation,
+    check_plain_text_columns,
+)
 from finetune_trainer.data_sources.messages import Role, Turn, attach_media
 from finetune_trainer.data_sources.readers import Row
 from finetune_trainer.errors import DatasetError
@@ -42,6 +48,7 @@ def _explain_missing_columns(row: Row) -> str:
 
 
 def _build_text_preference(row: Row, text: RowText) -> Preference:
+    check_plain_text_columns(row)
     chosen, rejected = text.completions
     for name, completion in (("chosen", chosen), ("rejected", rejected)):
         if not completion.strip():
@@ -64,7 +71,7 @@ def _build_preference(row: Row, chosen: list[Turn], rejected: list[Turn]) -> Pre
     for name, turns in (("chosen", chosen), ("rejected", rejected)):
         completion = [turn for turn in turns[prompt_length:] if turn.role is Role.ASSISTANT]
         has_assistant_turn = any(turn.role is Role.ASSISTANT for turn in turns)
-        if not has_assistant_turn or not all(turn.content.strip() for turn in completion):
+        if not has_assistant_turn or any(turn.is_empty for turn in completion):
             raise DatasetError(f"{row.origin}, {name}: expected a non-empty assistant turn, found none")
     return Preference(
         row.origin,
@@ -77,4 +84,4 @@ def _build_completion(row: Row, turns: list[Turn], prompt_length: int) -> Conver
     """Build a conversation in which only turns after the prompt are targets."""
     turns = attach_media(row, turns)
     prompt = (replace(turn, weight=0.0) for turn in turns[:prompt_length])
-    return Conversation(row.origin, (*prompt, *turns[prompt_length:]))
+    return build_conversation(row, (*prompt, *turns[prompt_length:]))

@@ -102,9 +102,16 @@ def _read_parquet(path: Path) -> Iterator[Row]:
         for batch in pq.ParquetFile(path).iter_batches(batch_size=1024):
             for columns in batch.to_pylist():
                 number += 1
-                yield Row(f"{path} row {number}", columns)
+                yield Row(f"{path} row {number}", {name: _drop_nulls(value) for name, value in columns.items()})
     except pa.ArrowException as error:
         raise DatasetError(f"{path}: expected a Parquet file, found: {error}") from error
+
+
+def _drop_nulls(value: object) -> object:
+    """Remove keys without a value from objects: a Parquet column gives every object all keys of the column."""
+    if isinstance(value, dict):
+        return {key: _drop_nulls(item) for key, item in value.items() if item is not None}
+    return [_drop_nulls(item) for item in value] if isinstance(value, list) else value
 
 
 READERS: dict[str, Callable[[Path], Iterator[Row | DatasetError]]] = {

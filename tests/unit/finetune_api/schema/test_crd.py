@@ -74,10 +74,11 @@ def test_defaults_appear_only_in_descriptions() -> None:
     assert find_spec_schema("lora.r")["description"] == "Rank of the adapter matrices. Default: 8."
 
 
-def test_only_the_deepspeed_config_preserves_unknown_fields() -> None:
+def test_only_two_bounded_objects_preserve_unknown_fields() -> None:
     free_form = [path for path, schema in SCHEMAS_BY_PATH.items() if "x-kubernetes-preserve-unknown-fields" in schema]
 
-    assert free_form == [".spec.deepspeed.config"]
+    assert sorted(free_form) == [".spec.dataset.chatTemplateKwargs", ".spec.deepspeed.config"]
+    assert find_spec_schema("dataset.chatTemplateKwargs")["maxProperties"] == 16
     assert find_spec_schema("deepspeed.config")["maxProperties"] == 64
 
 

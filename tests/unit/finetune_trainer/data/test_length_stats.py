@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from finetune_api.batch import Batch
+from finetune_trainer.chat_template.samples import Sample
 from finetune_trainer.data.batch_sampler import BatchSampler
-from finetune_trainer.data.chat_template import Sample
 from finetune_trainer.data.epoch_order import RowOrder
 from finetune_trainer.data.length_stats import (
     describe_lengths,

@@ -13,9 +13,10 @@ from finetune_api.v1alpha1.dataset import Dataset
 from finetune_trainer.data.load import TokenizationConfig, TrainingData, check_same_rows, load_data
 from finetune_trainer.data.row_filter import RowRules
 from finetune_trainer.data.row_rendering import build_sft_renderer
-from finetune_trainer.errors import ChatTemplateError, DatasetError, OutputError
+from finetune_trainer.errors import ChatTemplateError, DatasetError, InvalidSpec, OutputError
 from finetune_trainer.startup_log import describe_data
 from testing.fakes.downloads import NO_DOWNLOADS
+from testing.models.tool_templates import GPT_OSS
 
 
 def format_row(answer: str) -> str:
@@ -30,6 +31,7 @@ def load_files(
     rules: RowRules | None = None,
     *,
     model_revision: str | None = None,
+    template_kwargs: dict[str, Any] | None = None,
     **dataset_fields: Any,
 ) -> TrainingData:
     config = TokenizationConfig(
@@ -43,6 +45,7 @@ def load_files(
         send_heartbeat=lambda: None,
         downloads=NO_DOWNLOADS,
         model_revision=model_revision,
+        template_kwargs=template_kwargs or {},
     )
     return load_data(
         Dataset.model_validate({"train": [{"name": str(file)} for file in files], **dataset_fields}), config
@@ -59,6 +62,49 @@ def test_rows_are_tokenized_again_for_another_commit_of_the_model(
         load_files(tmp_path, tokenizer, [rows], model_revision=model_revision)
 
     assert len(list((tmp_path / "cache" / "tokens").iterdir())) == 3
+
+
+def test_rows_are_tokenized_again_for_other_variables_of_the_chat_template(
+    tmp_path: Path, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text(format_row("answer"))
+    own_tokenizer = copy.deepcopy(tokenizer)
+    own_tokenizer.chat_template = GPT_OSS
+
+    texts = [
+        tokenizer.decode(load_files(tmp_path, own_tokenizer, [rows], template_kwargs=kwargs).train[0][0]["input_ids"])
+        for kwargs in ({}, {"reasoning_effort": "low"})
+    ]
+
+    assert [text.partition("Reasoning: ")[2].partition("<")[0] for text in texts] == ["medium", "low"]
+
+
+def test_a_variable_of_the_spec_that_the_template_does_not_read_is_an_error(
+    tmp_path: Path, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text(format_row("answer"))
+
+    with pytest.raises(InvalidSpec) as raised:
+        load_files(tmp_path, tokenizer, [rows], template_kwargs={"enable_thinking": True})
+
+    assert str(raised.value) == (
+        'spec.dataset.chatTemplateKwargs: the chat template of model "tiny" has no variable enable_thinking; correct'
+        " its name, or remove it"
+    )
+
+
+def test_the_log_counts_ignored_message_keys(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
+    messages = [{"role": "user", "content": "q", "id": 1}, {"role": "assistant", "content": "a", "id": 2}]
+    file = tmp_path / "rows.jsonl"
+    file.write_text(f"{json.dumps({'messages': messages})}\n{format_row('b')}{json.dumps({'messages': messages})}\n")
+
+    data = load_files(tmp_path, tokenizer, [file])
+
+    assert list(describe_data(data))[1] == (
+        f'train: message key "id" is ignored in 2 rows: {file} line 1, {file} line 3'
+    )
 
 
 def test_sources_are_read_in_order(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:

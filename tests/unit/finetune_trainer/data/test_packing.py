@@ -15,7 +15,7 @@ from transformers import (
     Qwen3NextForCausalLM,
 )
 
-from finetune_trainer.data.chat_template import Sample
+from finetune_trainer.chat_template.samples import Sample
 from finetune_trainer.data.collator import Collator
 from finetune_trainer.data.packing import PackedDataset
 from finetune_trainer.data.row_filter import RowRules

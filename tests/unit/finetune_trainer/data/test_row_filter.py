@@ -1,12 +1,13 @@
 """Tests the handling of rows that are too long, have no target tokens or cannot be used."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from finetune_trainer.data.chat_template import Sample
+from finetune_trainer.chat_template.samples import Sample
 from finetune_trainer.data.row_filter import RowExamples, RowFilter, RowRules, RowStats
 from finetune_trainer.errors import ChatTemplateError, DatasetError
 
@@ -103,6 +104,30 @@ def test_only_the_first_ten_rows_are_listed_and_the_others_are_counted() -> None
 
 
 def test_row_stats_are_unchanged_after_a_json_round_trip() -> None:
-    stats = RowStats(rows=9, kept=3, cut=RowExamples(1, ("a (5)",)), bad=RowExamples(5, ("b", "c")))
+    stats = RowStats(
+        rows=9,
+        kept=3,
+        cut=RowExamples(1, ("a (5)",)),
+        bad=RowExamples(5, ("b", "c")),
+        notes={"x is ignored": RowExamples(2, ("d", "e"))},
+    )
 
     assert RowStats.from_json(json.loads(json.dumps(stats.as_json()))) == stats
+
+
+def test_notes_are_counted_once_per_row() -> None:
+    row_filter = RowFilter(RowRules())
+    for sample in FITTING_ROW * 2:
+        noted = replace(sample, notes=("x is ignored",))
+        row_filter.apply((noted, noted))
+
+    assert row_filter.stats.notes == {"x is ignored": RowExamples(2, (FITTING_ROW[0].origin,) * 2)}
+
+
+def test_the_number_of_distinct_notes_is_limited() -> None:
+    row_filter = RowFilter(RowRules())
+    for number in range(70):
+        row_filter.apply((replace(FITTING_ROW[0], notes=(f'message key "{number}" is ignored',)),))
+
+    assert len(row_filter.stats.notes) == 51
+    assert row_filter.stats.notes["other message keys are ignored"].count == 20

@@ -8,9 +8,11 @@ from transformers import PreTrainedTokenizerFast
 from finetune_api.v1alpha1.job import TrainerSpec
 from finetune_trainer.data.row_rendering import render_dpo_row, render_sft_row, select_row_renderer
 from finetune_trainer.data_sources.readers import Row
+from testing.builders.conversations import WEATHER_TOOL, assistant, tool_result, user, weather_call
 from testing.builders.jobs import spec as build_spec
 from testing.models import tiny_text
 from testing.models.renderers import WITH_GENERATION_TAGS, decode_targets, use_template
+from testing.models.tool_templates import QWEN_3
 
 ORIGIN = "/data/train.jsonl line 1"
 MESSAGES = [
@@ -83,6 +85,34 @@ def test_only_the_completions_of_a_pair_are_targets(tokenizer: PreTrainedTokeniz
 
     assert decode_targets(tokenizer, chosen) == ["An immutable one.<|im_end|>"]
     assert decode_targets(tokenizer, rejected) == ["A list.<|im_end|>"]
+
+
+def test_only_the_last_tool_call_is_a_target_with_loss_on_the_last_turn(tokenizer: PreTrainedTokenizerFast) -> None:
+    messages = [user("q"), assistant("", tool_calls=[weather_call()]), tool_result("grey")]
+    last = assistant("", tool_calls=[weather_call("Basel")], reasoning_content="Next.")
+
+    with use_template(tokenizer, QWEN_3) as renderer:
+        (sample,) = render_sft_row(renderer, Row(ORIGIN, {"messages": [*messages, last]}), loss_on="lastTurn")
+
+    (target,) = decode_targets(tokenizer, sample)
+    assert target.startswith("<think>\nNext.\n</think>\n\n<tool_call>")
+    assert '"Basel"' in target
+
+
+def test_a_pair_of_tool_calls_differs_in_the_completions_only(tokenizer: PreTrainedTokenizerFast) -> None:
+    pair = {
+        name: [user("q"), assistant("", tool_calls=[weather_call(city)])]
+        for name, city in (("chosen", "Bern"), ("rejected", "Basel"))
+    }
+
+    with use_template(tokenizer, QWEN_3) as renderer:
+        sequences = render_dpo_row(renderer, Row(ORIGIN, {**pair, "tools": [WEATHER_TOOL]}))
+
+    targets = [decode_targets(tokenizer, sample) for sample in sequences]
+    assert targets == [
+        [f'<tool_call>\n{{"name": "get_weather", "arguments": {{"city": "{city}"}}}}\n</tool_call><|im_end|>']
+        for city in ("Bern", "Basel")
+    ]
 
 
 @pytest.mark.parametrize(

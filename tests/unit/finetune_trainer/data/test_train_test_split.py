@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from finetune_trainer.data.chat_template import Sample
+from finetune_trainer.chat_template.samples import Sample
 from finetune_trainer.data.row_filter import RowRules
 from finetune_trainer.data.token_cache import load_or_tokenize
 from finetune_trainer.data.token_dataset import TokenDataset

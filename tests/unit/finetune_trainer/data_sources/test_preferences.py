@@ -9,6 +9,7 @@ from finetune_trainer.data_sources.messages import Role, Turn
 from finetune_trainer.data_sources.preferences import Preference, parse_preference
 from finetune_trainer.data_sources.readers import Row
 from finetune_trainer.errors import DatasetError
+from testing.builders.conversations import WEATHER_TOOL, assistant, weather_call
 
 ORIGIN = "/data/pairs.jsonl line 7"
 USER_MESSAGE = {"role": "user", "content": "q"}
@@ -135,3 +136,26 @@ def test_the_error_for_a_malformed_pair_contains_origin_and_expected_value(
 
     assert str(raised.value).startswith(ORIGIN)
     assert message in str(raised.value)
+
+
+def test_both_completions_have_the_tools_of_the_row() -> None:
+    preference = parse_columns(
+        {
+            "messages": [USER_MESSAGE, assistant("", tool_calls=[weather_call()])],
+            "rejected_messages": [USER_MESSAGE, assistant("", tool_calls=[weather_call("Basel")])],
+            "tools": [WEATHER_TOOL],
+            "chat_template_kwargs": {"enable_thinking": False},
+        }
+    )
+
+    for conversation, city in ((preference.chosen, "Bern"), (preference.rejected, "Basel")):
+        assert isinstance(conversation, Conversation)
+        assert conversation.tools == (WEATHER_TOOL,)
+        assert conversation.template_kwargs == {"enable_thinking": False}
+        assert conversation.turns[0].weight == 0
+        assert conversation.turns[1].tool_calls[0].arguments == {"city": city}
+
+
+def test_tools_beside_plain_text_are_an_error() -> None:
+    with pytest.raises(DatasetError, match="column tools: a row of plain text is not rendered with a chat template"):
+        parse_columns({"prompt": "q", "chosen": "a", "rejected": "b", "tools": [WEATHER_TOOL]})

@@ -33,6 +33,17 @@ def test_all_file_formats_yield_the_same_rows(tmp_path: Path, suffix: str) -> No
     assert count_rows(path) == 2
 
 
+def test_keys_without_a_value_are_removed_from_objects_of_parquet_files(tmp_path: Path) -> None:
+    calls = [{"name": "f", "arguments": {"city": "Bern"}}, {"name": "g", "arguments": {"zone": "CET"}}]
+    path = tmp_path / "rows.parquet"
+    pq.write_table(pa.Table.from_pylist([{"calls": calls, "note": None}]), path)
+
+    (row,) = read_rows(path)
+
+    assert isinstance(row, Row)
+    assert row.columns == {"calls": calls, "note": None}
+
+
 @pytest.mark.parametrize(
     ("suffix", "positions"),
     [(".jsonl", ["line 1", "line 3"]), (".json", ["row 1", "row 2"]), (".csv", ["line 2", "line 3"])],

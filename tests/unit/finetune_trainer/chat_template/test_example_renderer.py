@@ -44,6 +44,13 @@ WITHOUT_EARLIER_THINKING = (
     "{%- endfor -%}{%- if add_generation_prompt -%}{{ '<|im_start|>assistant\\n' }}{%- endif -%}"
 )
 
+# This template repeats the words of earlier turns, so that they cannot be located.
+REPEATED_BEFORE_LAST_TURN = (
+    "{%- for message in messages -%}{{ '<|im_start|>' + message['role'] + '\\n' }}"
+    "{{- message['content'] if loop.last else message['content'] | replace('yes', 'yes yes') }}{{ '<|im_end|>\\n' }}"
+    "{%- endfor -%}{%- if add_generation_prompt -%}{{ '<|im_start|>assistant\\n' }}{%- endif -%}"
+)
+
 
 @pytest.mark.parametrize(
     "template",
@@ -105,14 +112,25 @@ def test_a_last_turn_that_the_template_rewrites_is_located_by_its_prefix(tokeniz
         assert decode_targets(tokenizer, renderer.render(example)) == ["<think>\nhm</think>yes<|im_end|>"]
 
 
-def test_a_template_that_rewrites_earlier_turns_is_rejected(
+def test_an_earlier_turn_is_trained_without_the_thinking_that_the_template_removes(
     tokenizer: PreTrainedTokenizerFast,
 ) -> None:
     thinking_turn = Turn(Role.ASSISTANT, "<think>hm</think>yes")
     example = Conversation(ORIGIN, (Turn(Role.USER, "q"), thinking_turn, Turn(Role.USER, "sure?"), thinking_turn))
 
-    with use_template(tokenizer, WITHOUT_EARLIER_THINKING) as renderer, pytest.raises(ChatTemplateError) as raised:
-        renderer.render(example)
+    with use_template(tokenizer, WITHOUT_EARLIER_THINKING) as renderer:
+        sample = renderer.render(example)
+
+    assert decode_targets(tokenizer, sample) == ["yes<|im_end|>", "<think>\nhm</think>yes<|im_end|>"]
+
+
+def test_a_template_that_rewrites_earlier_turns_is_rejected(
+    tokenizer: PreTrainedTokenizerFast,
+) -> None:
+    turns = (Turn(Role.USER, "q"), Turn(Role.ASSISTANT, "yes"), Turn(Role.USER, "sure?"), Turn(Role.ASSISTANT, "no"))
+
+    with use_template(tokenizer, REPEATED_BEFORE_LAST_TURN) as renderer, pytest.raises(ChatTemplateError) as raised:
+        renderer.render(Conversation(ORIGIN, turns))
 
     assert str(raised.value).startswith(f'{ORIGIN}: the chat template of model "tiny" rewrites turn 1')
 

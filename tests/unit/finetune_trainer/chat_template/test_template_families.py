@@ -5,7 +5,8 @@ import copy
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from finetune_trainer.data.chat_template import ExampleRenderer, Sample
+from finetune_trainer.chat_template.example_renderer import ExampleRenderer
+from finetune_trainer.chat_template.samples import Sample
 from finetune_trainer.data_sources.conversations import Conversation
 from finetune_trainer.data_sources.messages import Role, Turn
 from finetune_trainer.errors import ChatTemplateError
