@@ -207,6 +207,14 @@ BAD_JOBS: dict[str, BadJob] = {
         "minPixels is more than",
         "minPixels is more than",
     ),
+    "vision fields of text training": BadJob(
+        {"model": {"name": "m", "textOnly": True, "maxPixels": 784, "freeze": []}},
+        "textOnly trains no images and videos; remove",
+        "textOnly trains no images and videos; remove freeze, maxPixels",
+    ),
+    "more tiles than an image can have": BadJob(
+        {"model": {"name": "m", "maxTiles": 65}}, "less than or equal to 64", "less than or equal to 64"
+    ),
     "unknown model part to freeze": BadJob(
         {"model": {"name": "m", "freeze": ["head"]}}, 'supported values: "vision", "aligner"', "'vision', 'aligner'"
     ),

@@ -23,7 +23,10 @@ from transformers import (
     Qwen2_5_VLConfig,
     Qwen2Config,
     Qwen2VLConfig,
+    Qwen3_5Config,
+    Qwen3_5MoeConfig,
     Qwen3VLConfig,
+    Qwen3VLMoeConfig,
     SiglipVisionConfig,
 )
 from transformers.models.auto.modeling_auto import AutoModelForImageTextToText
@@ -110,11 +113,50 @@ def _build_qwen2_5_vl_config(vocabulary: int, tokenizer: PreTrainedTokenizerFast
     )
 
 
+_EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+
+
 def _build_qwen3_vl_config(vocabulary: int, tokenizer: PreTrainedTokenizerFast) -> PretrainedConfig:
     vision = {**_QWEN_TOWER, "patch_size": 16, "deepstack_visual_indexes": [0], "num_position_embeddings": 64}
     rope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 1, 1], "mrope_interleaved": True}
     text = {**_TEXT, "vocab_size": vocabulary, "rope_parameters": rope, "head_dim": 8}
     return Qwen3VLConfig(text_config=text, vision_config=vision, tie_word_embeddings=True, **_get_qwen_ids(tokenizer))
+
+
+def _build_qwen3_vl_moe_config(vocabulary: int, tokenizer: PreTrainedTokenizerFast) -> PretrainedConfig:
+    vision = {**_QWEN_TOWER, "patch_size": 16, "deepstack_visual_indexes": [0], "num_position_embeddings": 64}
+    rope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 1, 1], "mrope_interleaved": True}
+    text = {**_TEXT, **_EXPERTS, "vocab_size": vocabulary, "rope_parameters": rope, "head_dim": 8}
+    return Qwen3VLMoeConfig(
+        text_config=text, vision_config=vision, tie_word_embeddings=True, **_get_qwen_ids(tokenizer)
+    )
+
+
+def _build_qwen3_5_sections(vocabulary: int) -> dict[str, Any]:
+    """Return text and vision config of Qwen3.5 with one layer of linear and one of full attention."""
+    rope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 1, 1], "mrope_interleaved": True}
+    linear_attention = {
+        "layer_types": ["linear_attention", "full_attention"],
+        "linear_key_head_dim": 8,
+        "linear_value_head_dim": 8,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+    }
+    # half of a head is rotated, so that the three axes of M-RoPE need 8 of 16 elements
+    rope["partial_rotary_factor"] = 0.5
+    text = {**_TEXT, **linear_attention, "vocab_size": vocabulary, "rope_parameters": rope, "head_dim": 16}
+    vision = {**_QWEN_TOWER, "patch_size": 16, "num_position_embeddings": 64}
+    return {"text_config": text, "vision_config": vision, "tie_word_embeddings": True}
+
+
+def _build_qwen3_5_config(vocabulary: int, tokenizer: PreTrainedTokenizerFast) -> PretrainedConfig:
+    return Qwen3_5Config(**_build_qwen3_5_sections(vocabulary), **_get_qwen_ids(tokenizer))
+
+
+def _build_qwen3_5_moe_config(vocabulary: int, tokenizer: PreTrainedTokenizerFast) -> PretrainedConfig:
+    sections = _build_qwen3_5_sections(vocabulary)
+    sections["text_config"] = {**sections["text_config"], **_EXPERTS, "shared_expert_intermediate_size": 32}
+    return Qwen3_5MoeConfig(**sections, **_get_qwen_ids(tokenizer))
 
 
 def _build_internvl_config(vocabulary: int, tokenizer: PreTrainedTokenizerFast) -> PretrainedConfig:
@@ -177,13 +219,21 @@ RECIPES: dict[str, ModelRecipe] = {
     "qwen2_5_vl": ModelRecipe(
         _QWEN_IMAGE, _QWEN_TOKENS, _build_qwen2_5_vl_config, _build_qwen_processor, (28 * 28, 28 * 28 * 8)
     ),
-    "qwen3_vl": ModelRecipe(
-        _QWEN_IMAGE,
-        _QWEN_TOKENS,
-        _build_qwen3_vl_config,
-        lambda: _build_qwen_processor(patch_size=16),
-        (32 * 32 * 2, 32 * 32 * 64),
-    ),
+    **{
+        model_type: ModelRecipe(
+            _QWEN_IMAGE,
+            _QWEN_TOKENS,
+            build_config,
+            lambda: _build_qwen_processor(patch_size=16),
+            (32 * 32 * 2, 32 * 32 * 64),
+        )
+        for model_type, build_config in (
+            ("qwen3_vl", _build_qwen3_vl_config),
+            ("qwen3_vl_moe", _build_qwen3_vl_moe_config),
+            ("qwen3_5", _build_qwen3_5_config),
+            ("qwen3_5_moe", _build_qwen3_5_moe_config),
+        )
+    },
     "internvl": ModelRecipe(
         "<IMG_CONTEXT>\\n",
         ("<img>", "</img>", "<IMG_CONTEXT>"),

@@ -17,6 +17,8 @@ pytestmark = pytest.mark.slow
 
 STEPS = 3
 FOUR_DIGITS = 1e-4
+# A rounding error may route a token to another expert in the steps after the first update.
+TOLERANCES = {"qwen3_vl_moe": 1e-3, "qwen3_5_moe": 1e-3}
 PRESETS: dict[str, dict[str, Any]] = {
     **{
         preset: {"deepspeed": {"preset": preset}}
@@ -162,7 +164,7 @@ def test_ranks_without_images_do_not_change_gradients(
 ) -> None:
     two, one = two_rank_results[model_type + tuner], single_rank_results[model_type + tuner]
 
-    assert two[metric] == pytest.approx(one[metric], rel=FOUR_DIGITS)
+    assert two[metric] == pytest.approx(one[metric], rel=TOLERANCES.get(model_type, FOUR_DIGITS))
     assert len(one["loss"]) == STEPS
     assert one["loss"][-1] < one["loss"][0]
 
@@ -174,7 +176,7 @@ def test_video_training_does_not_depend_on_the_batch_layout(
 ) -> None:
     two, one = two_rank_results[f"{model_type}, videos"], single_rank_results[f"{model_type}, videos"]
 
-    assert two[metric] == pytest.approx(one[metric], rel=FOUR_DIGITS)
+    assert two[metric] == pytest.approx(one[metric], rel=TOLERANCES.get(model_type, FOUR_DIGITS))
     assert one["loss"][-1] < one["loss"][0]
 
 
@@ -185,7 +187,7 @@ def test_packed_image_training_does_not_depend_on_the_batch_layout(
 ) -> None:
     two, one = two_rank_results[f"{model_type}, packed"], single_rank_results[f"{model_type}, packed"]
 
-    assert two[metric] == pytest.approx(one[metric], rel=FOUR_DIGITS)
+    assert two[metric] == pytest.approx(one[metric], rel=TOLERANCES.get(model_type, FOUR_DIGITS))
     assert one["loss"] != single_rank_results[model_type]["loss"]
 
 

@@ -10,12 +10,11 @@ from finetune_trainer.hubs import upload
 from finetune_trainer.metrics.html_report import ReportData, write_report
 from finetune_trainer.model.load import ModelDescription
 from finetune_trainer.model.merge import write_merged_model
-from finetune_trainer.model.save import save_weights
+from finetune_trainer.model.save import save_tokenizer_and_processors, save_weights
 from finetune_trainer.parallel.full_state import gather_weights, read_weights
 from finetune_trainer.parallel.state_access import build_state_access
 from finetune_trainer.training.base_trainer import GlobalMeanTrainer
 from finetune_trainer.training.early_stopping import TrainingOutcome, determine_outcome
-from finetune_trainer.vision.save_processor import save_processor
 
 # Omit spec.env, which may contain secrets.
 _REPORTED_FIELDS = {"model", "dataset", "sft", "dpo", "lora", "training", "num_nodes"}
@@ -40,9 +39,7 @@ def publish_result(
             weights if lora else {name: weight.to(model_description.dtype) for name, weight in weights.items()}
         )
         save_weights(trainer.model, published_weights, folder)
-        model_description.tokenizer.save_pretrained(folder)
-        if model_description.vision:
-            save_processor(model_description.vision, model_description.name, model_description.revision, folder)
+        save_tokenizer_and_processors(model_description, folder)
         trainer.state.save_to_json(str(folder / "trainer_state.json"))
         write_report(build_report_data(trainer, title=title, outcome=outcome), folder)
         if lora is not None and lora.merge:

@@ -38,7 +38,12 @@ from finetune_trainer.errors import Degraded
 from finetune_trainer.hubs import create_repository
 from finetune_trainer.memory.run_forecast import forecast_rank_memory, format_rank_forecast
 from finetune_trainer.metrics.trackers import build_trackers, select_trackers
-from finetune_trainer.model.attention_backend import AttentionChoice, build_attention_trial, select_attention
+from finetune_trainer.model.attention_backend import (
+    AttentionChoice,
+    build_attention_trial,
+    describe_linear_attention,
+    select_attention,
+)
 from finetune_trainer.model.load import ModelDescription, describe_model
 from finetune_trainer.model.revision import pin_revision
 from finetune_trainer.once_per_job import DownloadSettings
@@ -119,6 +124,7 @@ def run(spec: TrainerSpec, context: RankContext, heartbeat: HeartbeatWriter) -> 
     # Choose attention backend and batch size, and build the trainer.
     attention = run_on_rank_zero(lambda: choose_attention(spec, model_description, data, output, device))
     print_on_rank_zero(context, [f"attention: {attention.name} ({attention.reason})"])
+    print_on_rank_zero(context, describe_linear_attention(model_description.config))
     model_description = replace(model_description, attention=attention.name)
     report_degradations(
         spec, context, heartbeat, (*cluster.degraded, *describe_model_compute(spec, model_description, device))

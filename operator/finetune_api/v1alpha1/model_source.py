@@ -5,6 +5,24 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from finetune_api.v1alpha1.base import CelRule, CrossFieldRule, ModelWithRules, NonEmpty
+from finetune_supervisor.contract import to_camel
+
+_VISION_FIELDS = (
+    "freeze",
+    "max_pixels",
+    "min_pixels",
+    "max_tiles",
+    "video_fps",
+    "video_max_frames",
+    "video_max_pixels",
+)
+
+
+def _find_vision_fields_of_text_training(model: "ModelSource") -> str | None:
+    fields = [to_camel(name) for name in _VISION_FIELDS if getattr(model, name) is not None]
+    if not model.text_only or not fields:
+        return None
+    return f"textOnly trains no images and videos; remove {', '.join(fields)}"
 
 
 class ModelSource(ModelWithRules):
@@ -21,7 +39,13 @@ class ModelSource(ModelWithRules):
     )
     attn_implementation: Literal["auto", "sdpa", "eager", "flash_attention_2", "flash_attention_3"] = Field(
         default="auto",
-        description="Attention implementation; auto uses the fastest one installed for the GPU, otherwise sdpa.",
+        description="Attention implementation; auto uses the fastest one installed for the GPU, otherwise sdpa,"
+        " or eager if the model has no sdpa.",
+    )
+    text_only: bool = Field(
+        default=False,
+        description="Train only the text part of a model with a vision, audio or speech part, on rows without media."
+        " The result contains the other parts unchanged.",
     )
     max_pixels: int | None = Field(
         default=None,
@@ -36,6 +60,13 @@ class ModelSource(ModelWithRules):
         le=1_000_000_000,
         description="Smallest number of pixels of an image; smaller ones are upscaled. Default: that of the model's"
         " processor.",
+    )
+    max_tiles: int | None = Field(
+        default=None,
+        ge=1,
+        le=64,
+        description="Largest number of tiles into which InternVL divides an image, besides a thumbnail of the image."
+        " Default: that of the model's processor, usually 12.",
     )
     video_fps: float | None = Field(
         default=None,
@@ -80,6 +111,17 @@ class ModelSource(ModelWithRules):
             CelRule(
                 "!(has(self.minPixels) && has(self.maxPixels)) || self.minPixels <= self.maxPixels",
                 "minPixels is more than maxPixels; lower minPixels or raise maxPixels",
+            ),
+        ),
+        CrossFieldRule(
+            "text training has no vision fields",
+            _find_vision_fields_of_text_training,
+            (
+                CelRule(
+                    "!(has(self.textOnly) && self.textOnly) ||"
+                    f" !({' || '.join(f'has(self.{to_camel(name)})' for name in _VISION_FIELDS)})",
+                    f"textOnly trains no images and videos; remove {', '.join(map(to_camel, _VISION_FIELDS))}",
+                ),
             ),
         ),
     )

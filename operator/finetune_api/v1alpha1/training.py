@@ -110,6 +110,13 @@ class Training(ModelWithRules):
     max_grad_norm: float = Field(
         default=1.0, ge=0, description="Maximum gradient norm for clipping; 0 disables clipping."
     )
+    router_aux_loss_coef: float | None = Field(
+        default=None,
+        gt=0,
+        le=10,
+        description="Weight of the auxiliary loss that balances the experts of a mixture-of-experts model (default: no"
+        " such loss; the model's config contains the weight of its pretraining).",
+    )
     num_train_epochs: float | None = Field(default=None, gt=0, le=100_000, description="Epochs (default 3).")
     max_steps: int | None = Field(
         default=None, ge=1, description="Number of optimizer steps, instead of numTrainEpochs."

@@ -27,7 +27,7 @@ from finetune_trainer.chat_template.samples import Sample, Span, WeightedText, c
 from finetune_trainer.data_sources.conversations import Conversation, Example, PromptCompletion
 from finetune_trainer.data_sources.messages import Role, Turn
 from finetune_trainer.errors import ChatTemplateError, DatasetError
-from finetune_trainer.vision.placeholders import collect_media, expand_placeholders
+from finetune_trainer.vision.placeholders import collect_media, expand_placeholders, requires_content_parts
 from finetune_trainer.vision.processor import VisionProcessor
 
 _GENERATION_TAG = "{% generation"
@@ -55,6 +55,7 @@ class ExampleRenderer:
         self._tokenizer = tokenizer
         self._model_name = model_name
         self._vision = vision
+        self._uses_content_parts = vision is not None or requires_content_parts(tokenizer)
         self._template_kwargs = template_kwargs or {}
         self._end_of_turn_tokens = find_end_of_turn_tokens(tokenizer)
         self._adds_text: bool | None = None  # determined with the first conversation
@@ -72,8 +73,8 @@ class ExampleRenderer:
         template_text = self._get_template_text(example)
         if self._vision is None and any(turn.media for turn in example.turns):
             raise DatasetError(
-                f'{example.origin} contains images, but model "{self._model_name}" accepts text only; choose a'
-                " vision-language model, or remove the images"
+                f'{example.origin} contains images, but model "{self._model_name}" is trained on text only; remove'
+                " the images, or choose a vision-language model and leave spec.model.textOnly out"
             )
         # Render the conversation, and check that the text contains all of it.
         template = self._build_template(example)
@@ -123,7 +124,7 @@ class ExampleRenderer:
             example,
             model_name=self._model_name,
             kwargs=self._template_kwargs,
-            as_content_parts=self._vision is not None,
+            as_content_parts=self._uses_content_parts,
         )
         return select_argument_format(template, example.turns)
 

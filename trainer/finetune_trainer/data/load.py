@@ -150,8 +150,8 @@ def _build_order(dataset: Dataset, train: TokenDataset, config: TokenizationConf
         return RowOrder(train.lengths, seed=config.seed)
     if config.vision and not config.vision.family.supports_packing:
         raise InvalidSpec(
-            f'spec.dataset.packing: model "{config.model_name}" attends to image tokens in both directions, even across'
-            " the rows of a pack; leave packing out"
+            f'spec.dataset.packing: model "{config.model_name}" {config.vision.family.packing_problem}; leave packing'
+            " out"
         )
     assert dataset.max_length is not None  # the API requires maxLength for packing
     return PackOrder(train.lengths, max_length=dataset.max_length, seed=config.seed)

@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from finetune_trainer.memory.fused_kernels import use_fused_attention, use_fused_dropout
+from finetune_trainer.model.supported_types import ROUTER_LOGITS_OPTION
 from finetune_trainer.vision.video_processor import Features
 
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # arguments: logits and token ids
@@ -53,6 +54,7 @@ class SimulatedStep:
     loss: Loss
     is_training: bool = True  # False: evaluation, without a backward pass
     packed: bool = False  # True: several rows per sequence
+    has_router_loss: bool = False  # True: the loss includes the auxiliary loss that balances experts
 
 
 @dataclass(frozen=True)
@@ -86,9 +88,12 @@ def simulate_step(
     # Run forward, loss and backward under the tracker.
     with tracker, torch.set_grad_enabled(step.is_training):
         with torch.autocast("cpu", dtype=step.autocast or torch.bfloat16, enabled=step.autocast is not None):
-            output = model(**inputs, use_cache=False)
+            options = {ROUTER_LOGITS_OPTION: True} if step.has_router_loss else {}
+            output = model(**inputs, **options, use_cache=False)
         tracker.phase = StepPhase.LOSS
         loss = step.loss(output.logits, ids)
+        if step.has_router_loss:
+            loss = loss + output.aux_loss
         del output
         if step.is_training:
             loss.backward()  # type: ignore[no-untyped-call]

@@ -19,8 +19,11 @@ from finetune_trainer.memory.fake_step import SimulatedStep, compute_unmasked_to
 from finetune_trainer.memory.model_shape import Architecture, ModelShape, measure_shape, measure_step_peak
 from finetune_trainer.memory.sharded import build_sharding_strategy
 from finetune_trainer.memory.vision_sample import VisionSample, build_blank_sample
+from finetune_trainer.model.attention_backend import SDPA, choose_simulated_attention
 from finetune_trainer.model.load import choose_dtype, choose_training_dtype, describe_model, max_length, read_config
 from finetune_trainer.model.lora import resolve_adapter_shape
+from finetune_trainer.model.quantization import check_quantizable
+from finetune_trainer.model.supported_types import check_router_loss, find_frozen_modules
 from finetune_trainer.training_arguments import MAX_LOADER_WORKERS
 from finetune_trainer.training_plan import TrainingPlan
 from finetune_trainer.vision.families import FAMILIES
@@ -36,6 +39,8 @@ class ForecastModel:
     config: PretrainedConfig
     dtype: torch.dtype  # dtype of the published result
     vision: VisionProcessor | None = None  # None for a text model
+    attention: str = SDPA  # eager, or SDPA for all fused implementations
+    frozen_modules: tuple[str, ...] = ()  # modules that text does not reach (spec.model.textOnly)
 
 
 @dataclass(frozen=True)
@@ -57,10 +62,16 @@ def read_model(spec: TrainerSpec) -> ForecastModel:
     Does not check whether a device supports the model's dtype.
     """
     config, no_device = read_config(spec.model), torch.device("meta")
-    if config.model_type in FAMILIES:
+    attention = choose_simulated_attention(spec, config)
+    if config.model_type in FAMILIES and not spec.model.text_only:
         model_description = describe_model(spec.model, no_device)
-        return ForecastModel(model_description.config, model_description.dtype, model_description.vision)
-    return ForecastModel(config, choose_dtype(spec.model, config, no_device))
+        return ForecastModel(model_description.config, model_description.dtype, model_description.vision, attention)
+    return ForecastModel(
+        config,
+        choose_dtype(spec.model, config, no_device),
+        attention=attention,
+        frozen_modules=find_frozen_modules(spec.model, config),
+    )
 
 
 def forecast(
@@ -86,9 +97,20 @@ def forecast(
     if model.vision:
         sample = sample or build_blank_sample(model.vision, length)
         vision_sample = VisionSample(model.vision, resolve_frozen_groups(spec.model.freeze), sample)
+    check_router_loss(spec, model.config)
+    if lora and lora.quantization:
+        check_quantizable(spec.model.name, model.config)
     # Measure the model states and the peak of a step without allocating tensors.
     uniform_dtype = sharding is not None
-    architecture = Architecture(model.config, dtype, lora, uniform_dtype=uniform_dtype, vision_sample=vision_sample)
+    architecture = Architecture(
+        model.config,
+        dtype,
+        lora,
+        uniform_dtype=uniform_dtype,
+        vision_sample=vision_sample,
+        attention=model.attention,
+        frozen_modules=model.frozen_modules,
+    )
     shape = replace(measure_shape(architecture), reference_bytes=_compute_reference_bytes(spec, model, vision_sample))
     # With sharding or a float32 model, the weights already have the compute dtype.
     needs_autocast = sharding is None and model.dtype is not torch.float32
@@ -122,6 +144,7 @@ def _build_steps(plan: TrainingPlan, length: int, autocast: torch.dtype | None) 
         autocast=autocast,
         loss=compute_unmasked_token_loss,
         packed=spec.dataset.packing,
+        has_router_loss=spec.training.router_aux_loss_coef is not None,
     )
     eval_per_device = plan.eval_batch.micro_batch_size
     if not spec.dataset.has_evaluation or eval_per_device <= batch.micro_batch_size:
@@ -133,7 +156,9 @@ def _compute_reference_bytes(spec: TrainerSpec, model: ForecastModel, vision_sam
     """Return the bytes of DPO's reference model; 0 with LoRA, where the policy without adapters is the reference."""
     if spec.dpo is None or spec.lora is not None:
         return 0
-    shape = measure_shape(Architecture(model.config, model.dtype, lora=None, vision_sample=vision_sample))
+    shape = measure_shape(
+        Architecture(model.config, model.dtype, lora=None, vision_sample=vision_sample, attention=model.attention)
+    )
     return shape.trained_bytes + shape.frozen_bytes + shape.buffer_bytes
 
 

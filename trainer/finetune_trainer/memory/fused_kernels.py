@@ -1,10 +1,13 @@
 """Fake attention and dropout that allocate the same memory as fused GPU kernels, also on hosts without a GPU."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 import torch
 from transformers import AttentionInterface
+from transformers.integrations import moe
 from transformers.integrations.sdpa_attention import repeat_kv
 from transformers.masking_utils import AttentionMaskInterface
 
@@ -55,6 +58,21 @@ def use_fused_dropout(model: torch.nn.Module) -> None:
 
 def _dropout_forward(module: torch.nn.Dropout, inputs: torch.Tensor) -> torch.Tensor:
     return torch.native_dropout(inputs, module.p, train=True)[0] if module.training and module.p > 0 else inputs
+
+
+@contextmanager
+def use_portable_experts() -> Iterator[None]:
+    """Compute fused experts with the fallback of transformers in the `with` block.
+
+    It allocates the same inputs, outputs and gradients as torch's grouped matrix product, which accepts only bfloat16
+    if tensors are fake.
+    """
+    can_use_grouped_mm = moe._can_use_grouped_mm
+    moe._can_use_grouped_mm = lambda *_: False
+    try:
+        yield
+    finally:
+        moe._can_use_grouped_mm = can_use_grouped_mm
 
 
 class _FusedAttention(torch.autograd.Function):

@@ -9,16 +9,21 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
-from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, PretrainedConfig
+from transformers import PretrainedConfig
 
 from finetune_api.v1alpha1.lora import Lora
 from finetune_trainer.errors import ModelError, first_line
 from finetune_trainer.memory.data_dependent_shapes import ConcreteIntegerMode
 from finetune_trainer.memory.fake_step import ActivationMemory, MultimodalBatch, SimulatedStep, StepPhase, simulate_step
+from finetune_trainer.memory.fused_kernels import use_portable_experts
 from finetune_trainer.memory.vision_sample import VisionSample
+from finetune_trainer.model.attention_backend import SDPA
+from finetune_trainer.model.fake_weights import replace_meta_tensors
 from finetune_trainer.model.lora import add_adapters
+from finetune_trainer.model.text_part import build_module_pattern, freeze_modules, is_inside
 from finetune_trainer.model.truncated_config import find_per_layer_fields, truncate_layers
-from finetune_trainer.vision.freeze import find_group, freeze_groups
+from finetune_trainer.vision.freeze import PEFT_PREFIX, find_group, freeze_groups
+from finetune_trainer.vision.towers import choose_auto_class
 
 _FEWEST_LAYERS = 2  # smallest number of simulated layers; the memory of more layers is extrapolated
 
@@ -54,6 +59,8 @@ class Architecture:
     lora: Lora | None
     uniform_dtype: bool = False  # True: adapters have `dtype` too, instead of float32
     vision_sample: VisionSample | None = None  # None for a text model
+    attention: str = SDPA  # eager, or SDPA for all fused implementations
+    frozen_modules: tuple[str, ...] = ()  # modules that text does not reach (spec.model.textOnly)
 
     @property
     def is_quantized(self) -> bool:
@@ -67,9 +74,13 @@ class Architecture:
         sample = self.vision_sample
         try:
             with torch.device("meta"):
-                auto_class = AutoModelForImageTextToText if sample else AutoModelForCausalLM
-                model = auto_class.from_config(config, dtype=self.dtype)
-                exclude_modules = freeze_groups(model, sample.vision, sample.frozen_groups) if sample else None
+                model = choose_auto_class(config).from_config(
+                    config, dtype=self.dtype, attn_implementation=self.attention
+                )
+                freeze_modules(model, self.frozen_modules)
+                exclude_modules = build_module_pattern(self.frozen_modules)
+                if sample:
+                    exclude_modules = freeze_groups(model, sample.vision, sample.frozen_groups)
                 model = add_adapters(model, self.lora, seed=0, exclude_modules=exclude_modules) if self.lora else model
                 return model.to(self.dtype) if self.uniform_dtype else model
         except (ValueError, KeyError, AttributeError) as error:
@@ -149,34 +160,19 @@ def _simulate(architecture: Architecture, step: SimulatedStep, layers: int | Non
     model = architecture.build(layers=layers)
     try:
         if architecture.vision_sample is None:
-            with FakeTensorMode():
-                _replace_meta_tensors(model)
+            with FakeTensorMode(), use_portable_experts():
+                replace_meta_tensors(model)
                 return simulate_step(model, step)
         inputs = architecture.vision_sample.build_batch(step.batch)
         vision_tower = architecture.vision_sample.vision.family.vision_prefix
-        with FakeTensorMode(allow_non_fake_inputs=True) as fake, ConcreteIntegerMode(fake):
-            _replace_meta_tensors(model)
+        with FakeTensorMode(allow_non_fake_inputs=True) as fake, ConcreteIntegerMode(fake), use_portable_experts():
+            replace_meta_tensors(model)
             pixels = {name: fake.from_tensor(value) for name, value in inputs.items() if value.is_floating_point()}
             return simulate_step(model, step, MultimodalBatch({**inputs, **pixels}, vision_tower))
     except Exception as error:  # any model code may fail on fake tensors; callers continue without a forecast
         raise ModelError(
             f"the activations of a {architecture.config.model_type} model cannot be forecast: {first_line(error)}"
         ) from error
-
-
-def _replace_meta_tensors(model: torch.nn.Module) -> None:
-    """Replace meta tensors by fake tensors, because autocast ignores meta tensors. Tied parameters stay tied."""
-    fakes: dict[int, torch.Tensor] = {}
-    for module in model.modules():
-        for name, tensor in (*module._parameters.items(), *module._buffers.items()):
-            if tensor is None:
-                continue
-            if id(tensor) not in fakes:
-                fake = torch.empty(tensor.shape, dtype=tensor.dtype)
-                is_parameter = isinstance(tensor, torch.nn.Parameter)
-                fakes[id(tensor)] = torch.nn.Parameter(fake, tensor.requires_grad) if is_parameter else fake
-            registry: dict[str, Any] = module._parameters if name in module._parameters else module._buffers
-            registry[name] = fakes[id(tensor)]
 
 
 def _count_layers(config: PretrainedConfig) -> int:
@@ -191,10 +187,11 @@ def _find_decoder_layers(architecture: Architecture) -> list[Any]:
 
 
 def _iterate_language_modules(architecture: Architecture) -> Iterator[torch.nn.Module]:
-    """Yield all modules except those of the vision tower and its aligner."""
+    """Yield all modules except those of towers and their aligners."""
     family = architecture.vision_sample.vision.family if architecture.vision_sample else None
     for name, module in architecture.full_model.named_modules():
-        if family is None or find_group(name, family) == "language":
+        is_frozen = is_inside(name.removeprefix(PEFT_PREFIX), architecture.frozen_modules)
+        if not is_frozen and (family is None or find_group(name, family) == "language"):
             yield module
 
 

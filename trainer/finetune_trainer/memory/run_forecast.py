@@ -8,6 +8,7 @@ from finetune_trainer.errors import TrainerError
 from finetune_trainer.memory.breakdown import MemoryBreakdown, MemoryPart
 from finetune_trainer.memory.forecast import ForecastModel, forecast
 from finetune_trainer.memory.vision_sample import find_text_token_id
+from finetune_trainer.model.attention_backend import EAGER, SDPA
 from finetune_trainer.model.load import ModelDescription
 from finetune_trainer.training_plan import TrainingPlan
 from finetune_trainer.units import GIB
@@ -22,7 +23,13 @@ def forecast_rank_memory(
     spec = plan.spec
     pack_length = spec.dataset.max_length if spec.dataset.packing else None
     max_sample_length = pack_length or int(data.train.lengths.max())
-    model = ForecastModel(model_description.config, model_description.dtype, model_description.vision)
+    model = ForecastModel(
+        model_description.config,
+        model_description.dtype,
+        model_description.vision,
+        EAGER if model_description.attention == EAGER else SDPA,
+        model_description.frozen_modules,
+    )
     try:
         sample = (
             build_costliest_sample(data, model_description.vision, max_sample_length)

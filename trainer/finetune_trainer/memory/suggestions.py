@@ -10,6 +10,7 @@ from finetune_api.oom_repair import list_stronger_sharding_presets
 from finetune_api.v1alpha1.job import TrainerSpec
 from finetune_api.v1alpha1.lora import Lora
 from finetune_api.v1alpha1.parallelism import Deepspeed
+from finetune_trainer.errors import InvalidSpec
 from finetune_trainer.memory.forecast import Forecast
 from finetune_trainer.training_plan import plan_training
 
@@ -145,7 +146,10 @@ def _find_first_fitting(
     forecasts: dict[int, Forecast] = {}
 
     def fits(index: int) -> bool:
-        forecasts[index] = forecaster(variants[index].spec)
+        try:
+            forecasts[index] = forecaster(variants[index].spec)
+        except InvalidSpec:  # the model does not support the change, such as fused experts with 4-bit weights
+            return False
         return forecasts[index].rank.total <= usable_bytes
 
     index = bisect_left(range(len(variants)), x=True, key=fits)

@@ -13,7 +13,7 @@ from finetune_trainer.vision.video_frames import Size
 from finetune_trainer.vision.video_processor import Features
 
 _EDGES = range(28, 8193, 28)  # image edges in pixels, for families that accept images of any size
-_TILES = range(1, 13)  # tiles per edge, for families that split images into tiles
+_DEFAULT_MAX_TILES = 12  # for families that do not define a limit
 _TILE_EDGE = 448  # pixels
 
 
@@ -43,7 +43,7 @@ def build_blank_sample(vision: VisionProcessor, length: int) -> Features:
     if largest_image is None:
         raise InvalidSpec(
             f"spec.dataset.maxLength: {length} tokens are fewer than the smallest image needs; raise it, or lower"
-            " spec.model.maxPixels"
+            " spec.model.maxPixels or, for InternVL, maxTiles"
         )
     _, size = largest_image
     image_tokens = vision.components.tokenizer(vision.render_image(size), add_special_tokens=False)["input_ids"]
@@ -59,9 +59,10 @@ def _iterate_fitting_sizes(vision: VisionProcessor, length: int) -> Iterator[tup
         square_images = ((vision.count_image_tokens((edge, edge)), (edge, edge)) for edge in _EDGES)
         yield from takewhile(lambda square: square[0] <= length, square_images)
         return
-    for rows, columns in product(_TILES, _TILES):
+    max_tiles = getattr(vision.components.processor, "max_patches", _DEFAULT_MAX_TILES)
+    for rows, columns in product(range(1, max_tiles + 1), repeat=2):
         size = _TILE_EDGE * rows, _TILE_EDGE * columns
-        if rows * columns <= max(_TILES) and (tokens := vision.count_image_tokens(size)) <= length:
+        if rows * columns <= max_tiles and (tokens := vision.count_image_tokens(size)) <= length:
             yield tokens, size
 
 

@@ -12,7 +12,8 @@ from finetune_trainer.data.token_dataset import IGNORE_INDEX, Features
 from finetune_trainer.model.lora import REFERENCE_ADAPTER, TRAINED_ADAPTER
 from finetune_trainer.parallel.reference_model import prepare_reference_model
 from finetune_trainer.training.base_trainer import GlobalMeanTrainer
-from finetune_trainer.training.token_losses import compute_logits, compute_target_losses
+from finetune_trainer.training.router_loss import RouterLossTerm, count_router_units
+from finetune_trainer.training.token_losses import RouterLossReceiver, compute_logits, compute_target_losses
 from finetune_trainer.training.trainer_inputs import TrainerInputs
 
 
@@ -86,7 +87,8 @@ LOSSES: dict[str, Callable[[PairLogps, Dpo], torch.Tensor]] = {
 class DpoTrainer(GlobalMeanTrainer):
     """Trainer for DPO; its loss units are pairs.
 
-    With `rpoAlpha`, the loss includes the SFT loss of the chosen completions, whose loss units are target tokens.
+    With `rpoAlpha`, the loss includes the SFT loss of the chosen completions, whose loss units are target tokens; with
+    `routerAuxLossCoef`, the router loss, whose loss units are tokens.
     """
 
     def __init__(self, inputs: TrainerInputs) -> None:
@@ -97,22 +99,25 @@ class DpoTrainer(GlobalMeanTrainer):
         self._reference = None if reference is None else prepare_reference_model(reference, self.accelerator)
 
     def count_loss_units(self, batch: Features) -> tuple[float, ...]:
-        """Return the number of pairs and, with `rpoAlpha`, of chosen target tokens, without fillers."""
+        """Return the number of pairs and of the loss units of further terms, without fillers."""
         chosen_tokens, _ = _build_target_mask(batch["labels"]).sum(dim=1).chunk(2)
         pairs = float((chosen_tokens > 0).sum())
-        return (pairs, float(chosen_tokens.sum())) if self._dpo.rpo_alpha else (pairs,)
+        sft_units = (float(chosen_tokens.sum()),) if self._dpo.rpo_alpha else ()
+        return (pairs, *sft_units, *count_router_units(self.inputs.plan.spec.training, batch))
 
     def sum_losses(self, model: torch.nn.Module, batch: Features) -> tuple[torch.Tensor, ...]:
-        """Return the summed preference loss and, with `rpoAlpha`, the weighted SFT loss of the chosen completions."""
+        """Return the summed preference loss and, if the spec requests them, weighted SFT loss and router loss."""
         with torch.no_grad(), self._use_reference_model() as reference_model:
             reference = compute_sequence_logps(reference_model, batch)
-        policy = compute_sequence_logps(model, batch)
+        router_loss = RouterLossTerm(self.inputs.plan.spec.training, batch, is_training=model.training)
+        policy = compute_sequence_logps(model, batch, receive_router_loss=router_loss.receiver)
         chosen_tokens, rejected_tokens = _build_target_mask(batch["labels"]).sum(dim=1).chunk(2)
         pairs = PairLogps(policy, reference, chosen_tokens, rejected_tokens)
         is_pair = chosen_tokens > 0  # fillers have no target tokens
         self._accumulate_pair_metrics(pairs, is_pair)
-        losses = (LOSSES[self._dpo.loss_type](pairs, self._dpo)[is_pair].sum(),)
-        return (*losses, -self._dpo.rpo_alpha * policy.chosen.sum()) if self._dpo.rpo_alpha else losses
+        preference_loss = LOSSES[self._dpo.loss_type](pairs, self._dpo)[is_pair].sum()
+        sft_losses = (-self._dpo.rpo_alpha * policy.chosen.sum(),) if self._dpo.rpo_alpha else ()
+        return (preference_loss, *sft_losses, *router_loss.sums)
 
     @contextmanager
     def _use_reference_model(self) -> Iterator[torch.nn.Module]:
@@ -164,13 +169,15 @@ def _restore_requires_grad(parameters: Sequence[torch.nn.Parameter]) -> None:
         parameter.requires_grad = True
 
 
-def compute_sequence_logps(model: torch.nn.Module, batch: Features) -> SequenceLogps:
+def compute_sequence_logps(
+    model: torch.nn.Module, batch: Features, *, receive_router_loss: RouterLossReceiver | None = None
+) -> SequenceLogps:
     """Return the sum of the log-probabilities of the target tokens of each sequence.
 
     The first half of the batch contains the chosen sequences, the second half the rejected ones.
     Source: DPO, arXiv 2305.18290, equation 7.
     """
-    logits = compute_logits(model, batch)
+    logits = compute_logits(model, batch, receive_router_loss=receive_router_loss)
     target_mask = _build_target_mask(batch["labels"])
     sums = torch.zeros(len(target_mask), device=logits.device)
     sums = sums.index_add(0, target_mask.nonzero()[:, 0], -compute_target_losses(logits, batch["labels"]))

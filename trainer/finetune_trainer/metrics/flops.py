@@ -80,13 +80,18 @@ def estimate_flops(model: Any, *, has_reference: bool) -> FlopsEstimate:
     weights = list(_iterate_matmul_weights(model, _compute_active_share(text)))
     per_token = sum(2.0 * size * (passes + trained) for size, trained in weights)
     forward_per_token = sum(2.0 * size * (passes - 1) for size, _ in weights)
-    heads = getattr(text, "num_attention_heads", 0) or 0
-    width = heads * (getattr(text, "head_dim", None) or text.hidden_size // heads) if heads else 0
+    widths = sum(_compute_attention_width(layer) for layer in text.per_layer_config)
     return FlopsEstimate(
         per_token,
-        per_attention_pair=4.0 * width * text.num_hidden_layers * (passes + 1),
+        per_attention_pair=4.0 * widths * (passes + 1),
         forward_multiple=per_token / max(forward_per_token, 1.0),
     )
+
+
+def _compute_attention_width(layer_config: Any) -> int:
+    """Return the sum of the head sizes of one layer; 0 for a model without attention."""
+    heads = getattr(layer_config, "num_attention_heads", 0) or 0
+    return heads * (getattr(layer_config, "head_dim", None) or layer_config.hidden_size // heads) if heads else 0
 
 
 def _iterate_matmul_weights(model: Any, active_share: float) -> Iterator[tuple[float, bool]]:

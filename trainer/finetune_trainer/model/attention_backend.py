@@ -1,12 +1,16 @@
-"""Chooses the fastest installed attention implementation that computes the same output as torch's SDPA."""
+"""Chooses the fastest installed attention implementation that computes the same output as torch's SDPA.
 
+Models whose classes have no SDPA, such as Gemma 2 and gpt-oss, are trained with eager attention instead.
+"""
+
+import importlib.util
 import json
 import math
 import statistics
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -18,16 +22,19 @@ from finetune_trainer.atomic_files import write_json
 from finetune_trainer.distributed.devices import get_device_name
 from finetune_trainer.errors import InvalidSpec, first_line
 from finetune_trainer.model.truncated_config import truncate_layers
+from finetune_trainer.vision.towers import choose_auto_class
 
 SDPA = "sdpa"  # included in torch and supported on every device
+EAGER = "eager"  # matrix products and softmax, which every model supports
 _INSTALLED = {
     "flash_attention_2": is_flash_attn_2_available,
     "flash_attention_3": is_flash_attn_3_available,
 }
 _FILE = "attention.json"
 _RELATIVE_TOLERANCE = 0.02  # 16-bit rounding error, relative to the largest output element
-_MAX_RELATIVE_TIME = 0.97  # a candidate must be 3 % faster than SDPA; smaller differences are noise
+_MAX_RELATIVE_TIME = 0.97  # a candidate must be 3 % faster than the baseline; smaller differences are noise
 _WARMUP_ROUNDS, _ROUNDS = 2, 5
+_MISSING_SDPA = "scaled_dot_product_attention"  # part of the error message of transformers
 
 
 @dataclass(frozen=True)
@@ -36,6 +43,12 @@ class AttentionChoice:
 
     name: str  # value of attn_implementation in transformers
     reason: str
+    lacks_sdpa: bool = False  # True: the model has no SDPA, so that eager attention was the baseline
+
+    @property
+    def is_eager_fallback(self) -> bool:
+        """Whether eager attention, which needs more time and memory, was chosen only because there is no SDPA."""
+        return self.lacks_sdpa and self.name == EAGER
 
 
 @dataclass(frozen=True)
@@ -48,6 +61,7 @@ class AttentionTrial:
     row_count: int
     tokens_per_row: int
     is_packed: bool
+    baseline: str = SDPA  # implementation whose output is correct
 
 
 def select_attention(
@@ -58,12 +72,78 @@ def select_attention(
     Called on rank 0 only. Raises: InvalidSpec.
     """
     requested = spec.model.attn_implementation
+    has_sdpa = supports_sdpa(trial.config)
     if requested != "auto":
         check_backend_installed(requested)
+        check_backend_supported(requested, spec, trial.config, has_sdpa=has_sdpa)
         return AttentionChoice(requested, "set in spec.model.attnImplementation")
+    if not has_sdpa:
+        trial = replace(trial, baseline=EAGER)
     if is_multimodal:
-        return AttentionChoice(SDPA, "the default for vision-language models")
-    return choose_fastest_backend(trial, find_installed_backends(), checkpoint_folder / _FILE)
+        choice = AttentionChoice(trial.baseline, "the default for vision-language models")
+    else:
+        choice = choose_fastest_backend(trial, find_installed_backends(), checkpoint_folder / _FILE)
+    return choice if has_sdpa else _explain_missing_sdpa(choice, trial.config)
+
+
+def choose_simulated_attention(spec: TrainerSpec, config: PretrainedConfig) -> str:
+    """Return the implementation that the memory forecast simulates: eager, or SDPA for all fused implementations.
+
+    Raises: InvalidSpec if the spec requests SDPA for a model without SDPA.
+    """
+    requested = spec.model.attn_implementation
+    if requested == EAGER:
+        return EAGER
+    has_sdpa = supports_sdpa(config)
+    check_backend_supported(requested, spec, config, has_sdpa=has_sdpa)
+    return SDPA if has_sdpa else EAGER
+
+
+def supports_sdpa(config: PretrainedConfig) -> bool:
+    """Return whether all parts of the model, including vision and audio towers, support SDPA.
+
+    Builds the model with one layer on the meta device. If that fails for another reason, loading the model will report
+    it, so the answer is then True.
+    """
+    try:
+        with torch.device("meta"):
+            choose_auto_class(config).from_config(truncate_layers(config, 1), attn_implementation=SDPA)
+    except Exception as error:  # any model code may fail for a model with one layer
+        return _MISSING_SDPA not in str(error)
+    return True
+
+
+def check_backend_supported(name: str, spec: TrainerSpec, config: PretrainedConfig, *, has_sdpa: bool) -> None:
+    """Raise InvalidSpec if the spec requests SDPA for a model without SDPA."""
+    if name == SDPA and not has_sdpa:
+        raise InvalidSpec(
+            f'spec.model.attnImplementation: model "{spec.model.name}" of type {config.model_type} has no sdpa; set'
+            f" {EAGER}, or auto"
+        )
+
+
+def _explain_missing_sdpa(choice: AttentionChoice, config: PretrainedConfig) -> AttentionChoice:
+    """Return the choice for a model without SDPA, with that fact in the reason."""
+    reason = f"models of type {config.model_type} have no {SDPA}; {choice.reason}"
+    return AttentionChoice(choice.name, reason, lacks_sdpa=True)
+
+
+def describe_linear_attention(config: PretrainedConfig) -> Iterator[str]:
+    """Yield a log line if the model has layers of linear attention, such as Qwen3.5: which implementation they use."""
+    if "linear_attention" not in (getattr(config.get_text_config(), "layer_types", None) or ()):
+        return
+    if has_linear_attention_kernels():
+        yield "linear attention: fla (installed)"
+    else:
+        yield (
+            "linear attention: torch (flash-linear-attention is not installed; these layers are slower than with its"
+            " kernels)"
+        )
+
+
+def has_linear_attention_kernels() -> bool:
+    """Return whether the package of flash-linear-attention is installed, which transformers then uses."""
+    return importlib.util.find_spec("fla") is not None
 
 
 def build_attention_trial(
@@ -100,7 +180,7 @@ def choose_fastest_backend(trial: AttentionTrial, candidates: Iterable[str], cac
     """
     names = tuple(candidates)
     if not names:
-        return AttentionChoice(SDPA, "no other is installed")
+        return AttentionChoice(trial.baseline, "no other is installed")
     cache_key = {"device": get_device_name(trial.device), "candidates": list(names)}
     with suppress(OSError, ValueError, KeyError, TypeError):
         cached = json.loads(cache_file.read_text(encoding="utf-8"))
@@ -115,19 +195,19 @@ def choose_fastest_backend(trial: AttentionTrial, candidates: Iterable[str], cac
 def benchmark_backends(trial: AttentionTrial, candidates: Iterable[str]) -> AttentionChoice:
     """Measure the time of one layer with each candidate, and choose the fastest correct one (decisions/703).
 
-    Candidates that fail or whose output differs from the output of SDPA are rejected.
+    Candidates that fail or whose output differs from the output of the baseline are rejected.
     """
     with _restore_rng_and_memory(trial.device):
         try:
             layer = _build_layer(trial)
-            expected_output, sdpa_seconds = _time_layer(layer, SDPA, trial)
+            expected_output, baseline_seconds = _time_layer(layer, trial.baseline, trial)
         except Exception as error:  # not fatal, because the full model may still work
-            return AttentionChoice(SDPA, f"a single layer cannot be benchmarked: {first_line(error)}")
-        seconds, results = {SDPA: sdpa_seconds}, [f"{SDPA} {1000 * sdpa_seconds:.2f}"]
+            return AttentionChoice(trial.baseline, f"a single layer cannot be benchmarked: {first_line(error)}")
+        seconds, results = {trial.baseline: baseline_seconds}, [f"{trial.baseline} {1000 * baseline_seconds:.2f}"]
         for name in candidates:
             outcome = _try_backend(layer, name, trial, expected_output)
             results.append(f"{name} {outcome if isinstance(outcome, str) else f'{1000 * outcome:.2f}'}")
-            if isinstance(outcome, float) and outcome < _MAX_RELATIVE_TIME * sdpa_seconds:
+            if isinstance(outcome, float) and outcome < _MAX_RELATIVE_TIME * baseline_seconds:
                 seconds[name] = outcome
     fastest = min(seconds, key=lambda name: seconds[name])
     shape = f"{trial.row_count} x {trial.tokens_per_row} tokens{', packed' if trial.is_packed else ''}"
@@ -148,7 +228,7 @@ def _try_backend(
 def _build_layer(trial: AttentionTrial) -> torch.nn.Module:
     config = truncate_layers(trial.config.get_text_config(), 1)
     with trial.device:
-        layer: torch.nn.Module = AutoModel.from_config(config, dtype=trial.dtype, attn_implementation=SDPA)
+        layer: torch.nn.Module = AutoModel.from_config(config, dtype=trial.dtype, attn_implementation=trial.baseline)
     return layer.train()
 
 

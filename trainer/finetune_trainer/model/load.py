@@ -17,8 +17,6 @@ from huggingface_hub.errors import (
 )
 from transformers import (
     AutoConfig,
-    AutoModelForCausalLM,
-    AutoModelForImageTextToText,
     AutoTokenizer,
     PretrainedConfig,
     PreTrainedTokenizerBase,
@@ -29,9 +27,17 @@ from finetune_api.v1alpha1.model_source import ModelSource
 from finetune_trainer.errors import HubUnavailable, InvalidSpec, ModelError, ModelNotFound, first_line, iterate_causes
 from finetune_trainer.model.attention_backend import SDPA
 from finetune_trainer.model.lora import add_adapters, add_reference_adapter, record_base_commit
-from finetune_trainer.model.quantization import build_nf4_config, disable_cpu_repacking
+from finetune_trainer.model.quantization import build_nf4_config, check_quantizable, disable_cpu_repacking
+from finetune_trainer.model.supported_types import (
+    check_needs_no_remote_code,
+    check_router_loss,
+    check_towers,
+    find_frozen_modules,
+)
+from finetune_trainer.model.text_part import build_module_pattern, freeze_modules
 from finetune_trainer.vision.freeze import freeze_groups, resolve_frozen_groups
 from finetune_trainer.vision.processor import VisionProcessor, build_vision_processor
+from finetune_trainer.vision.towers import choose_auto_class
 
 T = TypeVar("T")
 
@@ -44,7 +50,8 @@ class ModelDescription:
     config: PretrainedConfig
     tokenizer: PreTrainedTokenizerBase
     dtype: torch.dtype  # dtype of the published result; training may use float32
-    vision: VisionProcessor | None = None  # None for text models
+    vision: VisionProcessor | None = None  # None for text models, and for the text part of others
+    frozen_modules: tuple[str, ...] = ()  # modules that text does not reach (spec.model.textOnly)
     attention: str = SDPA  # value of attn_implementation in transformers
     revision: str | None = None  # branch, tag or commit on the Hub; in training the commit, None for a path
 
@@ -62,8 +69,9 @@ def describe_model(source: ModelSource, device: torch.device) -> ModelDescriptio
     config = read_config(source)
     tokenizer = load_or_raise(source, lambda: AutoTokenizer.from_pretrained(source.name, revision=source.revision))
     vision = load_or_raise(source, lambda: build_vision_processor(source, config, tokenizer))
+    frozen_modules = find_frozen_modules(source, config)
     dtype = choose_dtype(source, config, device)
-    return ModelDescription(source.name, config, tokenizer, dtype, vision, revision=source.revision)
+    return ModelDescription(source.name, config, tokenizer, dtype, vision, frozen_modules, revision=source.revision)
 
 
 def read_config(source: ModelSource) -> PretrainedConfig:
@@ -79,7 +87,17 @@ def read_config(source: ModelSource) -> PretrainedConfig:
             f'spec.model.name: "{source.name}" {problem}; mount the volume that contains the model (spec.volumes) or'
             " correct the path"
         )
-    return load_or_raise(source, lambda: AutoConfig.from_pretrained(source.name, revision=source.revision))
+    config = load_or_raise(source, lambda: _load_config(source))
+    check_towers(source, config)
+    return config
+
+
+def _load_config(source: ModelSource) -> PretrainedConfig:
+    try:
+        return AutoConfig.from_pretrained(source.name, revision=source.revision)
+    except ValueError:  # transformers does not define the model type
+        check_needs_no_remote_code(source, PretrainedConfig.get_config_dict(source.name, revision=source.revision)[0])
+        raise
 
 
 def max_length(config: PretrainedConfig) -> int | None:
@@ -95,11 +113,13 @@ def choose_training_dtype(result_dtype: torch.dtype, *, lora: bool) -> torch.dty
 
 def load_model(spec: TrainerSpec, model_description: ModelDescription) -> torch.nn.Module:
     """Load the model to train, freeze its parameter groups and add adapters as specified."""
+    check_router_loss(spec, model_description.config)
     quantize = spec.lora is not None and spec.lora.quantization is not None
     model = load_weights(
         model_description, choose_training_dtype(model_description.dtype, lora=spec.lora is not None), quantize=quantize
     )
-    exclude_modules = None
+    freeze_modules(model, model_description.frozen_modules)
+    exclude_modules = build_module_pattern(model_description.frozen_modules)
     if model_description.vision:
         exclude_modules = freeze_groups(model, model_description.vision, resolve_frozen_groups(spec.model.freeze))
     if spec.lora is None:
@@ -125,9 +145,14 @@ def load_weights(model_description: ModelDescription, dtype: torch.dtype, *, qua
 
     Raises: ModelNotFound, ModelError, HubUnavailable or InvalidSpec.
     """
-    auto_class = AutoModelForImageTextToText if model_description.vision else AutoModelForCausalLM
-    family = model_description.vision.family if model_description.vision else None
-    options = {"quantization_config": build_nf4_config(model_description.dtype, family)} if quantize else {}
+    auto_class = choose_auto_class(model_description.config)
+    options = {}
+    if quantize:
+        check_quantizable(model_description.name, model_description.config)
+        family = model_description.vision.family if model_description.vision else None
+        options["quantization_config"] = build_nf4_config(
+            model_description.dtype, family, unquantized_modules=model_description.frozen_modules
+        )
     model: torch.nn.Module = load_or_raise(
         model_description,
         lambda: auto_class.from_pretrained(

@@ -1,17 +1,23 @@
 """Adds new LoRA adapters or the adapter of an earlier job to a model, and validates target modules."""
 
+import re
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from peft import LoraConfig, PeftConfig, PeftModel, TaskType, get_peft_model
+from peft.utils.transformers_weight_conversion import convert_peft_config_for_transformers
 from transformers import set_seed
 
 from finetune_api.v1alpha1.lora import Lora
 from finetune_trainer.errors import InvalidSpec, ModelError, ModelNotFound, first_line
+from finetune_trainer.model.text_part import build_module_pattern
 
 TRAINED_ADAPTER = "default"  # peft's default adapter name
 REFERENCE_ADAPTER = "reference"  # name of the frozen copy of an adapter that is trained further
 _ALL_LINEAR = "all-linear"
+# Submodules of a mixture-of-experts block that choose or weight the experts of a token
+_ROUTER_NAMES = ("gate", "router", "shared_expert_gate")
 
 
 def add_adapters(
@@ -21,21 +27,25 @@ def add_adapters(
 
     upcast_adapters: whether adapters are float32; False for DeepSpeed, which requires a single dtype and keeps its own
     float32 copies.
-    exclude_modules: regex for modules that get no adapters.
+    exclude_modules: regex for modules that get no adapters. all-linear also excludes the routers of experts.
     Raises: InvalidSpec, ModelNotFound or ModelError.
     """
     if lora.adapter is not None:
         return _continue_adapter(model, lora, lora.adapter, upcast_adapters=upcast_adapters)
+    targets = choose_target_modules(model, lora.target_modules)
+    if targets == _ALL_LINEAR:
+        exclude_modules = _exclude_routers(model, exclude_modules)
     config = LoraConfig(
         task_type=TaskType.CAUSAL_LM,
         r=lora.r,
         lora_alpha=lora.lora_alpha,
         lora_dropout=lora.lora_dropout,
-        target_modules=choose_target_modules(model, lora.target_modules),
+        target_modules=targets,
         use_rslora=lora.use_rslora,
         use_dora=lora.use_dora,
         exclude_modules=exclude_modules,
     )
+    _exclude_fused_parameters(config, model)
     set_seed(seed)
     try:
         return get_peft_model(model, config, autocast_adapter_dtype=upcast_adapters)  # type: ignore[no-any-return]
@@ -119,6 +129,42 @@ def choose_target_modules(model: torch.nn.Module, requested_targets: tuple[str, 
                 f" {', '.join(_find_linear_names(model))}, or use all-linear"
             )
     return list(requested_targets)
+
+
+def find_routers(model: torch.nn.Module) -> Iterator[str]:
+    """Yield the names of the modules that route tokens to experts, which are children of the experts' parent."""
+    for name, module in model.named_modules():
+        children = dict(module.named_children())
+        if "experts" not in children:
+            continue
+        for child_name, child in children.items():
+            if child_name in _ROUTER_NAMES or "Router" in type(child).__name__:
+                yield f"{name}.{child_name}"
+
+
+def _exclude_routers(model: torch.nn.Module, exclude_modules: str | None) -> str | None:
+    """Add the routers of experts to the regex, because adapters there would change which experts are used."""
+    routers = build_module_pattern(tuple(find_routers(model)))
+    return "|".join(pattern for pattern in (exclude_modules, routers) if pattern) or None
+
+
+def _exclude_fused_parameters(config: LoraConfig, model: torch.nn.Module) -> None:
+    """Apply `exclude_modules` to the fused weights of routers and experts, for which peft ignores it.
+
+    For some types, peft replaces the names of expert layers in `target_modules` by `target_parameters`. Converting the
+    config here makes the later conversion of peft a no-op.
+    """
+    convert_peft_config_for_transformers(config, model, None)
+    if config.target_parameters and config.exclude_modules:
+        config.target_parameters = {
+            target for target in config.target_parameters if not _is_excluded(target, config.exclude_modules, model)
+        }
+
+
+def _is_excluded(target: str, exclude_modules: str, model: torch.nn.Module) -> bool:
+    """Return whether all parameters with this name suffix are in excluded modules."""
+    owners = [name.rpartition(".")[0] for name, _ in model.named_parameters() if name.endswith(f".{target}")]
+    return all(re.fullmatch(exclude_modules, owner) for owner in owners)
 
 
 def _find_linear_names(model: torch.nn.Module) -> list[str]:

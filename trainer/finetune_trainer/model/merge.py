@@ -6,7 +6,7 @@ from peft import PeftModel
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
 from finetune_trainer.model.load import ModelDescription, load_weights
-from finetune_trainer.vision.save_processor import save_processor
+from finetune_trainer.model.save import save_tokenizer_and_processors
 
 
 def write_merged_model(model_description: ModelDescription, adapter: Path, folder: Path) -> None:
@@ -20,6 +20,4 @@ def write_merged_model(model_description: ModelDescription, adapter: Path, folde
         load_weights(model_description, model_description.dtype), adapter
     ).merge_and_unload()
     merged.save_pretrained(folder)
-    model_description.tokenizer.save_pretrained(folder)
-    if model_description.vision:
-        save_processor(model_description.vision, model_description.name, model_description.revision, folder)
+    save_tokenizer_and_processors(model_description, folder)

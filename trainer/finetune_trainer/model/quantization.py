@@ -1,20 +1,24 @@
 """Quantizes the frozen base weights to 4 bits for training adapters (QLoRA)."""
 
+import copy
 import importlib.util
 
 import torch
-from transformers import BitsAndBytesConfig
+from transformers import BitsAndBytesConfig, PretrainedConfig
 
 from finetune_trainer.errors import InvalidSpec
 from finetune_trainer.vision.families import VisionFamily
+from finetune_trainer.vision.towers import choose_auto_class
 
 _OUTPUT_LAYER = "lm_head"
 
 
-def build_nf4_config(compute_dtype: torch.dtype, family: VisionFamily | None) -> BitsAndBytesConfig:
+def build_nf4_config(
+    compute_dtype: torch.dtype, family: VisionFamily | None, *, unquantized_modules: tuple[str, ...] = ()
+) -> BitsAndBytesConfig:
     """Return the config of NF4 with double quantization (QLoRA, arXiv 2305.14314) for the language model.
 
-    compute_dtype: dtype of matrix multiplications.
+    compute_dtype: dtype of matrix multiplications. unquantized_modules: further modules outside the language model.
     Raises: InvalidSpec if bitsandbytes is not installed.
     """
     if importlib.util.find_spec("bitsandbytes") is None:
@@ -22,13 +26,30 @@ def build_nf4_config(compute_dtype: torch.dtype, family: VisionFamily | None) ->
             "spec.lora.quantization: this image has no bitsandbytes, which 4-bit weights need; use the trainer image of"
             " the operator's release (leave spec.image out), or leave quantization out"
         )
+    towers = (*((family.vision_prefix, *family.aligner_prefixes) if family else ()), *unquantized_modules)
     return BitsAndBytesConfig(
         load_in_4bit=True,
         bnb_4bit_quant_type="nf4",
         bnb_4bit_use_double_quant=True,
         bnb_4bit_compute_dtype=compute_dtype,
-        llm_int8_skip_modules=[family.vision_prefix, *family.aligner_prefixes, _OUTPUT_LAYER] if family else None,
+        llm_int8_skip_modules=[*towers, _OUTPUT_LAYER] if towers else None,
     )
+
+
+def check_quantizable(name: str, config: PretrainedConfig) -> None:
+    """Raise InvalidSpec if most weights of the model are fused experts, which bitsandbytes leaves in 16 bits."""
+    config = copy.deepcopy(config)  # from_config changes it
+    with torch.device("meta"):
+        model = choose_auto_class(config).from_config(config)
+    sizes = {parameter_name: parameter.numel() for parameter_name, parameter in model.named_parameters()}
+    fused = [n for n, parameter in model.named_parameters() if ".experts." in n and parameter.dim() > 2]
+    if fused:
+        share = sum(sizes[parameter_name] for parameter_name in fused) / sum(sizes.values())
+        raise InvalidSpec(
+            f'spec.lora.quantization: nf4 quantizes linear layers, but the experts of model "{name}", {share:.0%} of'
+            " its weights, are fused into larger tensors and would stay in 16 bits; leave quantization out, and shard"
+            " the weights with fsdp or deepspeed zero3 if they do not fit"
+        )
 
 
 def disable_cpu_repacking(model: torch.nn.Module) -> None:

@@ -1,11 +1,13 @@
-"""Saves full weights or adapters in the format of transformers or peft."""
+"""Saves full weights or adapters, tokenizer and processors in the format of transformers or peft."""
 
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from finetune_trainer.model.load import ModelDescription
 from finetune_trainer.model.lora import TRAINED_ADAPTER
+from finetune_trainer.vision.save_processor import copy_processor_files, save_processor
 
 
 def save_weights(model: Any, weights: dict[str, torch.Tensor], folder: Path) -> None:
@@ -16,3 +18,12 @@ def save_weights(model: Any, weights: dict[str, torch.Tensor], folder: Path) -> 
     # By default, peft queries the Hub to check whether the vocabulary was resized.
     options = {"save_embedding_layers": False, "selected_adapters": [TRAINED_ADAPTER]}
     model.save_pretrained(folder, state_dict=weights, **options)
+
+
+def save_tokenizer_and_processors(model_description: ModelDescription, folder: Path) -> None:
+    """Save the tokenizer and, for a model with towers, its processors, which inference with media needs."""
+    model_description.tokenizer.save_pretrained(folder)
+    if model_description.vision:
+        save_processor(model_description.vision, model_description.name, model_description.revision, folder)
+    elif model_description.frozen_modules:
+        copy_processor_files(model_description.name, model_description.revision, folder)

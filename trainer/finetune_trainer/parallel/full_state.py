@@ -48,8 +48,9 @@ class TensorStateAccess:
         return _gather_full(parameter.detach())
 
     def gather_moment(self, parameter: torch.nn.Parameter, name: str) -> torch.Tensor:
-        """Return the full AdamW moment."""
-        return _gather_full(self._optimizer.state[parameter][name])
+        """Return the full AdamW moment; it is zero for a parameter that has had no gradient yet."""
+        state = self._optimizer.state.get(parameter)
+        return _gather_full(state[name] if state else torch.zeros_like(parameter.detach()))
 
     def set_state(self, parameter: torch.nn.Parameter, values: Mapping[str, torch.Tensor], *, step: int) -> None:
         """Set weight, moments and step count of a parameter from full tensors."""

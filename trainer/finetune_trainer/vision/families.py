@@ -63,13 +63,19 @@ class VisionFamily:
     # returns the text that the chat template renders for an image
     render_placeholder: Callable[[ModelComponents], str] = lambda components: components.image_token
     type_ids_input: str | None = None  # name of the model input that distinguishes image tokens
-    supports_packing: bool = True  # whether attention isolates the rows of a pack
+    packing_problem: str | None = None  # why the model does not isolate the rows of a pack; None if it does
     uses_mrope: bool = False  # whether image tokens have position ids in time, height and width
     has_dynamic_resolution: bool = False  # whether the number of image tokens depends on the image size
+    splits_images_into_tiles: bool = False  # whether the number of image tokens depends on a limit of tiles
     video_support: VideoSupport | None = None
     processor_options: Mapping[str, Any] | None = None  # keyword arguments of the image processor
     # returns a regex for modules that get no gradients
     get_unused_modules: Callable[[PretrainedConfig], str | None] = lambda _config: None
+
+    @property
+    def supports_packing(self) -> bool:
+        """Whether the model isolates the rows of a pack."""
+        return self.packing_problem is None
 
 
 def _render_qwen_image(components: ModelComponents, size: Size) -> str:
@@ -194,15 +200,26 @@ _QWEN3_VIDEOS = VideoSupport(
     render_placeholder=_render_qwen3_placeholder,
 )
 
-
+_QWEN3_VL = _build_qwen_vl_family(_QWEN3_VIDEOS, "model.visual.merger", "model.visual.deepstack_merger_list")
+_QWEN3_5 = replace(
+    _build_qwen_vl_family(_QWEN3_VIDEOS, "model.visual.merger"),
+    packing_problem="has linear attention layers, whose state carries over from one row of a pack to the next",
+)
 _TOWER_PREFIX, _PROJECTOR_PREFIXES = "model.vision_tower", ("model.multi_modal_projector",)
 
 FAMILIES: dict[str, VisionFamily] = {  # key: model_type of the config
     "qwen2_vl": _build_qwen_vl_family(_QWEN2_VIDEOS, "model.visual.merger"),
     "qwen2_5_vl": _build_qwen_vl_family(replace(_QWEN2_VIDEOS, needs_frame_interval=True), "model.visual.merger"),
-    "qwen3_vl": _build_qwen_vl_family(_QWEN3_VIDEOS, "model.visual.merger", "model.visual.deepstack_merger_list"),
+    "qwen3_vl": _QWEN3_VL,
+    "qwen3_vl_moe": _QWEN3_VL,
+    "qwen3_5": _QWEN3_5,
+    "qwen3_5_moe": _QWEN3_5,
     "internvl": VisionFamily(
-        _TOWER_PREFIX, _PROJECTOR_PREFIXES, _render_internvl_image, processor_options={"crop_to_patches": True}
+        _TOWER_PREFIX,
+        _PROJECTOR_PREFIXES,
+        _render_internvl_image,
+        splits_images_into_tiles=True,
+        processor_options={"crop_to_patches": True},
     ),
     "llava": VisionFamily(
         _TOWER_PREFIX, _PROJECTOR_PREFIXES, _render_llava_image, get_unused_modules=_get_unused_llava_modules
@@ -213,6 +230,6 @@ FAMILIES: dict[str, VisionFamily] = {  # key: model_type of the config
         _render_gemma3_image,
         render_placeholder=lambda components: components.get_token_text(components.config.boi_token_index),
         type_ids_input="token_type_ids",
-        supports_packing=False,
+        packing_problem="attends to image tokens in both directions, even across the rows of a pack",
     ),
 }

@@ -11,7 +11,7 @@ from finetune_trainer.vision.processor import VisionProcessor
 
 GROUPS = ("vision", "aligner", "language")
 DEFAULT_FROZEN = ("vision", "aligner")
-_PEFT_PREFIX = "base_model.model."  # peft adds this prefix to all parameter names
+PEFT_PREFIX = "base_model.model."  # peft adds this prefix to all parameter names
 
 
 def resolve_frozen_groups(specified_groups: Collection[str] | None) -> tuple[str, ...]:
@@ -31,7 +31,7 @@ def resolve_frozen_groups(specified_groups: Collection[str] | None) -> tuple[str
 
 def find_group(name: str, family: VisionFamily) -> str:
     """Return the group of a parameter or module with this name, with or without the prefix of peft."""
-    name = name.removeprefix(_PEFT_PREFIX)
+    name = name.removeprefix(PEFT_PREFIX)
     if any(_has_module_prefix(name, prefix) for prefix in family.aligner_prefixes):
         return "aligner"
     return "vision" if _has_module_prefix(name, family.vision_prefix) else "language"

@@ -4,11 +4,15 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from jinja2 import TemplateError
+from transformers import PreTrainedTokenizerBase
+
 from finetune_trainer.data_sources.media import MEDIA_MARK, MediaItem, Modality
 from finetune_trainer.data_sources.messages import Role, Turn
 from finetune_trainer.errors import DatasetError
 from finetune_trainer.vision.processor import VisionProcessor
 
+_PROBE_TEXT = "⟦content⟧"
 Span = tuple[int, int]  # (start, end) in characters; the end is exclusive
 
 
@@ -30,6 +34,19 @@ def to_content_parts(turn: Turn) -> list[dict[str, str]]:
         elif piece or turn.role is Role.ASSISTANT:
             parts.append({"type": "text", "text": piece})
     return parts
+
+
+def requires_content_parts(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Return whether the chat template renders a message only if its content is a list of parts, as LLaVA's does."""
+
+    def renders(content: object) -> bool:
+        try:
+            text = tokenizer.apply_chat_template([{"role": "user", "content": content}], tokenize=False)
+        except (TemplateError, TypeError, ValueError, KeyError):
+            return False
+        return _PROBE_TEXT in str(text)
+
+    return not renders(_PROBE_TEXT) and renders([{"type": "text", "text": _PROBE_TEXT}])
 
 
 def collect_media(turns: Sequence[Turn]) -> tuple[MediaItem, ...]:

@@ -4,7 +4,7 @@ import io
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 import torch
 from PIL import Image, UnidentifiedImageError
@@ -29,7 +29,7 @@ from finetune_trainer.vision.video_processor import (
 _IMAGE_INPUTS = ("pixel_values", "image_grid_thw")  # outputs of the image processor that the model requires as inputs
 VISION_INPUTS = (*_IMAGE_INPUTS, *VIDEO_INPUTS, "mm_token_type_ids", "token_type_ids")
 # fields of spec.model that are rejected for text models
-_VISION_FIELDS = ("freeze", "maxPixels", "minPixels", *VIDEO_FIELDS)
+_VISION_FIELDS = ("freeze", "maxPixels", "minPixels", "maxTiles", *VIDEO_FIELDS)
 _DUMMY_EDGE = 56  # height and width of a dummy image in pixels
 
 
@@ -141,10 +141,12 @@ class VisionProcessor:
 def build_vision_processor(
     source: ModelSource, config: PretrainedConfig, tokenizer: PreTrainedTokenizerBase
 ) -> VisionProcessor | None:
-    """Build the vision processor of a model; return None for a text model.
+    """Build the vision processor of a model; return None for a text model and with textOnly.
 
     Raises: InvalidSpec if the spec has fields that the model does not support.
     """
+    if source.text_only:
+        return None
     family = FAMILIES.get(config.model_type)
     if family is None:
         specified = [name for name in _VISION_FIELDS if name in source.model_dump(by_alias=True, exclude_none=True)]
@@ -157,6 +159,7 @@ def build_vision_processor(
         return None
     processor = AutoImageProcessor.from_pretrained(source.name, revision=source.revision)
     _set_pixel_limits(source, family, processor)
+    _set_tile_limit(source, family, processor)
     components = ModelComponents(config, processor, tokenizer)
     return VisionProcessor(family, components, build_video_processor(source, family, components))
 
@@ -205,3 +208,20 @@ def _set_pixel_limits(source: ModelSource, family: VisionFamily, processor: obje
             " cannot have both"
         )
     processor.size = type(processor.size)(**size)  # type: ignore[attr-defined]
+
+
+def _set_tile_limit(source: ModelSource, family: VisionFamily, processor: Any) -> None:
+    """Set maxTiles of the spec in the image processor, which is saved with the result."""
+    if source.max_tiles is None:
+        return
+    if not family.splits_images_into_tiles:
+        raise InvalidSpec(
+            f'spec.model.maxTiles: model "{source.name}" does not divide images into tiles; leave maxTiles out'
+            f"{', or set maxPixels' if family.has_dynamic_resolution else ''}"
+        )
+    if source.max_tiles < processor.min_patches:
+        raise InvalidSpec(
+            f"spec.model.maxTiles: {source.max_tiles} is less than the {processor.min_patches} tiles (min_patches) of"
+            f' the processor of model "{source.name}"; raise it'
+        )
+    processor.max_patches = source.max_tiles

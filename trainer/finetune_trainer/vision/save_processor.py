@@ -12,6 +12,7 @@ from finetune_trainer.vision.video_processor import (
 )
 
 _TEMPLATE_FILE = "chat_template.json"
+_PROCESSOR_FILES = ("preprocessor_config.json", VIDEO_SETTINGS_FILE, PROCESSOR_FILE, _TEMPLATE_FILE)
 
 
 def save_processor(vision: VisionProcessor, model_name: str, revision: str | None, folder: Path) -> None:
@@ -33,6 +34,13 @@ def save_processor(vision: VisionProcessor, model_name: str, revision: str | Non
         if "video_processor" in settings and video_settings:
             settings["video_processor"] = video_settings
         _write_json(folder / PROCESSOR_FILE, settings)
+
+
+def copy_processor_files(model_name: str, revision: str | None, folder: Path) -> None:
+    """Copy the processor files of a model whose media are not trained, so that the result can be served with media."""
+    for name in _PROCESSOR_FILES:
+        if file := find_model_file(model_name, revision, name):
+            (folder / name).write_bytes(file.read_bytes())
 
 
 def _write_json(path: Path, settings: dict[str, object]) -> None:

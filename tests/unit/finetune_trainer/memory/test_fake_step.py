@@ -19,10 +19,11 @@ from finetune_trainer.memory.fake_step import (
 )
 from finetune_trainer.memory.fused_kernels import use_fused_dropout
 from finetune_trainer.memory.model_shape import Architecture, measure_shape, measure_step_peak
+from finetune_trainer.model.attention_backend import EAGER, SDPA
 from finetune_trainer.model.lora import add_adapters
 from finetune_trainer.model.quantization import build_nf4_config
 from finetune_trainer.training.token_losses import compute_target_losses
-from testing.models import tiny_text
+from testing.models import tiny_families, tiny_text
 
 LORA = Lora(r=4, lora_dropout=0.1, target_modules=("all-linear",))
 SIZES = {"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 128}
@@ -169,6 +170,41 @@ def test_forecast_supports_other_architectures(config_class: type) -> None:
     )
 
     assert 0 < recomputed_peak.activations < kept_peak.activations
+
+
+def test_eager_attention_needs_memory_for_the_attention_weights() -> None:
+    fused, eager = (
+        measure_step_peak(
+            Architecture(build_config(), torch.float32, None, attention=attention), build_step(length=512)
+        )
+        for attention in (SDPA, EAGER)
+    )
+
+    weights = (
+        5 * SIZES["num_attention_heads"] * 512**2 * 4
+    )  # float32 weights of all layers, saved for the backward pass
+    assert eager.activations > fused.activations + weights
+
+
+def test_a_model_without_sdpa_has_a_forecast() -> None:
+    architecture = Architecture(tiny_families.build_config("gemma2"), torch.float32, None, attention=EAGER)
+
+    assert measure_shape(architecture).parameters == sum(
+        parameter.numel() for parameter in tiny_families.build_model("gemma2").parameters()
+    )
+    assert measure_step_peak(architecture, build_step()).activations > 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_model_with_experts_has_a_forecast(dtype: torch.dtype) -> None:
+    architecture = Architecture(tiny_families.build_config("qwen3_moe"), dtype, None)
+
+    plain, with_router_loss = (
+        measure_step_peak(architecture, build_step(length=256, has_router_loss=has_router_loss))
+        for has_router_loss in (False, True)
+    )
+
+    assert 0 < plain.activations < with_router_loss.activations
 
 
 def test_two_samples_need_an_attention_mask_in_every_layer() -> None:

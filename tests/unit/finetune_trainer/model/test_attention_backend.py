@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AttentionInterface, PretrainedConfig, Qwen2Config
+from transformers import AttentionInterface, Gemma4AudioConfig, Gemma4Config, PretrainedConfig, Qwen2Config
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMaskInterface
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -16,15 +16,20 @@ from finetune_api.v1alpha1.job import TrainerSpec
 from finetune_trainer.errors import InvalidSpec
 from finetune_trainer.model import attention_backend
 from finetune_trainer.model.attention_backend import (
+    EAGER,
     SDPA,
     AttentionChoice,
     AttentionTrial,
     benchmark_backends,
     build_attention_trial,
     choose_fastest_backend,
+    choose_simulated_attention,
+    describe_linear_attention,
     select_attention,
+    supports_sdpa,
 )
 from testing.builders import jobs
+from testing.models import tiny_families, tiny_vision
 
 CONFIG = Qwen2Config(
     hidden_size=32,
@@ -163,3 +168,98 @@ def test_the_benchmark_uses_at_most_two_rows(micro_batch_size: int | str, row_co
     trial = build_attention_trial(job, CONFIG, torch.float32, CPU, 64)
 
     assert trial == AttentionTrial(CONFIG, torch.float32, CPU, row_count, 64, is_packed=True)
+
+
+def build_config_without_sdpa(model_type: str) -> PretrainedConfig:
+    """Return a config of a model whose language model or, for Gemma 4, audio tower has no SDPA."""
+    if model_type == "gemma4":
+        return Gemma4Config(audio_config=Gemma4AudioConfig())
+    return tiny_families.build_config(model_type)
+
+
+WITHOUT_SDPA = (*tiny_families.WITHOUT_SDPA, "gemma4")
+
+
+@pytest.mark.parametrize("is_multimodal", [False, True], ids=["text", "multimodal"])
+@pytest.mark.parametrize("model_type", WITHOUT_SDPA)
+def test_auto_falls_back_to_eager_for_a_model_without_sdpa(
+    tmp_path: Path, model_type: str, is_multimodal: bool
+) -> None:
+    trial = replace(TRIAL, config=build_config_without_sdpa(model_type))
+
+    choice = select_attention(parse_spec(), trial, tmp_path, is_multimodal=is_multimodal)
+
+    assert choice.name == EAGER
+    assert choice.is_eager_fallback
+    assert choice.reason.startswith(f"models of type {model_type} have no sdpa; ")
+
+
+@pytest.mark.parametrize("model_type", WITHOUT_SDPA)
+def test_sdpa_is_rejected_for_a_model_without_sdpa(tmp_path: Path, model_type: str) -> None:
+    job = parse_spec(model={"name": "m", "attnImplementation": "sdpa"})
+    config = build_config_without_sdpa(model_type)
+    message = rf'spec\.model\.attnImplementation: model "m" of type {model_type} has no sdpa; set eager, or auto'
+
+    with pytest.raises(InvalidSpec, match=message):
+        select_attention(job, replace(TRIAL, config=config), tmp_path, is_multimodal=False)
+    with pytest.raises(InvalidSpec, match=message):
+        choose_simulated_attention(job, config)
+
+
+def test_eager_that_the_user_sets_is_no_fallback(tmp_path: Path) -> None:
+    job = parse_spec(model={"name": "m", "attnImplementation": "eager"})
+
+    choice = select_attention(
+        job, replace(TRIAL, config=build_config_without_sdpa("gemma2")), tmp_path, is_multimodal=False
+    )
+
+    assert choice == AttentionChoice(EAGER, "set in spec.model.attnImplementation")
+    assert not choice.is_eager_fallback
+
+
+@pytest.mark.parametrize("model_type", tiny_vision.RECIPES)
+def test_the_supported_vision_language_families_have_sdpa(model_type: str) -> None:
+    tokenizer = tiny_vision.build_tokenizer(model_type)
+
+    assert supports_sdpa(tiny_vision.RECIPES[model_type].build_config(len(tokenizer), tokenizer))
+
+
+@pytest.mark.parametrize(("is_installed", "name"), [(False, "torch"), (True, "fla")])
+def test_the_log_reports_the_implementation_of_linear_attention(
+    monkeypatch: pytest.MonkeyPatch, is_installed: bool, name: str
+) -> None:
+    monkeypatch.setattr(attention_backend, "has_linear_attention_kernels", lambda: is_installed)
+    tokenizer = tiny_vision.build_tokenizer("qwen3_5")
+    hybrid = tiny_vision.RECIPES["qwen3_5"].build_config(len(tokenizer), tokenizer)
+
+    (line,) = describe_linear_attention(hybrid)
+
+    assert line.startswith(f"linear attention: {name} (")
+    assert list(describe_linear_attention(CONFIG)) == []
+
+
+@pytest.mark.usefixtures("fake_backends")
+def test_candidates_are_compared_with_eager_for_a_model_without_sdpa() -> None:
+    trial = replace(TRIAL, config=build_config_without_sdpa("gemma2"), baseline=EAGER, is_packed=False)
+
+    choice = benchmark_backends(trial, ("failing",))
+
+    assert choice.name == EAGER
+    assert choice.reason.endswith("eager 0.00, failing fails: no kernel image is available")
+
+
+@pytest.mark.parametrize(
+    ("implementation", "model_type", "simulated"),
+    [
+        ("auto", "qwen3_moe", SDPA),
+        ("flash_attention_2", "qwen3_moe", SDPA),
+        ("eager", "qwen3_moe", EAGER),
+        ("auto", "gemma2", EAGER),
+    ],
+)
+def test_the_forecast_simulates_eager_attention_if_it_is_used(
+    implementation: str, model_type: str, simulated: str
+) -> None:
+    job = parse_spec(model={"name": "m", "attnImplementation": implementation})
+
+    assert choose_simulated_attention(job, tiny_families.build_config(model_type)) == simulated

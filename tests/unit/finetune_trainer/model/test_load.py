@@ -15,7 +15,7 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 from peft import PeftModel
-from transformers import AutoConfig, AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMultimodalLM, Qwen2Config, Qwen2ForCausalLM
 
 from finetune_api.v1alpha1.lora import Lora
 from finetune_api.v1alpha1.model_source import ModelSource
@@ -28,10 +28,11 @@ from finetune_trainer.model.lora import (
     add_adapters,
     add_reference_adapter,
     choose_target_modules,
+    find_routers,
     resolve_adapter_shape,
 )
 from finetune_trainer.model.merge import write_merged_model
-from testing.models import tiny_text
+from testing.models import tiny_families, tiny_text, tiny_towers
 
 CPU = torch.device("cpu")
 
@@ -145,6 +146,50 @@ def test_the_error_for_an_unknown_target_module_lists_the_candidates() -> None:
 def test_all_linear_in_combination_with_other_targets_is_rejected() -> None:
     with pytest.raises(InvalidSpec, match="set it alone"):
         choose_target_modules(tiny_text.build_model(64), ("all-linear", "q_proj"))
+
+
+def find_adapted_modules(model: torch.nn.Module) -> set[str]:
+    """Return the last two name components of the adapted modules in the first layer."""
+    names = [name for name, weight in model.named_parameters() if weight.requires_grad and ".layers.0." in name]
+    return {".".join(name.partition(".lora_")[0].split(".")[-2:]) for name in names}
+
+
+ATTENTION = {"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj"}
+FUSED_EXPERTS = {"mlp.experts", "experts.base_layer"}  # the parameters gate_up_proj and down_proj
+
+
+@pytest.mark.parametrize(
+    ("model_type", "adapted"),
+    [("qwen3_moe", ATTENTION | FUSED_EXPERTS), ("mixtral", ATTENTION | FUSED_EXPERTS), ("gpt_oss", ATTENTION)],
+)
+def test_all_linear_excludes_the_router(model_type: str, adapted: set[str]) -> None:
+    model = add_adapters(tiny_families.build_model(model_type), Lora(r=2), seed=1)
+
+    assert find_adapted_modules(model) == adapted
+
+
+def test_the_router_is_adapted_if_it_is_named() -> None:
+    lora = Lora(r=2, target_modules=("q_proj", "gate"))
+
+    model = add_adapters(tiny_families.build_model("qwen3_moe"), lora, seed=1)
+
+    assert find_adapted_modules(model) == {"self_attn.q_proj", "mlp.gate"}
+
+
+def test_a_router_that_is_a_linear_layer_is_excluded() -> None:
+    """The router of Llama 4 returns a tuple, which an adapter cannot process."""
+    model: Any = AutoModelForMultimodalLM.from_config(tiny_towers.build_config("llama4"))
+
+    adapted = add_adapters(model, Lora(r=2), seed=1, exclude_modules=r"vision_model.*|multi_modal_projector.*")
+
+    assert set(find_routers(model)) == {f"language_model.model.layers.{layer}.feed_forward.router" for layer in (0, 1)}
+    assert not any("router" in name for name in find_adapted_modules(adapted))
+
+
+def test_experts_in_excluded_modules_get_no_adapters() -> None:
+    model = add_adapters(tiny_families.build_model("qwen3_moe"), Lora(r=2), seed=1, exclude_modules=r".*\.mlp\..*")
+
+    assert find_adapted_modules(model) == ATTENTION
 
 
 def test_only_adapters_are_trainable_and_their_initial_values_depend_on_the_seed() -> None:

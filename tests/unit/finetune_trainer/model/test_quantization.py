@@ -13,10 +13,12 @@ from finetune_trainer.errors import InvalidSpec
 from finetune_trainer.metrics.flops import estimate_flops
 from finetune_trainer.model.load import ModelDescription, describe_model, load_weights
 from finetune_trainer.model.parameter_size import get_full_shape
-from finetune_trainer.model.quantization import build_nf4_config
+from finetune_trainer.model.quantization import build_nf4_config, check_quantizable
 from finetune_trainer.startup_log import describe_weights
 from finetune_trainer.vision.freeze import find_group
-from testing.models import tiny_text, tiny_vision
+from testing.models import tiny_families, tiny_text, tiny_vision
+
+WITH_EXPERTS = ("qwen3_vl_moe", "qwen3_5_moe")
 
 
 def describe_folder(folder: Path) -> ModelDescription:
@@ -39,7 +41,9 @@ def find_linear_groups(model: torch.nn.Module, folder: Path) -> dict[bool, set[s
     return groups
 
 
-@pytest.mark.parametrize("model_type", tiny_vision.RECIPES)
+@pytest.mark.parametrize(
+    "model_type", [model_type for model_type in tiny_vision.RECIPES if model_type not in WITH_EXPERTS]
+)
 def test_only_the_language_model_is_quantized(tmp_path: Path, model_type: str) -> None:
     folder = tiny_vision.build(tmp_path / model_type, model_type)
 
@@ -83,3 +87,26 @@ def test_evaluation_does_not_change_quantized_weights(text_model: Path, monkeypa
         model(input_ids=torch.arange(8).view(1, -1))
 
     assert all(torch.equal(weight, original) for weight, original in zip(model.parameters(), originals, strict=True))
+
+
+def test_towers_are_not_quantized_in_text_training(tmp_path: Path) -> None:
+    folder = tiny_vision.build(tmp_path, "qwen2_vl")
+    source = ModelSource(name=str(folder), text_only=True)
+
+    model = load_weights(describe_model(source, torch.device("cpu")), torch.bfloat16, quantize=True)
+
+    groups = find_linear_groups(model, folder)
+    assert groups == {True: {"language"}, False: {"vision", "aligner"}}
+
+
+@pytest.mark.parametrize("model_type", [*WITH_EXPERTS, "qwen3_moe"])
+def test_fused_experts_are_not_quantized_but_rejected(tmp_path: Path, model_type: str) -> None:
+    folder = (tiny_vision if model_type in WITH_EXPERTS else tiny_families).build(tmp_path, model_type)
+    message = (
+        r"spec\.lora\.quantization: nf4 quantizes linear layers, but the experts of model .* leave quantization out"
+    )
+
+    with pytest.raises(InvalidSpec, match=message):
+        load_weights(describe_folder(folder), torch.bfloat16, quantize=True)
+    with pytest.raises(InvalidSpec, match=message):
+        check_quantizable(str(folder), describe_folder(folder).config)

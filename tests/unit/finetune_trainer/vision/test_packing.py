@@ -115,11 +115,26 @@ def test_mrope_position_ids_match_the_model(loaded_model: LoadedVisionModel, tmp
     assert row[MROPE_POSITION_IDS].max() < len(row["input_ids"]), "an image has more tokens than its largest position"
 
 
-def test_packing_is_rejected_for_a_family_without_row_isolation(tmp_path: Path) -> None:
-    folder = tiny_vision.build(tmp_path / "model", "gemma3")
-    gemma = LoadedVisionModel(folder, describe_folder(folder), AutoModelForImageTextToText.from_pretrained(folder))
+@pytest.mark.parametrize(
+    ("model_type", "reason"),
+    [
+        ("gemma3", "attends to image tokens in both directions, even across the rows of a pack"),
+        ("qwen3_5", "has linear attention layers, whose state carries over"),
+        ("qwen3_5_moe", "has linear attention layers, whose state carries over"),
+    ],
+)
+def test_packing_is_rejected_for_a_family_without_row_isolation(tmp_path: Path, model_type: str, reason: str) -> None:
+    folder = tiny_vision.build(tmp_path / "model", model_type)
+    model = LoadedVisionModel(folder, describe_folder(folder), AutoModelForImageTextToText.from_pretrained(folder))
 
-    with pytest.raises(
-        InvalidSpec, match=r"spec\.dataset\.packing: model \"tiny\" attends to image tokens in both directions"
-    ):
-        load_rows(gemma, tmp_path, packing=True)
+    with pytest.raises(InvalidSpec, match=rf"spec\.dataset\.packing: model \"tiny\" {reason}"):
+        load_rows(model, tmp_path, packing=True)
+
+
+@pytest.mark.parametrize("model_type", ["qwen3_5", "qwen3_5_moe"])
+def test_the_isolation_check_detects_linear_attention(tmp_path: Path, model_type: str) -> None:
+    """The check also covers text training (textOnly), for which the family does not apply."""
+    model = AutoModelForImageTextToText.from_pretrained(tiny_vision.build(tmp_path / "model", model_type))
+
+    with pytest.raises(InvalidSpec, match="does not isolate the rows of a pack"):
+        check_pack_isolation(model, build_probe_packs(2, torch.device("cpu"), use_mrope=True), name="tiny")

@@ -1,0 +1,78 @@
+"""Tests the auxiliary loss that balances the experts of a mixture-of-experts model."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from finetune_api.v1alpha1.job import TrainerSpec
+from finetune_api.v1alpha1.training import Training
+from finetune_trainer.data.token_dataset import IGNORE_INDEX
+from finetune_trainer.errors import InvalidSpec
+from finetune_trainer.model.supported_types import check_router_loss
+from finetune_trainer.training.router_loss import RouterLossTerm, count_router_units
+from finetune_trainer.training.token_losses import compute_logits
+from testing.builders import jobs
+from testing.models import tiny_families, tiny_towers
+
+WEIGHTED = Training(router_aux_loss_coef=0.5)
+BATCH = {
+    "input_ids": torch.tensor([[5, 6, 7, 0], [5, 6, 7, 8], [5, 6, 7, 8]]),
+    "attention_mask": torch.tensor([[1, 1, 1, 0], [1, 1, 1, 1], [1, 1, 1, 1]]),
+    "labels": torch.tensor([[IGNORE_INDEX, 6, 7, IGNORE_INDEX], [IGNORE_INDEX] * 4, [IGNORE_INDEX, 6, 7, 8]]),
+}
+
+
+def parse_spec(**training: Any) -> TrainerSpec:
+    return TrainerSpec.model_validate({**jobs.spec(), "training": training})
+
+
+def test_the_units_are_tokens_without_padding_and_fillers() -> None:
+    assert count_router_units(WEIGHTED, BATCH) == (7.0,)
+    assert count_router_units(Training(), BATCH) == ()
+
+
+def test_the_term_is_the_weighted_loss_of_the_model_times_its_units() -> None:
+    model = tiny_families.build_model("qwen3_moe")
+    expected = model(
+        input_ids=BATCH["input_ids"], attention_mask=BATCH["attention_mask"], output_router_logits=True
+    ).aux_loss
+    term = RouterLossTerm(WEIGHTED, BATCH, is_training=True)
+
+    logits = compute_logits(model, BATCH, receive_router_loss=term.receiver)
+
+    (loss,) = term.sums
+    torch.testing.assert_close(loss, 0.5 * 7 * expected)
+    torch.testing.assert_close(logits, compute_logits(model, BATCH))
+    loss.backward()  # type: ignore[no-untyped-call]
+    assert model.model.layers[0].mlp.gate.weight.grad.abs().max() > 0
+
+
+def test_the_term_is_zero_in_evaluation() -> None:
+    term = RouterLossTerm(WEIGHTED, BATCH, is_training=False)
+
+    compute_logits(tiny_families.build_model("mixtral"), BATCH, receive_router_loss=term.receiver)
+
+    assert [float(loss) for loss in term.sums] == [0.0]
+
+
+def test_without_a_coefficient_there_is_no_term() -> None:
+    term = RouterLossTerm(Training(), BATCH, is_training=True)
+
+    assert term.receiver is None
+    assert term.sums == ()
+
+
+@pytest.mark.parametrize("model_type", ["gemma2", "llama4"])
+def test_the_coefficient_is_rejected_for_a_model_without_the_loss(model_type: str) -> None:
+    builder: Any = tiny_towers if model_type in tiny_towers.CONFIGS else tiny_families
+
+    with pytest.raises(
+        InvalidSpec, match=rf"spec\.training\.routerAuxLossCoef: .* of type {model_type} has no auxiliary"
+    ):
+        check_router_loss(parse_spec(routerAuxLossCoef=0.01), builder.build_config(model_type))
+
+
+@pytest.mark.parametrize("model_type", ["qwen3_moe", "mixtral", "gpt_oss"])
+def test_the_coefficient_is_accepted_for_a_model_with_the_loss(model_type: str) -> None:
+    check_router_loss(parse_spec(routerAuxLossCoef=0.01), tiny_families.build_config(model_type))
