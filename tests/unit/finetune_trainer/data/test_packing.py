@@ -1,6 +1,7 @@
 """Tests that packing does not change the logits and losses of rows."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from transformers import (
     Qwen3NextForCausalLM,
 )
 
+from finetune_api.v1alpha1.training import Training
 from finetune_trainer.chat_template.samples import Sample
 from finetune_trainer.data.collator import Collator
 from finetune_trainer.data.packing import PackedDataset
@@ -83,6 +85,14 @@ def collate(*samples: tuple[Features, ...]) -> Features:
     return Collator(pad_id=0)(samples)
 
 
+def build_trainer() -> SftTrainer:
+    """Return a trainer that only computes losses."""
+    trainer = SftTrainer.__new__(SftTrainer)
+    plan = SimpleNamespace(spec=SimpleNamespace(training=Training()))
+    trainer.inputs = SimpleNamespace(plan=plan)  # type: ignore[assignment]
+    return trainer
+
+
 @pytest.mark.parametrize("build_model", [build_qwen, build_llama, build_mistral])
 @torch.no_grad()
 def test_packed_and_separate_rows_have_the_same_logits(rows: TokenDataset, build_model: type[PreTrainedModel]) -> None:
@@ -111,7 +121,7 @@ def test_packed_rows_with_an_attention_mask_attend_to_each_other(rows: TokenData
 @pytest.mark.parametrize("build_model", [build_qwen, build_llama, build_mistral])
 @torch.no_grad()
 def test_packed_and_separate_rows_have_the_same_loss(rows: TokenDataset, build_model: type[PreTrainedModel]) -> None:
-    trainer, model, packs = SftTrainer.__new__(SftTrainer), build_model(), PackedDataset(rows)
+    trainer, model, packs = build_trainer(), build_model(), PackedDataset(rows)
     packed, separate = collate(packs[(1, 2)], packs[(0, 3)]), collate(*(rows[index] for index in range(4)))
 
     assert trainer.count_loss_units(packed) == trainer.count_loss_units(separate) == (10.5,)
@@ -123,7 +133,7 @@ def test_packed_and_separate_rows_have_the_same_loss(rows: TokenDataset, build_m
 def test_a_filler_pack_has_no_loss_units(rows: TokenDataset) -> None:
     batch = collate(PackedDataset(rows)[-1])
 
-    assert SftTrainer.__new__(SftTrainer).count_loss_units(batch) == (0.0,)
+    assert build_trainer().count_loss_units(batch) == (0.0,)
     assert batch["position_ids"].tolist() == [[0]]
 
 
