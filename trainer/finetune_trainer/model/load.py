@@ -94,7 +94,7 @@ def read_config(source: ModelSource) -> PretrainedConfig:
 
 def _load_config(source: ModelSource) -> PretrainedConfig:
     try:
-        return AutoConfig.from_pretrained(source.name, revision=source.revision)
+        return AutoConfig.from_pretrained(source.name, revision=source.revision, trust_remote_code=False)
     except ValueError:  # transformers does not define the model type
         check_needs_no_remote_code(source, PretrainedConfig.get_config_dict(source.name, revision=source.revision)[0])
         raise

@@ -9,7 +9,7 @@ from finetune_trainer.training.token_losses import RouterLossReceiver
 
 def count_router_units(training: Training, batch: Features) -> tuple[float, ...]:
     """Return the loss units of the router loss, which are tokens without padding and fillers; () without that loss."""
-    return () if training.router_aux_loss_coef is None else (_count_tokens(batch),)
+    return () if training.router_aux_loss_coef is None else (float(_count_tokens(batch)),)
 
 
 class RouterLossTerm:
@@ -21,8 +21,8 @@ class RouterLossTerm:
 
     def __init__(self, training: Training, batch: Features, *, is_training: bool) -> None:
         self._coefficient = training.router_aux_loss_coef
-        # Evaluations compare models by their answers only.
-        self._units = _count_tokens(batch) if is_training else 0.0
+        self._batch = batch
+        self._is_training = is_training
         self._loss: torch.Tensor | None = None
 
     @property
@@ -35,12 +35,15 @@ class RouterLossTerm:
         """The weighted loss, summed over its units, as a scalar; () without that loss."""
         if self._coefficient is None or self._loss is None:
             return ()
-        return (self._coefficient * self._units * self._loss,)
+        # Evaluations compare models by their answers only.
+        weight = self._coefficient * _count_tokens(self._batch) if self._is_training else 0.0
+        return (weight * self._loss,)
 
     def _receive(self, loss: torch.Tensor) -> None:
         self._loss = loss
 
 
-def _count_tokens(batch: Features) -> float:
-    has_targets = (batch["labels"] != IGNORE_INDEX).any(dim=1)
-    return float(batch["attention_mask"][has_targets].sum())
+def _count_tokens(batch: Features) -> torch.Tensor:
+    """Return the number of tokens in rows with targets, without waiting for the GPU."""
+    has_targets = (batch["labels"] != IGNORE_INDEX).any(dim=1, keepdim=True)
+    return (batch["attention_mask"] * has_targets).sum()
