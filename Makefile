@@ -6,21 +6,27 @@ VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 # Named after what is installed in it, so that a changed lock file makes a new one, and a changed linter setting does not.
 KEY := $(shell (echo $(PYTHON) $(TORCH); cat requirements/*.txt tools/environment.py tools/local_wheels.py) | cksum | tr ' ' -)
 VENV := $(FINETUNE_CACHE)/venvs/$(KEY)
+ifeq ($(ENV),none)
+# Use the packages of PYTHON, on a machine that cannot install the development environment.
+RUN := $(PYTHON)
+export PYTHONPATH := operator:trainer:tools:.:$(PYTHONPATH)
+else
 RUN := $(VENV)/bin/python
+export PYTHONPATH := operator:trainer:tools:.
+endif
 
 export FINETUNE_CACHE TORCH
-export PYTHONPATH := operator:trainer:tools:.
 
 .PHONY: help
 help: ## show this list
-	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' Makefile | while IFS='|' read -r name text; do printf '  %-13s %s\n' "$$name" "$$text"; done
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' Makefile | while IFS='|' read -r name text; do printf '  %-16s %s\n' "$$name" "$$text"; done
 
 $(VENV)/complete:
 	@$(PYTHON) tools/environment.py $(VENV)
 
 .PHONY: setup
-setup: $(VENV)/complete ## install the development environment into the cache; TORCH=torch-cpu takes torch without GPU libraries
-	@touch $<
+setup: $(if $(filter none,$(ENV)),,$(VENV)/complete) ## install the development environment into the cache; TORCH=torch-cpu takes torch without GPU libraries
+	@test -z "$<" || touch $<
 
 .PHONY: generate
 generate: setup ## generate the files that derive from the API models: CRD, reference, schema, install.yaml
@@ -79,8 +85,14 @@ bench-trainer: setup ## compare the speed of the trainer on CPU with TRL and ms-
 	@$(RUN) -m benchmarks.trainer $(ARGS)
 bench-failures: setup ## measure the accuracy of failure classification on held-out error messages
 	@$(RUN) -m benchmarks.failures
-bench-gpu: setup ## compare speed and memory of the trainer on a GPU with TRL
+bench-gpu: setup ## compare speed and memory of the trainer on a GPU with TRL; ENV=none uses the installed packages
 	@$(RUN) -m benchmarks.trainer.gpu $(ARGS)
+
+.PHONY: gpu-check gpu-check-wheels
+gpu-check: setup ## prove the trainer on one GPU: PART=1, PART=2; ENV=none WHEELS=folder without network, ARGS=--small on CPU
+	@$(RUN) -m benchmarks.gpu_check --part $(or $(PART),1) $(if $(WHEELS),--wheels $(WHEELS)) $(ARGS)
+gpu-check-wheels: setup ## download the wheels that gpu-check needs on a machine without network; WHEELS=folder
+	@$(RUN) -m benchmarks.gpu_check.wheels $(or $(WHEELS),build/gpu-check-wheels) $(ARGS)
 
 .PHONY: chaos
 chaos: setup ## inject all faults on a real cluster and write docs/operations/fault-matrix.md; RUNS=3, ONLY=name,name

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from benchmarks.trainer.cases import CPU_CASES, DeviceSettings, prepare_case, prepare_cases
 from benchmarks.trainer.comparison import OURS, PYTHON_PATH, BenchmarkCase, Contender, run_rounds
+from benchmarks.trainer.contenders.swift_environment import NotInstalled, ensure_python
 from benchmarks.trainer.report import describe_case
-from benchmarks.trainer.swift_environment import NotInstalled, ensure_python
 
 
 def main() -> int:
@@ -60,7 +60,7 @@ def measure_start(case: BenchmarkCase, threads: int) -> str:
 
 
 def measure_start_stages(task: Path, threads: int) -> dict[str, float]:
-    script = Path(__file__).with_name("startup.py")
+    script = Path(__file__).with_name("contenders") / "startup.py"
     environment = {**os.environ, "PYTHONPATH": PYTHON_PATH, "OMP_NUM_THREADS": str(threads)}
     command = [sys.executable, str(script), str(task), str(time.time())]
     process = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)

@@ -33,6 +33,14 @@ class CaseSettings:
     packing: bool = False
     lora: bool = True
     gradient_checkpointing: bool = False
+    quantization: bool = False
+    image_size: tuple[int, int] = (112, 84)  # width and height of the images of a vision-language model
+
+    @property
+    def model_name(self) -> str:
+        """Name of the model's folder, which cases with the same shape share."""
+        family, text = self.shape.family or "text", self.shape.text_config
+        return f"{family}-{text['num_hidden_layers']}-{text['hidden_size']}-{text['vocab_size']}"
 
 
 CPU_CASES = (
@@ -46,11 +54,36 @@ CPU_CASES = (
         "LoRA SFT of Qwen2-VL", SMALL_QWEN2_VL, rows=24, max_tokens=192, micro_batch_size=2, accumulation_steps=4
     ),
 )
+LARGE_IMAGE = (896, 672)  # 768 tokens in Qwen2-VL
 GPU_CASES = (
     CaseSettings("LoRA SFT 7B, packed to 4096", QWEN2_5_7B, 256, 4096, 1, 4, packing=True, gradient_checkpointing=True),
     CaseSettings("full SFT 3B, 2048", QWEN2_5_3B, 128, 2048, 2, 4, lora=False, gradient_checkpointing=True),
     CaseSettings("LoRA DPO 7B, 2048", QWEN2_5_7B, 64, 2048, 1, 8, method="dpo", gradient_checkpointing=True),
-    CaseSettings("LoRA SFT Qwen2-VL-7B, 2048", QWEN2_VL_7B, 64, 2048, 2, 4, gradient_checkpointing=True),
+    CaseSettings(
+        "LoRA SFT Qwen2-VL-7B, 768 image tokens",
+        QWEN2_VL_7B,
+        64,
+        2048,
+        2,
+        4,
+        gradient_checkpointing=True,
+        image_size=LARGE_IMAGE,
+    ),
+    CaseSettings("LoRA SFT 7B, 4096", QWEN2_5_7B, 128, 4096, 2, 4, gradient_checkpointing=True),
+    CaseSettings(
+        "QLoRA SFT 7B, packs of 4096",
+        QWEN2_5_7B,
+        128,
+        4096,
+        1,
+        4,
+        packing=True,
+        gradient_checkpointing=True,
+        quantization=True,
+    ),
+    CaseSettings(
+        "LoRA SFT 7B, packed to 16384", QWEN2_5_7B, 128, 16_384, 1, 1, packing=True, gradient_checkpointing=True
+    ),
 )
 
 
@@ -70,6 +103,7 @@ def shrink_case(case: CaseSettings) -> CaseSettings:
         max_tokens=192,
         micro_batch_size=2,
         accumulation_steps=2,
+        image_size=(112, 84),
     )
 
 
@@ -82,13 +116,27 @@ class DeviceSettings:
     forecasts_memory: bool = False
 
 
-def prepare_case(case: CaseSettings, folder: Path, settings: DeviceSettings) -> BenchmarkCase:
-    """Write the model and rows of a case, and measure the content of one epoch."""
-    model = folder / "model"
-    write_model(model, case.shape, dtype=settings.dtype, device=settings.device)
-    rows = DatasetSettings(case.rows, case.max_tokens, folder / "rows")
-    write_rows(rows, method=case.method, is_multimodal=bool(case.shape.family))
-    task = Task(
+def prepare_case(
+    case: CaseSettings, folder: Path, settings: DeviceSettings, *, models: Path | None = None
+) -> BenchmarkCase:
+    """Write the model and rows of a case, and measure the content of one epoch.
+
+    models: folder of models that several cases share; models that it contains are not written again.
+    """
+    task = write_task(case, folder, settings, models=models)
+    content = measure_content(task, folder / "counted", forecasts_memory=settings.forecasts_memory)
+    return BenchmarkCase(case.title, task, content)
+
+
+def write_task(case: CaseSettings, folder: Path, settings: DeviceSettings, *, models: Path | None = None) -> Task:
+    """Write the model and rows of a case, and return its task."""
+    model = (models or folder) / case.model_name
+    if not model.exists():
+        write_model(model, case.shape, dtype=settings.dtype, device=settings.device)
+    image_size = case.image_size if case.shape.family else None
+    rows = DatasetSettings(case.rows, case.max_tokens, folder / "rows", image_size=image_size)
+    write_rows(rows, method=case.method)
+    return Task(
         model=str(model),
         rows=str(rows.folder / "rows.jsonl"),
         columns=str(rows.folder / "columns.jsonl"),
@@ -103,9 +151,7 @@ def prepare_case(case: CaseSettings, folder: Path, settings: DeviceSettings) -> 
         max_length=case.max_tokens,
         dtype=settings.dtype,
         on_gpu=settings.device == "cuda",
-    )
-    return BenchmarkCase(
-        case.title, task, measure_content(task, folder / "counted", forecasts_memory=settings.forecasts_memory)
+        quantization=case.quantization,
     )
 
 

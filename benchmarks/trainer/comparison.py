@@ -13,7 +13,13 @@ from statistics import median
 from benchmarks.trainer.task import EpochContent, Measurement, Task
 
 REPOSITORY = Path(__file__).parents[2]
-PYTHON_PATH = os.pathsep.join(str(REPOSITORY / folder) for folder in ("operator", "trainer", ""))
+# Inherited paths may contain packages that a machine without package index lacks.
+PYTHON_PATH = os.pathsep.join(
+    [
+        *(str(REPOSITORY / folder) for folder in ("operator", "trainer", "")),
+        *(path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if Path(path).is_absolute()),
+    ]
+)
 OURS = "ours"
 
 
@@ -44,11 +50,20 @@ ResultsByContender = dict[str, ContenderResult]  # results by contender name
 class Contender:
     """Trains in a separate process with its own Python environment; the first task starts the process."""
 
-    def __init__(self, name: str, python: Path | None, *, threads: int, unavailable_reason: str = "") -> None:
+    def __init__(
+        self,
+        name: str,
+        python: Path | None,
+        *,
+        threads: int,
+        unavailable_reason: str = "",
+        log_folder: Path | None = None,
+    ) -> None:
         self.name = name
         self._python = python
         self._unavailable_reason = unavailable_reason
         self._threads = str(threads)
+        self._log_folder = log_folder
         self._process: subprocess.Popen[str] | None = None
 
     def run_task(self, task: Task) -> Measurement:
@@ -72,9 +87,11 @@ class Contender:
             self._process = None
 
     def _start(self) -> subprocess.Popen[str]:
-        log = tempfile.NamedTemporaryFile(prefix=f"bench-{self.name}-", suffix=".log", delete=False)  # noqa: SIM115
+        log = tempfile.NamedTemporaryFile(  # noqa: SIM115
+            prefix=f"bench-{self.name}-", suffix=".log", dir=self._log_folder, delete=False
+        )
         print(f"{self.name}'s log: {log.name}", file=sys.stderr)
-        command = [self._python or sys.executable, "-m", "benchmarks.trainer.worker", self.name]
+        command = [self._python or sys.executable, "-m", "benchmarks.trainer.contenders.worker", self.name]
         quiet_environment = {
             "TOKENIZERS_PARALLELISM": "false",
             "HF_HUB_OFFLINE": "1",

@@ -5,11 +5,13 @@ raises the out-of-memory error.
 """
 
 import argparse
+import json
 import os
-import signal
 import sys
 import tempfile
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -18,31 +20,22 @@ import torch
 from benchmarks.trainer.cases import (
     GPU_CASES,
     OUT_OF_MEMORY_CASE,
+    CaseSettings,
     DeviceSettings,
-    prepare_case,
     prepare_cases,
     shrink_case,
+    write_task,
 )
-from benchmarks.trainer.comparison import OURS, PYTHON_PATH, REPOSITORY, BenchmarkCase, Contender, run_rounds
-from benchmarks.trainer.ours import build_spec
+from benchmarks.trainer.comparison import OURS, BenchmarkCase, Contender, ResultsByContender, run_rounds
+from benchmarks.trainer.machine import describe_machine, summarise_machine
+from benchmarks.trainer.out_of_memory import describe_attempts, run_out_of_memory_job
 from benchmarks.trainer.report import describe_case
+from benchmarks.trainer.scratch import choose_scratch_folder
 from finetune_trainer.metrics.flops import peak_flops
-from testing.processes.local_mode import LocalJob, build_job_body, write_job_file
-
-INJECTED_ENVIRONMENT = {
-    "PYTHONPATH": os.pathsep.join((str(REPOSITORY / "testing/fakes/inject"), PYTHON_PATH)),
-    "OOM_ABOVE_SAMPLES": "1",
-    "PASSES_BEFORE_FAULT": "2",
-}
-TIMEOUT_SECONDS = 1800
 
 
 def main(arguments: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(description="Compare our trainer with TRL on one GPU, at realistic model shapes.")
-    parser.add_argument("--rounds", type=int, default=3, help="trainings per contender and case (default 3)")
-    parser.add_argument("--only", default="", help="run only the cases whose title contains this text")
-    parser.add_argument("--small", action="store_true", help="small models on CPU, to test the benchmark itself")
-    options = parser.parse_args(arguments)
+    options = parse_options(arguments)
     if not options.small and not torch.cuda.is_available():
         print("no CUDA device: nothing was measured")
         return 0
@@ -51,30 +44,46 @@ def main(arguments: Sequence[str]) -> int:
         if options.small
         else DeviceSettings("bfloat16", "cuda", forecasts_memory=True)
     )
-    print(describe_device(settings))
-    with tempfile.TemporaryDirectory(prefix="bench-gpu-") as scratch:
+    machine = describe_machine()
+    print(summarise_machine(machine))
+    write_result(options.results, {"machine": machine})
+    deadline = time.monotonic() + 60 * options.minutes
+    with tempfile.TemporaryDirectory(prefix="bench-gpu-", dir=choose_scratch_folder()) as scratch:
         folder = Path(scratch)
-        selected = [
-            shrink_case(case_settings) if options.small else case_settings
-            for case_settings in GPU_CASES
-            if options.only in case_settings.title
-        ]
-        for case in prepare_cases(selected, folder / "cases", settings):
-            compare_contenders(case, rounds=options.rounds)
+        for case in prepare_cases(select_cases(options, deadline), folder / "cases", settings):
+            results = compare_contenders(case, rounds=options.rounds)
+            write_result(options.results, summarise_results(case, results))
         if options.only in OUT_OF_MEMORY_CASE.title:
             case_settings = shrink_case(OUT_OF_MEMORY_CASE) if options.small else OUT_OF_MEMORY_CASE
-            case = prepare_case(case_settings, folder / "out-of-memory", settings)
-            print("\n".join(run_out_of_memory_job(case, folder / "job", INJECTED_ENVIRONMENT if options.small else {})))
+            run = run_out_of_memory_job(write_task(case_settings, folder / "oom", settings), folder / "job")
+            lines = [f"{case_settings.title}: exit code {run.exit_code}", *describe_attempts(run.job)]
+            print("\n".join([*lines, run.output.splitlines()[-1]]))
+            write_result(options.results, {"case": case_settings.title, "lines": lines})
     return 0
 
 
-def describe_device(settings: DeviceSettings) -> str:
-    if settings.device == "cpu":
-        return f"CPU, torch {torch.__version__}"
-    return f"{torch.cuda.get_device_name()}, torch {torch.__version__}, CUDA {torch.version.cuda}"
+def parse_options(arguments: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Compare our trainer with TRL on one GPU, at realistic model shapes.")
+    parser.add_argument("--rounds", type=int, default=1, help="trainings per contender and case (default 1)")
+    parser.add_argument("--only", default="", help="run only the cases whose title contains this text")
+    parser.add_argument("--minutes", type=float, default=1e6, help="begin no further comparison after this time")
+    parser.add_argument("--results", type=Path, help="append one JSON line per case to this file")
+    parser.add_argument("--small", action="store_true", help="small models on CPU, to test the benchmark itself")
+    return parser.parse_args(arguments)
 
 
-def compare_contenders(case: BenchmarkCase, *, rounds: int) -> None:
+def select_cases(options: argparse.Namespace, deadline: float) -> Iterator[CaseSettings]:
+    """Yield the settings of the selected cases; report those that do not begin before the deadline."""
+    for case_settings in GPU_CASES:
+        if options.only not in case_settings.title:
+            continue
+        if time.monotonic() > deadline:
+            print(f"{case_settings.title}: skipped, --minutes {options.minutes:g} have passed", flush=True)
+            continue
+        yield shrink_case(case_settings) if options.small else case_settings
+
+
+def compare_contenders(case: BenchmarkCase, *, rounds: int) -> ResultsByContender:
     """Run all contenders and print the results; on a GPU, only one process runs at a time."""
     on_gpu = case.task.on_gpu
     threads = torch.get_num_threads()
@@ -84,30 +93,27 @@ def compare_contenders(case: BenchmarkCase, *, rounds: int) -> None:
         contender.close()
     peak = peak_flops(torch.cuda.get_device_name(), getattr(torch, case.task.dtype)) if on_gpu else None
     print("\n".join(describe_case(case, results, peak_flops=peak)), flush=True)
+    return results
 
 
-def run_out_of_memory_job(case: BenchmarkCase, folder: Path, environment: dict[str, str]) -> list[str]:
-    """Run `finetune run` with micro-batches too large for the GPU; return the attempts and the last output line."""
-    spec: dict[str, Any] = build_spec(case.task)
-    spec["training"] |= {"maxSteps": 3}
-    del spec["training"]["numTrainEpochs"]
-    spec["env"] = [{"name": name, "value": value} for name, value in environment.items()]
-    job = write_job_file(folder, build_job_body(spec), {})
-    process = job.start()
-    try:
-        output, _ = process.communicate(timeout=TIMEOUT_SECONDS)
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGINT)
-    return [f"{case.title}: exit code {process.returncode}", *describe_attempts(job), output.splitlines()[-1]]
+def summarise_results(case: BenchmarkCase, results: ResultsByContender) -> dict[str, Any]:
+    """Return the content and measurements of a case as JSON values."""
+    return {
+        "case": case.title,
+        "content": asdict(case.content),
+        "results": {name: asdict(result) for name, result in results.items()},
+    }
 
 
-def describe_attempts(job: LocalJob) -> list[str]:
-    attempts = [
-        f"  attempt {record.attempt}: {record.reason or record.state}: {record.message}"
-        for record in job.status.attempts
-    ]
-    return [*attempts, f"  batch: {job.status.batch}"]
+def write_result(file: Path | None, result: dict[str, Any]) -> None:
+    """Append one JSON line and write it to the disk, so that a killed benchmark leaves the finished cases."""
+    if file is None:
+        return
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with file.open("a", encoding="utf-8") as lines:
+        lines.write(json.dumps(result) + "\n")
+        lines.flush()
+        os.fsync(lines.fileno())
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ class BenchmarkModelShape:
     def build_config(self, tokenizer: PreTrainedTokenizerFast) -> PretrainedConfig:
         text: dict[str, Any] = {
             **self.text_config,
-            "max_position_embeddings": 8192,
+            "max_position_embeddings": 32_768,
             "eos_token_id": 2,
             "pad_token_id": 0,
         }
@@ -64,6 +64,8 @@ def _build_text_shape(
 
 
 SMALL = BenchmarkModelShape(_build_text_shape(384, 1024, 8, 6, 2, 1024), tie_word_embeddings=True)  # 12M parameters
+SHAPE_0_1B = BenchmarkModelShape(_build_text_shape(896, 4864, 6, 14, 2, 32_768), tie_word_embeddings=True)
+QWEN2_5_0_5B = BenchmarkModelShape(_build_text_shape(896, 4864, 24, 14, 2, 151936), tie_word_embeddings=True)
 QWEN2_5_3B = BenchmarkModelShape(_build_text_shape(2048, 11008, 36, 16, 2, 151936), tie_word_embeddings=True)
 QWEN2_5_7B = BenchmarkModelShape(_build_text_shape(3584, 18944, 28, 28, 4, 152064))
 QWEN2_VL_7B = BenchmarkModelShape(

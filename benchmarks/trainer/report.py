@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from statistics import median
 
 from benchmarks.trainer.comparison import OURS, BenchmarkCase, ContenderResult, ResultsByContender
+from benchmarks.trainer.task import MemoryForecast
 
 GIB = 2**30
 
@@ -25,10 +26,7 @@ def describe_case(
         columns += [f"{case.content.samples / result.seconds:>7.2f} samples/s"]
         if peak_flops:
             columns += [f"mfu {case.content.flops / result.seconds / peak_flops:.1%}"]
-        if peak := max(measurement.peak_bytes for measurement in result.measurements):
-            columns += [f"peak {peak / GIB:.1f} GiB"]
-        if name == OURS and (forecast := case.content.forecast_bytes):
-            columns += [f"forecast {forecast / GIB:.1f} GiB"]
+        columns += describe_memory(result, case.content.forecast if name == OURS else None)
         if name != OURS and not ours.error:
             columns += [f"ours/{name}: {format_median_and_range(compute_speedups(ours, result))}"]
             columns += (
@@ -37,6 +35,22 @@ def describe_case(
                 else []
             )
         yield f"  {name:<10} {'   '.join(columns)}"
+        if attention := result.measurements[-1].attention:
+            yield f"  {'':<10} attention kernels: {attention}"
+
+
+def describe_memory(result: ContenderResult, forecast: MemoryForecast | None) -> list[str]:
+    """Return the peaks of torch's counters, each with the forecast of the same quantity."""
+    peaks = {
+        "peak": max(measurement.peak_bytes for measurement in result.measurements),
+        "reserved": max(measurement.reserved_bytes for measurement in result.measurements),
+    }
+    if forecast is None:
+        return [f"{name} {size / GIB:.1f} GiB" for name, size in peaks.items() if size]
+    if not peaks["peak"]:
+        return [f"forecast {forecast.total / GIB:.1f} GiB"]
+    forecasts = {"peak": forecast.allocated, "reserved": forecast.reserved}
+    return [f"{name} {size / GIB:.1f} of {forecasts[name] / GIB:.1f} GiB forecast" for name, size in peaks.items()]
 
 
 def compute_speedups(ours: ContenderResult, peer: ContenderResult, *, use_cpu_time: bool = False) -> list[float]:

@@ -10,9 +10,9 @@ import torch
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedTokenizerFast
 from transformers.models.llava.processing_llava import LlavaProcessor
 
+from benchmarks.trainer.contenders.ours import build_rank_context, build_spec
 from benchmarks.trainer.model_shapes import BenchmarkModelShape
-from benchmarks.trainer.ours import build_rank_context, build_spec
-from benchmarks.trainer.task import EpochContent, Task
+from benchmarks.trainer.task import EpochContent, MemoryForecast, Task
 from finetune_api.v1alpha1.job import TrainerSpec
 from finetune_trainer.data.load import TrainingData, load_data
 from finetune_trainer.distributed.heartbeat_writer import HeartbeatWriter
@@ -26,7 +26,8 @@ from finetune_trainer.training_plan import plan_training
 from testing.models import tiny_text, tiny_vision
 
 _MARGIN_TOKENS = 64  # number of tokens reserved for the question and the chat template
-_IMAGE_SIZE = (112, 84)  # width and height in pixels; 12 tokens in Qwen2-VL
+_PIXELS_PER_TOKEN = 28 * 28  # of Qwen2-VL
+_MAX_POSITIONS = 32_768
 
 
 @dataclass(frozen=True)
@@ -37,12 +38,18 @@ class DatasetSettings:
     max_tokens: int
     folder: Path
     seed: int = 0
+    image_size: tuple[int, int] | None = None  # width and height in pixels of the image of every row
+
+    @property
+    def image_tokens(self) -> int:
+        width, height = self.image_size or (0, 0)
+        return width * height // _PIXELS_PER_TOKEN
 
 
 def write_model(folder: Path, shape: BenchmarkModelShape, *, dtype: str, device: str) -> None:
     """Write a tokenizer and a model with random weights, which are generated on the device."""
     tokenizer = tiny_vision.build_tokenizer(shape.family) if shape.family else tiny_text.build_tokenizer()
-    tokenizer.model_max_length = 8192
+    tokenizer.model_max_length = _MAX_POSITIONS
     tokenizer.save_pretrained(folder)
     model_class = AutoModelForImageTextToText if shape.family else AutoModelForCausalLM
     torch.manual_seed(0)
@@ -59,6 +66,8 @@ def write_model(folder: Path, shape: BenchmarkModelShape, *, dtype: str, device:
 def write_processor(folder: Path, shape: BenchmarkModelShape, tokenizer: PreTrainedTokenizerFast) -> None:
     """Write the image processor for our trainer and the full processor for the other contenders."""
     images = tiny_vision.RECIPES[shape.family].processor()
+    if shape.family == "qwen2_vl":
+        images.size = {"shortest_edge": _PIXELS_PER_TOKEN, "longest_edge": 1024 * _PIXELS_PER_TOKEN}
     images.save_pretrained(folder)
     if shape.family == "llava":
         options = {"vision_feature_select_strategy": "default", "num_additional_image_tokens": 1}
@@ -66,7 +75,7 @@ def write_processor(folder: Path, shape: BenchmarkModelShape, tokenizer: PreTrai
         processor.save_pretrained(folder)
 
 
-def write_rows(rows: DatasetSettings, *, method: str, is_multimodal: bool) -> None:
+def write_rows(rows: DatasetSettings, *, method: str) -> None:
     """Write the rows twice: as messages to rows.jsonl, and with the columns of TRL to columns.jsonl."""
     rows.folder.mkdir(parents=True)
     random_source, tokenizer = random.Random(rows.seed), tiny_text.build_tokenizer()
@@ -74,12 +83,15 @@ def write_rows(rows: DatasetSettings, *, method: str, is_multimodal: bool) -> No
     messages, columns = [], []
     for number in range(rows.count):
         image_names = (
-            [tiny_vision.write_image(rows.folder, f"{number}.png", _IMAGE_SIZE, seed=number)] if is_multimodal else []
+            [tiny_vision.write_image(rows.folder, f"{number}.png", rows.image_size, seed=number)]
+            if rows.image_size
+            else []
         )
         images: dict[str, Any] = {"images": [str(rows.folder / name) for name in image_names]} if image_names else {}
         question = {"role": "user", "content": f"What follows, part {number}?"}
         question_with_placeholders = {**question, "content": "<image>" * len(image_names) + question["content"]}
-        texts = (_draw_random_text(tokenizer, manual_tokens, random_source, rows.max_tokens) for _ in range(2))
+        max_tokens = rows.max_tokens - rows.image_tokens
+        texts = (_draw_random_text(tokenizer, manual_tokens, random_source, max_tokens) for _ in range(2))
         chosen_message, rejected_message = ({"role": "assistant", "content": text} for text in texts)
         if method == "dpo":
             messages.append(
@@ -128,8 +140,15 @@ def measure_content(task: Task, folder: Path, *, forecasts_memory: bool) -> Epoc
     flops = flops_model.total(tokens=sum(lengths), attention_pairs=attention_pairs)
     plan = plan_training(spec, world_size=spec.world_size)
     forecast = forecast_rank_memory(plan, model_description, data, on_gpu=task.on_gpu) if forecasts_memory else None
-    forecast_bytes = forecast.total if isinstance(forecast, MemoryBreakdown) else None
-    return EpochContent(len(data.train), sum(lengths), flops, forecast_bytes)
+    memory = summarise_forecast(forecast) if isinstance(forecast, MemoryBreakdown) else None
+    return EpochContent(len(data.train), sum(lengths), flops, memory)
+
+
+def summarise_forecast(forecast: MemoryBreakdown) -> MemoryForecast:
+    """Return the forecast of what torch's counters contain: neither includes the memory of CUDA and NCCL."""
+    sizes = {part.name: part.size for part in forecast.parts}
+    reserved = forecast.total - sizes.get("CUDA context", 0) - sizes.get("NCCL buffers", 0) - sizes.get("process", 0)
+    return MemoryForecast(forecast.total, reserved - sizes.get("fragmentation", 0), reserved)
 
 
 def _measure_lengths(data: TrainingData) -> list[int]:

@@ -25,6 +25,7 @@ class Task:
     max_length: int
     dtype: str
     on_gpu: bool
+    quantization: bool = False  # QLoRA: the frozen weights in nf4
 
     @property
     def is_multimodal(self) -> bool:
@@ -38,8 +39,20 @@ class Measurement:
     seconds: float = 0.0
     cpu_seconds: float = 0.0  # CPU time of all threads; less affected by other load than wall time
     steps: int = 0
-    peak_bytes: int = 0  # peak memory on a GPU
+    peak_bytes: int = 0  # peak memory of tensors on a GPU
+    reserved_bytes: int = 0  # peak memory that torch's allocator reserved on a GPU
+    losses: tuple[float, ...] = ()  # training losses of all steps
+    attention: str = ""  # kernels that attention calls selected, with the number of different shapes
     error: str = ""
+
+
+@dataclass(frozen=True)
+class MemoryForecast:
+    """Forecast of the memory of a rank, in bytes; each value is an upper estimate of one measured value."""
+
+    total: int  # memory of the process on the GPU
+    allocated: int  # tensors
+    reserved: int  # tensors and gaps between them
 
 
 @dataclass(frozen=True)
@@ -49,4 +62,4 @@ class EpochContent:
     samples: int
     tokens: int  # without padding; images count as their placeholder tokens
     flops: float  # model FLOPs of one epoch
-    forecast_bytes: int | None = None  # memory forecast of a rank
+    forecast: MemoryForecast | None = None

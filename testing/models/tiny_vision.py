@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import av
 import torch
 from PIL import Image
 from tokenizers import AddedToken
@@ -295,6 +294,8 @@ def write_image(folder: Path, name: str, size: tuple[int, int], *, seed: int) ->
 
 def write_video(folder: Path, name: str, size: tuple[int, int], *, frames: int, fps: int, seed: int = 0) -> str:
     """Write a video with one random colour per frame and return its file name; `size` is (width, height)."""
+    import av  # only videos need it
+
     colours = torch.randint(0, 256, (frames, 3), generator=torch.Generator().manual_seed(seed)).to(torch.uint8)
     with av.open(str(folder / name), "w") as file:
         stream = file.add_stream("mpeg4", rate=fps)

@@ -46,7 +46,10 @@ def build_rank_environment() -> dict[str, str]:
     """Return the environment of ranks that import the project from the repository."""
     return {
         **os.environ,
-        "PYTHONPATH": os.pathsep.join(str(REPOSITORY / part) for part in ("operator", "trainer", "")),
+        # inherited paths may contain packages that were installed for this run
+        "PYTHONPATH": os.pathsep.join(
+            [*(str(REPOSITORY / part) for part in ("operator", "trainer", "")), os.environ.get("PYTHONPATH", "")]
+        ),
         "OMP_NUM_THREADS": "1",
         "PYTHONFAULTHANDLER": "1",  # print the Python stack if a rank crashes
     }

@@ -26,8 +26,8 @@ def main(task_file: str, started_at: float) -> None:
     from finetune_trainer import build_trainer, train
 
     import_seconds = time.time() - started_at - interpreter_seconds
-    from benchmarks.trainer import ours
-    from benchmarks.trainer.step_timer import install_step_timer
+    from benchmarks.trainer.contenders import ours
+    from benchmarks.trainer.contenders.step_timer import install_step_timer
     from benchmarks.trainer.task import Task
 
     stage_seconds = dict.fromkeys(STAGES.values(), 0.0)

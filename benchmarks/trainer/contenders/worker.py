@@ -1,4 +1,4 @@
-"""Process of a contender, which reads tasks and writes measurements: `python -m benchmarks.trainer.worker NAME`.
+"""Process of a contender: `python -m benchmarks.trainer.contenders.worker NAME` reads tasks and writes measurements.
 
 The process runs in the environment of the contender until the comparison ends, because imports take as long as a run.
 """
@@ -8,12 +8,13 @@ import importlib
 import json
 import os
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import torch
 import transformers
 
-from benchmarks.trainer.step_timer import install_step_timer
+from benchmarks.trainer.contenders.attention_recorder import AttentionRecorder
+from benchmarks.trainer.contenders.step_timer import install_step_timer
 from benchmarks.trainer.task import Measurement, Task
 
 CONTENDERS = {"ours": "ours", "TRL": "trl_peer", "ms-swift": "swift_peer"}
@@ -22,13 +23,16 @@ CONTENDERS = {"ours": "ours", "TRL": "trl_peer", "ms-swift": "swift_peer"}
 def main(name: str) -> None:
     output = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # redirect the output of the trainers, which must not mix with the measurements
-    train = importlib.import_module(f"benchmarks.trainer.{CONTENDERS[name]}").train
+    train = importlib.import_module(f"benchmarks.trainer.contenders.{CONTENDERS[name]}").train
     transformers.utils.logging.disable_progress_bar()
+    recorder = AttentionRecorder()
+    recorder.install()
     for line in sys.stdin:
         timer = install_step_timer()
+        recorder.clear()
         try:
             train(Task(**json.loads(line)))
-            measurement = timer.build_measurement()
+            measurement = replace(timer.build_measurement(), attention=recorder.describe())
         except (Exception, SystemExit) as error:  # every error is reported as the result of this contender
             measurement = Measurement(error=describe_error(error))
         print(json.dumps(asdict(measurement)), file=output, flush=True)

@@ -9,7 +9,14 @@ import torch
 from datasets import Dataset
 from peft import LoraConfig
 from PIL import Image
-from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, AutoProcessor, AutoTokenizer, Trainer
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    AutoProcessor,
+    AutoTokenizer,
+    BitsAndBytesConfig,
+    Trainer,
+)
 from trl.trainer.dpo_config import DPOConfig
 from trl.trainer.dpo_trainer import DPOTrainer
 from trl.trainer.sft_config import SFTConfig
@@ -29,7 +36,7 @@ def build_trainer(task: Task) -> Trainer:
     # float32 for full fine-tuning, as in our trainer, because most 16-bit weight updates round to zero
     dtype = getattr(torch, task.dtype) if task.lora else torch.float32
     common: dict[str, Any] = {
-        "model": model_class.from_pretrained(task.model, dtype=dtype),
+        "model": model_class.from_pretrained(task.model, dtype=dtype, **build_quantization(task, dtype)),
         "processing_class": processor_class.from_pretrained(task.model),
         "train_dataset": read_rows(Path(task.columns)),
         "peft_config": build_lora_config(task) if task.lora else None,
@@ -37,6 +44,19 @@ def build_trainer(task: Task) -> Trainer:
     if task.method == "dpo":
         return DPOTrainer(**common, args=DPOConfig(**build_arguments(task)))
     return SFTTrainer(**common, args=SFTConfig(**build_arguments(task), packing=task.packing))
+
+
+def build_quantization(task: Task, dtype: torch.dtype) -> dict[str, Any]:
+    """Return the arguments for loading the weights in nf4, with the same settings as our trainer."""
+    if not task.quantization:
+        return {}
+    config = BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_compute_dtype=dtype,
+        bnb_4bit_use_double_quant=True,
+    )
+    return {"quantization_config": config}
 
 
 def build_lora_config(task: Task) -> LoraConfig:

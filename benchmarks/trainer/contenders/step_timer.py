@@ -27,9 +27,14 @@ class StepTimer(TrainerCallback):  # type: ignore[misc]
 
     def __init__(self) -> None:
         self.steps: list[Timestamp] = []
+        self.losses: list[float] = []
 
     def on_step_end(self, *_: Any, **__: Any) -> None:
         self.steps.append(Timestamp.now())
+
+    def on_log(self, *_: Any, logs: dict[str, float] | None = None, **__: Any) -> None:
+        if logs and "loss" in logs:
+            self.losses.append(float(logs["loss"]))
 
     def build_measurement(self) -> Measurement:
         """Return the measurement of the last epoch; all epochs have the same number of steps."""
@@ -37,8 +42,15 @@ class StepTimer(TrainerCallback):  # type: ignore[misc]
         assert steps, "no step was recorded"
         assert not remainder, f"{len(self.steps)} steps in {EPOCHS} epochs"
         first, last = self.steps[-steps - 1], self.steps[-1]
-        peak = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else 0
-        return Measurement(last.seconds - first.seconds, last.cpu_seconds - first.cpu_seconds, steps, peak)
+        on_gpu = torch.cuda.is_available()
+        return Measurement(
+            last.seconds - first.seconds,
+            last.cpu_seconds - first.cpu_seconds,
+            steps,
+            peak_bytes=torch.cuda.max_memory_allocated() if on_gpu else 0,
+            reserved_bytes=torch.cuda.max_memory_reserved() if on_gpu else 0,
+            losses=tuple(self.losses),
+        )
 
 
 def install_step_timer() -> StepTimer:
