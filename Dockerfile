@@ -3,8 +3,10 @@
 #   docker build --target trainer --tag finetune-trainer .
 # A base by digest:  --build-arg BASE_IMAGE=docker.io/library/python@sha256:...
 # torch for CPUs:    --build-arg TORCH=torch-cpu --build-arg PIP_EXTRA_INDEX_URL=... (an index with its wheel)
+# torch for V100:    --build-arg TORCH=torch-cuda12, not built by the project: docs/operations/installation.md#gpus
 # pip installs only artefacts whose sha256 is in requirements/, so that no index, extra index or folder is trusted.
 ARG BASE_IMAGE=docker.io/library/python:3.11-slim-bookworm
+ARG TORCH=torch
 
 # The user of both images, and where their Python is.
 FROM ${BASE_IMAGE} AS base
@@ -23,10 +25,27 @@ RUN --mount=type=secret,id=pip.conf --mount=type=secret,id=certificates \
  && pip install --no-compile --require-hashes --only-binary :all: -r /opt/requirements/operator.txt \
  && pip uninstall --yes pip setuptools && (python -m compileall -qq -j 0 /opt/venv || true)
 
+# NCCL opens the RDMA libraries at run time and falls back to TCP without a message if they are missing. Triton compiles
+# a C extension per kernel launcher, so it needs gcc, the C library's headers and Python.h, which a Python from a Debian
+# package does not contain. The three secrets may be absent: apt's settings (a proxy, a mirror) and certificates.
+FROM base AS system-torch
+RUN --mount=type=secret,id=apt.conf --mount=type=secret,id=sources.list --mount=type=secret,id=certificates \
+    export DEBIAN_FRONTEND=noninteractive PATH="$PATH:/usr/sbin:/sbin" \
+ && if test -e /run/secrets/apt.conf; then export APT_CONFIG=/run/secrets/apt.conf; fi \
+ && header="$(python3 -c 'import sysconfig; print(sysconfig.get_path("include"))')/Python.h" \
+ && apt-get update --quiet && apt-get install --yes --quiet --no-install-recommends \
+    libibverbs1 ibverbs-providers librdmacm1 libnuma1 gcc libc6-dev $(test -e "$header" || echo libpython3-dev) \
+ && rm -rf /var/lib/apt/lists/* /var/cache/apt/* /var/log/apt /var/log/dpkg.log
+
+FROM system-torch AS system-torch-cuda12
+
+# torch for CPUs uses none of them.
+FROM base AS system-torch-cpu
+
 # deepspeed has no wheel: it is built with the locked setuptools, not with one that build isolation would install.
-FROM base AS trainer-dependencies
+FROM system-${TORCH} AS trainer-dependencies
 ARG PIP_EXTRA_INDEX_URL=
-ARG TORCH=torch
+ARG TORCH
 COPY requirements/setuptools.txt requirements/trainer.txt requirements/${TORCH}.txt /opt/requirements/
 RUN --mount=type=secret,id=pip.conf --mount=type=secret,id=certificates \
     python3 -m venv /opt/venv && export PIP_CONFIG_FILE=/run/secrets/pip.conf PIP_NO_CACHE_DIR=1 \

@@ -48,11 +48,13 @@ test-integration: setup ## run the tests that train with local processes
 test-e2e: setup ## run the tests on a real cluster
 	@$(RUN) tools/run_tests.py e2e
 
-.PHONY: test-matrix test-upgrade fuzz
+.PHONY: test-matrix test-upgrade test-image-cuda fuzz
 test-matrix: setup ## run end-to-end tests on other Kubernetes versions and with IPv6; ONLY=1.34.4,1.35.4
 	@$(RUN) tools/run_matrix.py --only "$(ONLY)"
 test-upgrade: setup ## upgrade and roll back the operator with jobs in every state; ARGS="--directions this-next,next-this"
 	@$(RUN) -m testing.upgrade $(ARGS)
+test-image-cuda: setup ## build the trainer image with torch for CUDA and examine it without a GPU; 3 GB of downloads, 22 GiB of disk
+	@$(RUN) -m pytest -q -s --color=no tests/cuda_image
 fuzz: setup ## run passes and parsers on random pods, jobs and messages; EXAMPLES=200000 SEED=0 MINUTES=25
 	@$(RUN) -m testing.fuzz --passes $(or $(EXAMPLES),200000) $(if $(SEED),--seed $(SEED)) \
 		$(if $(MINUTES),--minutes $(MINUTES)) $(ARGS)

@@ -104,6 +104,8 @@ def build_memory_advice(shortage: MemoryShortage) -> str:
     if not shortage.runs_in_container:
         return f"{loader_advice}, or use a host with more memory"
     if shortage.reason is Reason.SHARED_MEMORY_EXHAUSTED:
+        if spec.shm_bytes is None:
+            return f"shared memory had no other limit than the memory of the Kubernetes node: {loader_advice}"
         return f"shared memory had {format_bytes(spec.shm_bytes)}: raise shmSize, or {loader_advice}"
     limit = spec.resources.limits.get("memory")
     if limit is None:
@@ -129,9 +131,14 @@ def _double_memory_limit(shortage: MemoryShortage) -> tuple[Repair, str] | None:
 
 
 def _double_shm_size(shortage: MemoryShortage) -> tuple[Repair, str] | None:
-    """Double the size of /dev/shm at most once, because its contents count against the container's memory limit."""
+    """Double the size of /dev/shm at most once, because its contents count against the container's memory limit.
+
+    Without a memory limit and shmSize, it has no size that could be raised.
+    """
     spec = shortage.effective_spec
     limit, current_bytes = spec.resources.limits.get("memory"), spec.shm_bytes
+    if current_bytes is None:
+        return None
     larger_bytes = 2 * current_bytes if limit is None else min(2 * current_bytes, int(parse_quantity(limit)))
     was_doubled = shortage.repair is not None and shortage.repair.shm_size is not None
     if was_doubled or larger_bytes <= current_bytes or not shortage.runs_in_container:

@@ -99,6 +99,39 @@ def test_script_runs_in_the_same_environment_as_under_torchrun(tmp_path: Path, i
     assert two["env"] == VARIABLES
 
 
+THREADS_SCRIPT = """
+import torch
+import json, os, sys
+import numpy
+values = torch.ones(2**22)
+for _ in range(3):
+    total = (values.sin() ** 2 + values.cos() ** 2).sum()  # more elements than one thread computes
+matrix = numpy.ones((512, 512))
+report = {
+    "total": float(total),
+    "product": float((matrix @ matrix).sum()),
+    "torch_threads": torch.get_num_threads(),
+    "tasks": len(os.listdir("/proc/self/task")),
+    "forked": b"ranks" in open("/proc/self/cmdline", "rb").read().split(b"\\0"),
+}
+with open(os.path.join(sys.argv[1], "rank-" + os.environ["RANK"] + ".json"), "w") as file:
+    json.dump(report, file)
+"""
+
+
+def test_forked_ranks_run_parallel_regions_with_several_threads(tmp_path: Path) -> None:
+    """The OpenMP runtime of torch does not survive a fork after its first parallel region."""
+    code, output = wait_for_exit(start_launcher(tmp_path, THREADS_SCRIPT, str(tmp_path), OMP_NUM_THREADS="2"))
+
+    assert code == 0, output
+    for rank in range(2):
+        report = json.loads((tmp_path / f"rank-{rank}.json").read_text())
+        assert report["forked"]
+        assert report["torch_threads"] == 2
+        assert report["tasks"] >= 2, "the parallel region used one thread"
+        assert (report["total"], report["product"]) == (pytest.approx(2**22), 512.0**3)
+
+
 FAIL_SCRIPT = """
 import torch
 import os, sys, time

@@ -24,6 +24,8 @@ TERMINATION_LOG = "FINETUNE_TERMINATION_LOG"
 STATUS_PORT = "FINETUNE_STATUS_PORT"
 GRACE_SECONDS = "FINETUNE_GRACE_SECONDS"
 HANG_SECONDS = "FINETUNE_HANG_SECONDS"
+CPUS = "FINETUNE_CPUS"  # CPUs of the container: its limit, or its request; absent if it has neither
+GPUS = "FINETUNE_GPUS"  # NVIDIA GPUs of the container, absent if it has none
 HIDDEN_ENV = "FINETUNE_HIDDEN_ENV"  # comma-separated names of variables set from Secrets
 
 DEFAULTS_FILE = "defaults.json"  # next to the spec; contains the defaults of spec fields when the job began

@@ -8,6 +8,7 @@ import torch
 
 from finetune_api.batch import Batch
 from finetune_api.v1alpha1.job import TrainerSpec
+from finetune_trainer.cgroup import Cgroup
 from finetune_trainer.checkpoint.checkpoints import Checkpoints
 from finetune_trainer.checkpoint.output_folder import OutputFolder
 from finetune_trainer.data.collator import Collate, Collator, MultimodalCollator
@@ -38,7 +39,12 @@ from finetune_trainer.training.preflight import PreflightCallback
 from finetune_trainer.training.progress_callback import ProgressCallback
 from finetune_trainer.training.stop_callbacks import NonFiniteLossCallback, StopRequestCallback
 from finetune_trainer.training.trainer_inputs import TrainerInputs
-from finetune_trainer.training_arguments import DeviceConfig, build_training_arguments, choose_loader_workers
+from finetune_trainer.training_arguments import (
+    DeviceConfig,
+    build_training_arguments,
+    choose_loader_workers,
+    count_cpus,
+)
 from finetune_trainer.training_plan import TrainingPlan
 from finetune_trainer.vision.freeze import has_trained_vision_weights
 
@@ -116,7 +122,7 @@ def assemble_trainer(
         plan,
         setup.device_config,
         checkpoint_folder=setup.output.checkpoints,
-        loader_workers=choose_loader_workers(spec, context.ranks),
+        loader_workers=choose_loader_workers(spec, context.ranks, cpus=count_cpus(context.planned_cpus, Cgroup())),
     )
     # Load the models only now: building the arguments enables ZeRO-3, which shards weights during loading.
     models = models or load_models(spec, model_description)

@@ -74,6 +74,14 @@ class NetworkFault(TrainerError):
     """The connection between ranks corrupts data or is slower than required; another node may work."""
 
 
+class DriverMismatch(TrainerError):
+    """The NVIDIA driver or the GPU is incompatible with torch; another Kubernetes node may have others."""
+
+
+class GpuUnavailable(TrainerError):
+    """The container should have GPUs, but torch finds none that it can use."""
+
+
 class HubUnavailable(TrainerError):
     """The Hub did not respond; a retry may succeed."""
 

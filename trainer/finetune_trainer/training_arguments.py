@@ -1,5 +1,6 @@
 """Build the transformers TrainingArguments of a training plan, and choose the number of data loader workers."""
 
+import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,6 +9,7 @@ import torch
 from transformers import TrainingArguments
 
 from finetune_api.v1alpha1.job import TrainerSpec
+from finetune_trainer.cgroup import Cgroup
 from finetune_trainer.distributed.rank_context import Ranks
 from finetune_trainer.parallel.deepspeed_config import build_deepspeed_config
 from finetune_trainer.parallel.fsdp import build_fsdp_config
@@ -16,11 +18,17 @@ from finetune_trainer.training_plan import TrainingPlan
 MAX_LOADER_WORKERS = 8  # upper limit per rank, unless spec.dataset.numWorkers is set
 
 
-def choose_loader_workers(spec: TrainerSpec, ranks: Ranks) -> int:
-    """Return the number of data loader workers per rank: the CPU cores per rank minus one core for the rank itself."""
+def choose_loader_workers(spec: TrainerSpec, ranks: Ranks, *, cpus: float) -> int:
+    """Return the number of data loader workers per rank: its share of the CPUs minus one for the rank itself."""
     if spec.dataset.num_workers is not None:
         return spec.dataset.num_workers
-    return min(MAX_LOADER_WORKERS, max(1, len(os.sched_getaffinity(0)) // ranks.local_world_size - 1))
+    return min(MAX_LOADER_WORKERS, max(1, math.floor(cpus / ranks.local_world_size) - 1))
+
+
+def count_cpus(planned_cpus: float | None, cgroup: Cgroup) -> float:
+    """Return the CPUs of this container: the lowest of its affinity, its cgroup quota, and the limit or request."""
+    limits = (planned_cpus, cgroup.read_cpu_quota(), float(len(os.sched_getaffinity(0))))
+    return min(limit for limit in limits if limit is not None)
 
 
 @dataclass(frozen=True)

@@ -96,7 +96,7 @@ class Dataset(ModelWithRules):
         default=None,
         ge=0,
         le=64,
-        description="Data loader processes per rank (default: CPU cores / ranks - 1, from 1 to 8).",
+        description="Data loader processes per rank (default: CPUs of the container / ranks - 1, from 1 to 8).",
     )
 
     rules: ClassVar[tuple[CrossFieldRule["Dataset"], ...]] = (

@@ -80,7 +80,6 @@ class Network(Model):
 
 
 HANG_SECONDS = 300  # default time limit of one step; one sixth of the default ddpTimeout
-DEFAULT_SHM_BYTES = 2 * 1024**3
 
 
 class RestartPolicy(Model):
@@ -151,7 +150,8 @@ class FineTuneJobSpec(ModelWithRules):
     )
     shm_size: Quantity | None = Field(
         default=None,
-        description="Size of /dev/shm; counts against the memory limit (default: half of it, or 2Gi without a limit).",
+        description="Size of /dev/shm; counts against the memory limit (default: half of it; without a limit, the"
+        " memory of the Kubernetes node).",
     )
     image: NonEmpty | None = Field(
         default=None, description="Image of the pods (default: the trainer image of the operator's release)."
@@ -231,12 +231,15 @@ class FineTuneJobSpec(ModelWithRules):
         return max(1, count_devices(self.resources.limits))
 
     @property
-    def shm_bytes(self) -> int:
-        """Size of /dev/shm in bytes; by default half of the memory limit, because the limit includes its contents."""
+    def shm_bytes(self) -> int | None:
+        """Size of /dev/shm in bytes; by default half of the memory limit, because the limit includes its contents.
+
+        None without a memory limit: then the kubelet limits it to the memory of the Kubernetes node.
+        """
         if self.shm_size is not None:
             return int(parse_quantity(self.shm_size))
         memory = self.resources.limits.get("memory")
-        return DEFAULT_SHM_BYTES if memory is None else int(parse_quantity(memory) / 2)
+        return None if memory is None else int(parse_quantity(memory) / 2)
 
     @property
     def hang_seconds(self) -> int:

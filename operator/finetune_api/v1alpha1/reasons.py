@@ -259,8 +259,8 @@ class Reason(StrEnum):
     DRIVER_MISMATCH = (
         "DriverMismatch",
         Fault.INFRASTRUCTURE,
-        "The driver of a Kubernetes node is incompatible with the image or the GPU.",
-        "update the driver of the Kubernetes node, or change spec.image",
+        "The driver or the GPU of a Kubernetes node is incompatible with the image.",
+        "update the driver, choose other GPUs with podTemplate.nodeSelector, or change spec.image",
     )
     NODE_LOST = (
         "NodeLost",

@@ -8,7 +8,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from finetune_cli.local.environment import LOOPBACK, NodePlacement, build_environment, find_free_ports
+from finetune_cli.local.environment import (
+    LOOPBACK,
+    NodePlacement,
+    build_environment,
+    count_cpus_per_node,
+    find_free_ports,
+)
 from finetune_cli.local.parent_watchdog import ParentWatchdog
 from finetune_cli.local.pod import LocalPod, NodeProcessSpec
 from finetune_cli.local.state_store import StateStore
@@ -153,6 +159,7 @@ class LocalCluster:
             master_port=master_port,
             status_port=status_ports[node_rank],
             gpus=self._resources.gpus[node_rank],
+            cpus=count_cpus_per_node(len(self._resources.gpus)),
         )
         return NodeProcessSpec(
             command=self._resources.command,

@@ -1,5 +1,6 @@
 """Builds the environment variables of a local node from those of its pod."""
 
+import os
 import socket
 import sys
 from collections.abc import Mapping
@@ -13,7 +14,7 @@ from finetune_cli.local.gpus import CUDA_VISIBLE_DEVICES
 from finetune_cli.local.volume_mapping import LocalMount, map_to_local_path
 from finetune_operator import names
 from finetune_operator.observation.ownership import RawBody
-from finetune_operator.plan.pod_environment import SHARED_HUB_CACHES
+from finetune_operator.plan.pod_environment import SHARED_HUB_CACHES, compute_threads_per_rank
 
 LOOPBACK = "127.0.0.1"
 LOOPBACK_INTERFACE = "lo0" if sys.platform == "darwin" else "lo"
@@ -27,12 +28,13 @@ POD_ONLY_VALUES = {
 
 @dataclass(frozen=True)
 class NodePlacement:
-    """Mounts, ports and GPUs of one local node."""
+    """Mounts, ports, GPUs and CPUs of one local node."""
 
     mounts: tuple[LocalMount, ...]
     master_port: int
     status_port: int
     gpus: tuple[str, ...]
+    cpus: int
 
 
 def check_environment(spec: FineTuneJobSpec, inherited_env: Mapping[str, str]) -> None:
@@ -50,7 +52,7 @@ def build_environment(container: RawBody, placement: NodePlacement, inherited_en
     """Return the inherited environment, overridden by the container's variables with local paths and addresses."""
     inherited_values = {name: value for name, value in inherited_env.items() if not _is_reserved(name)}
     values = {variable["name"]: _resolve_value(variable, placement, inherited_env) for variable in container["env"]}
-    container_env = {name: value for name, value in values.items() if value is not None}
+    container_env = {name: value for name, value in values.items() if value is not None and name != names.ENV_GPUS}
     rendezvous = {"MASTER_ADDR": LOOPBACK, "MASTER_PORT": str(placement.master_port)}
     loopback = {f"{library}_SOCKET_IFNAME": LOOPBACK_INTERFACE for library in ("GLOO", "NCCL")}
     devices = {CUDA_VISIBLE_DEVICES: ",".join(placement.gpus)} if placement.gpus else {}
@@ -61,8 +63,27 @@ def build_environment(container: RawBody, placement: NodePlacement, inherited_en
         **{f"PET_{name}": value for name, value in rendezvous.items()},
         **loopback,
         **devices,
+        **_limit_cpus(container_env, placement.cpus),
         names.ENV_STATUS_PORT: str(placement.status_port),
     }
+
+
+def count_cpus_per_node(node_count: int) -> int:
+    """Return the CPUs that this process may use, divided by the nodes of the job; at least 1."""
+    has_affinity = hasattr(os, "sched_getaffinity")  # Linux only
+    cpus = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
+    return max(1, cpus // node_count)
+
+
+def _limit_cpus(container_env: Mapping[str, str], cpus: int) -> dict[str, str]:
+    """Return the variables that depend on the CPUs, limited to those of this host; a user's own value is kept."""
+    planned = container_env.get(names.ENV_CPUS)
+    available, ranks = float(cpus) if planned is None else min(float(planned), cpus), container_env["NPROC_PER_NODE"]
+    variables = {names.ENV_CPUS: f"{available:g}"}
+    operator_threads = compute_threads_per_rank(None if planned is None else float(planned), ranks=int(ranks))
+    if container_env["OMP_NUM_THREADS"] != str(operator_threads) or planned is None:
+        return variables
+    return {**variables, "OMP_NUM_THREADS": str(compute_threads_per_rank(available, ranks=int(ranks)))}
 
 
 def find_free_ports(count: int) -> list[int]:

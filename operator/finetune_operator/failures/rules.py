@@ -153,11 +153,17 @@ def rendezvous_failed(evidence: Evidence) -> Verdict | None:
     )
 
 
-_REPORTED_FAULTS = (Reason.STORAGE_FAULT, Reason.GPU_HARDWARE, Reason.NETWORK_FAULT)
+_REPORTED_FAULTS = (
+    Reason.STORAGE_FAULT,
+    Reason.GPU_HARDWARE,
+    Reason.GPU_UNAVAILABLE,
+    Reason.DRIVER_MISMATCH,
+    Reason.NETWORK_FAULT,
+)
 
 
 def reported_fault(evidence: Evidence) -> Verdict | None:
-    """Match a fault of storage, GPU or network that the trainer reported, regardless of the exception message."""
+    """Match a fault of storage, GPU, driver or network that the trainer reported, with any message."""
     if evidence.error_type not in _REPORTED_FAULTS:
         return None
     return Verdict(

@@ -7,6 +7,7 @@ from finetune_operator import names
 from finetune_operator.plan.object_metadata import Manifest
 from finetune_operator.plan.run_plan import GRACE_SECONDS, NodePlan, RunPlan
 
+_NVIDIA_GPU = "nvidia.com/gpu"
 TORCHRUN_MARGIN_SECONDS = 10  # torchrun has to stop its ranks before the kubelet sends SIGKILL
 
 
@@ -30,7 +31,7 @@ def build_environment(run_plan: RunPlan, node: NodePlan) -> dict[str, str]:
     return {
         **torchrun,
         **{f"PET_{name}": value for name, value in torchrun.items()},
-        "OMP_NUM_THREADS": str(_compute_threads_per_rank(run_plan)),
+        "OMP_NUM_THREADS": str(compute_threads_per_rank(_read_cpus(run_plan), ranks=run_plan.nproc_per_node)),
         "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(GRACE_SECONDS - TORCHRUN_MARGIN_SECONDS),
         "HOME": names.TMP_DIR,
         "USER": names.USER,  # torch calls getuser() for its cache paths, which fails for a uid without a passwd entry
@@ -49,6 +50,7 @@ def build_environment(run_plan: RunPlan, node: NodePlan) -> dict[str, str]:
         names.ENV_STATUS_PORT: str(names.STATUS_PORT),
         names.ENV_GRACE_SECONDS: str(GRACE_SECONDS),
         names.ENV_HANG_SECONDS: str(run_plan.spec.hang_seconds),
+        **_build_device_environment(run_plan),
         **_build_network_environment(run_plan),
         **_build_secret_environment(run_plan),
     }
@@ -89,7 +91,22 @@ def _build_network_environment(run_plan: RunPlan) -> dict[str, str]:
     return variables
 
 
-def _compute_threads_per_rank(run_plan: RunPlan) -> int:
-    """Return the CPU limit divided by the ranks of the node; 1 without a limit, as in torchrun."""
-    cores = run_plan.spec.resources.limits.get("cpu")
-    return max(1, math.floor(parse_quantity(cores) / run_plan.nproc_per_node)) if cores is not None else 1
+def _build_device_environment(run_plan: RunPlan) -> dict[str, str]:
+    """Return the CPUs and NVIDIA GPUs of the container, which the trainer compares with those that it finds."""
+    cpus, gpus = _read_cpus(run_plan), run_plan.spec.resources.limits.get(_NVIDIA_GPU)
+    return {
+        **({names.ENV_CPUS: f"{cpus:g}"} if cpus is not None else {}),
+        **({names.ENV_GPUS: str(int(parse_quantity(gpus)))} if gpus is not None and parse_quantity(gpus) else {}),
+    }
+
+
+def _read_cpus(run_plan: RunPlan) -> float | None:
+    """Return the CPU limit of the container, otherwise its request, otherwise None."""
+    resources = run_plan.spec.resources
+    cpus = resources.limits.get("cpu", resources.requests.get("cpu"))
+    return None if cpus is None else parse_quantity(cpus)
+
+
+def compute_threads_per_rank(cpus: float | None, *, ranks: int) -> int:
+    """Return the CPUs divided by the ranks of the node, at least 1; 1 if the CPUs are unknown, as in torchrun."""
+    return max(1, math.floor(cpus / ranks)) if cpus is not None else 1

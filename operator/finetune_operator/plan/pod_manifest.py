@@ -118,9 +118,14 @@ def _build_volumes(run_plan: RunPlan) -> list[Manifest]:
         *([{"name": "output", "persistentVolumeClaim": claim}] if claim else []),
         {"name": "run", "emptyDir": {}},
         {"name": "tmp", "emptyDir": {}},
-        {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": str(run_plan.spec.shm_bytes)}},
+        {"name": "shm", "emptyDir": _build_memory_volume(run_plan.spec.shm_bytes)},
         *(_build_volume(volume) for volume in run_plan.spec.volumes),
     ]
+
+
+def _build_memory_volume(size_bytes: int | None) -> Manifest:
+    """Return the source of a volume in memory; without a size, the kubelet limits it to the node's memory."""
+    return {"medium": "Memory"} if size_bytes is None else {"medium": "Memory", "sizeLimit": str(size_bytes)}
 
 
 def _build_volume(volume: Volume) -> Manifest:

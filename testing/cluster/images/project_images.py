@@ -21,7 +21,13 @@ from lockfile import read_locks
 from testing.cluster.host.cache import Cache
 from testing.cluster.host.commands import HarnessError, run, stage, try_run
 from testing.cluster.host.debian_packages import IMAGE_BUILDING, ensure_packages
-from testing.cluster.images.base_image import ensure_root_file_system
+from testing.cluster.images.apt_settings import (
+    read_host_apt_settings,
+    read_host_mirrors,
+    render_apt_settings,
+    select_mirrors,
+)
+from testing.cluster.images.base_image import SUITE, ensure_root_file_system
 from testing.cluster.images.oci import keep_newest_image_uncompressed
 from testing.cluster.node.nodes import unmount_below
 
@@ -54,6 +60,8 @@ class ImageBuilder:
     cache: Cache
     repository: Path = REPOSITORY
     tag: str = "dev"
+    torch: str = ""
+    """Lock file of torch in the trainer image; empty: chosen by TORCH and local wheels."""
 
     def build(self, target: str) -> Path:
         """Return the image as an archive or OCI layout, rebuilt only if its content key has changed."""
@@ -90,7 +98,7 @@ class ImageBuilder:
         """Build the image with buildah and write it as an OCI layout, a folder of blobs."""
         ensure_packages(IMAGE_BUILDING)
         with stage(f"build image {target}"):
-            self.build_image(target, base=self.ensure_base_image())
+            self.build_image(target)
         with stage(f"write image {target}"):
             self.write_layout(target, layout)
         self.prune_image_store()
@@ -114,13 +122,13 @@ class ImageBuilder:
             key_hash.update(" ".join(sorted(path.name for path in folder.glob("*.whl"))).encode())
         return key_hash.hexdigest()
 
-    def run_buildah(self, *arguments: str | Path) -> str:
+    def run_buildah(self, *arguments: str | Path, stdin: str | None = None) -> str:
         storage = self.cache.images
-        return run("buildah", "--root", storage / "storage", "--runroot", storage / "run", *arguments)
+        return run("buildah", "--root", storage / "storage", "--runroot", storage / "run", *arguments, stdin=stdin)
 
-    def ensure_base_image(self) -> str:
+    def ensure_base_image(self, *, with_apt: bool) -> str:
         """Return the name of the base image, imported into the image store once per archive."""
-        archive = ensure_root_file_system(self.cache)
+        archive = ensure_root_file_system(self.cache, with_apt=with_apt)
         name = f"{BASE_NAME}:{archive.stem}-{archive.stat().st_mtime_ns}"
         if name not in self.run_buildah("images", "--format", "{{.Name}}:{{.Tag}}").split():
             container = self.run_buildah("from", "scratch").strip()
@@ -129,16 +137,16 @@ class ImageBuilder:
             self.run_buildah("commit", "--quiet", "--rm", container, name)
         return name
 
-    def build_image(self, target: str, *, base: str) -> None:
-        """Build one target; the host's pip settings are passed as secrets, so that layers do not depend on them."""
+    def build_image(self, target: str) -> None:
+        """Build one target; the host's pip and apt settings are passed as secrets: layers do not depend on them."""
         wheel_folders = find_wheel_folders(REPOSITORY, os.environ)
-        torch = select_image_torch(wheel_folders)
+        torch = self.torch or select_image_torch(wheel_folders)
+        base = self.ensure_base_image(with_apt=target == "trainer" and torch == "torch")
         with tempfile.TemporaryDirectory() as scratch, serve_folders(wheel_folders) as find_links:
-            settings = Path(scratch) / "pip.conf"
-            settings.write_text(render_pip_settings(read_host_pip_settings(), find_links=find_links))
+            secrets = write_secrets(Path(scratch), find_links=find_links)
             self.run_buildah(
                 *("build", "--layers", "--pull-never", "--isolation", "chroot", "--network", "host"),
-                *("--secret", f"id=pip.conf,src={settings}", "--secret", f"id=certificates,src={CERTIFICATES}"),
+                *(word for name, path in secrets.items() for word in ("--secret", f"id={name},src={path}")),
                 *("--build-arg", f"BASE_IMAGE={base}", "--build-arg", f"TORCH={torch}"),
                 *("--target", target, "--tag", get_image_name(target, tag=self.tag)),
                 self.repository,
@@ -151,6 +159,19 @@ class ImageBuilder:
             *(get_image_name(target, tag=self.tag), f"oci:{layout}:{get_image_name(target, tag=self.tag)}"),
         )
         keep_newest_image_uncompressed(layout)
+
+
+def write_secrets(folder: Path, *, find_links: tuple[str, ...]) -> dict[str, Path]:
+    """Write the host's settings of pip and apt, and return the files of all secrets by their names."""
+    mirrors = select_mirrors(read_host_mirrors(), suite=SUITE)
+    contents = {
+        "pip.conf": render_pip_settings(read_host_pip_settings(), find_links=find_links),
+        "apt.conf": render_apt_settings(read_host_apt_settings(), has_mirrors=bool(mirrors)),
+        "sources.list": "".join(f"{line}\n" for line in mirrors),
+    }
+    for name, content in contents.items():
+        (folder / name).write_text(content)
+    return {**{name: folder / name for name in contents}, "certificates": CERTIFICATES}
 
 
 @contextmanager

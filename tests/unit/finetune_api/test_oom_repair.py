@@ -220,7 +220,7 @@ def test_memory_request_equal_to_the_limit_is_raised_with_it() -> None:
 @pytest.mark.parametrize(
     ("job_spec", "first_repair"),
     [
-        pytest.param(build_single_rank_spec(), "shmSize 2Gi -> 4Gi", id="default without a limit"),
+        pytest.param(build_single_rank_spec(shmSize="2Gi"), "shmSize 2Gi -> 4Gi", id="no memory limit"),
         pytest.param(build_spec_with_memory_limit("3Gi"), "shmSize 1536Mi -> 3Gi", id="half of the limit by default"),
         pytest.param(build_spec_with_memory_limit(shmSize="12Gi"), "shmSize 12Gi -> 16Gi", id="bounded by the limit"),
     ],
@@ -230,6 +230,13 @@ def test_shared_memory_is_doubled_once_before_loader_processes_are_reduced(
 ) -> None:
     assert list_repair_descriptions(job_spec, reason=SHM) == [
         first_repair,
+        "dataset.numWorkers default -> 1",
+        "dataset.numWorkers 1 -> 0",
+    ]
+
+
+def test_shared_memory_without_a_size_is_not_doubled() -> None:
+    assert list_repair_descriptions(build_single_rank_spec(), reason=SHM) == [
         "dataset.numWorkers default -> 1",
         "dataset.numWorkers 1 -> 0",
     ]
@@ -271,6 +278,13 @@ def test_container_limits_of_a_command_can_be_raised() -> None:
         ),
         pytest.param(
             job(**command({"script": "a.py"})).spec,
+            SHM,
+            {"batch": None},
+            "shared memory had no other limit than the memory of the Kubernetes node: start fewer loader processes",
+            id="shared memory without a size",
+        ),
+        pytest.param(
+            job(**command({"script": "a.py"}), shmSize="2Gi").spec,
             SHM,
             {"batch": None},
             "shared memory had 2Gi: raise shmSize, or start fewer loader processes",

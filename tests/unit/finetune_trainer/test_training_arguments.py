@@ -1,5 +1,6 @@
 """Test the TrainingArguments of a training plan."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,7 +10,14 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 
 from finetune_api.v1alpha1.job import TrainerSpec
-from finetune_trainer.training_arguments import DeviceConfig, build_training_arguments
+from finetune_trainer.cgroup import Cgroup
+from finetune_trainer.distributed.rank_context import Ranks
+from finetune_trainer.training_arguments import (
+    DeviceConfig,
+    build_training_arguments,
+    choose_loader_workers,
+    count_cpus,
+)
 from finetune_trainer.training_plan import plan_training
 from testing.builders.jobs import spec as build_spec
 
@@ -55,3 +63,42 @@ def test_training_fields_of_the_spec_are_passed_as_training_arguments(tmp_path: 
     assert (args.ddp_timeout, args.average_tokens_across_devices, args.dataloader_num_workers) == (99, False, 3)
     assert (args.per_device_train_batch_size, args.gradient_accumulation_steps) == (2, 4)
     assert (args.bf16, args.fp16, args.max_steps) == (True, False, 6)
+
+
+@pytest.mark.parametrize(
+    ("planned", "quota", "cpus"),
+    [
+        pytest.param(None, "max 100000", 3.0, id="affinity"),
+        pytest.param(None, "150000 100000", 1.5, id="quota of the container"),
+        pytest.param(2.0, "max 100000", 2.0, id="request of the pod"),
+        pytest.param(64.0, "max 100000", 3.0, id="request above the affinity"),
+    ],
+)
+def test_cpus_are_the_lowest_of_affinity_quota_and_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, planned: float | None, quota: str, cpus: float
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2})
+    (tmp_path / "cpu.max").write_text(quota)
+
+    assert count_cpus(planned, Cgroup(tmp_path, tmp_path / "no file")) == cpus
+
+
+@pytest.mark.parametrize(
+    ("cpus", "local_ranks", "workers"),
+    [
+        pytest.param(96.0, 8, 8, id="at most eight"),
+        pytest.param(16.0, 4, 3, id="one CPU for the rank itself"),
+        pytest.param(16.0, 8, 1, id="two CPUs per rank"),
+        pytest.param(1.5, 8, 1, id="at least one"),
+    ],
+)
+def test_loader_workers_share_the_cpus_with_all_ranks(cpus: float, local_ranks: int, workers: int) -> None:
+    ranks = Ranks(rank=0, local_rank=0, local_world_size=local_ranks, world_size=local_ranks)
+
+    assert choose_loader_workers(TrainerSpec.model_validate(build_spec()), ranks, cpus=cpus) == workers
+
+
+def test_loader_workers_of_the_spec_are_used_with_any_number_of_cpus() -> None:
+    spec = TrainerSpec.model_validate(build_spec(dataset={**build_spec()["dataset"], "numWorkers": 5}))
+
+    assert choose_loader_workers(spec, Ranks(0, 0, 1, 1), cpus=1.0) == 5

@@ -4,18 +4,16 @@ Every step takes as long as its slowest rank, and some versions of NCCL cannot c
 """
 
 import platform
-import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
-from pathlib import Path
 
 import torch
 
+from finetune_trainer.distributed.gpu_requirements import read_driver_version
 from finetune_trainer.errors import MixedHardware
 from finetune_trainer.units import GIB
 
-_DRIVER_FILE = Path("/proc/driver/nvidia/version")  # version of the host's kernel module, independent of the image
 _PACKAGES = ("transformers", "accelerate", "peft")
 
 
@@ -39,7 +37,7 @@ def describe_rank_hardware(device: torch.device) -> RankHardware:
     properties = torch.cuda.get_device_properties(device)
     nccl = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
     memory_gib = round(properties.total_memory / GIB)
-    return RankHardware(properties.name, memory_gib, _read_driver_version(), torch.__version__, nccl, packages)
+    return RankHardware(properties.name, memory_gib, read_driver_version(), torch.__version__, nccl, packages)
 
 
 def check_same_hardware(rank_hardware: Sequence[RankHardware], *, ranks_per_node: int) -> None:
@@ -70,11 +68,3 @@ def _format_nodes(ranks: Sequence[int], ranks_per_node: int) -> str:
         rank_list = "" if len(on_node) == ranks_per_node else f" rank {', '.join(map(str, on_node))}"
         parts.append(f"node {node}{rank_list}")
     return ", ".join(parts)
-
-
-def _read_driver_version() -> str:
-    try:
-        match = re.search(r"\d+\.\d+(?:\.\d+)?", _DRIVER_FILE.read_text())
-    except OSError:  # no NVIDIA GPU, or the container runtime hides the file
-        return ""
-    return match[0] if match else ""

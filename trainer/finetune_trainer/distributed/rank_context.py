@@ -62,6 +62,10 @@ class RankContext:
     namespace: str
     job: str
     attempt: int
+    planned_cpus: float | None = None
+    """CPUs of the container: its limit or its request; None if it has neither."""
+    planned_gpus: int = 0
+    """NVIDIA GPUs in the limits of the container."""
 
     @classmethod
     def from_environment(cls, env: Mapping[str, str]) -> "RankContext":
@@ -77,4 +81,6 @@ class RankContext:
             namespace=read_text(env, contract.NAMESPACE),
             job=read_text(env, contract.JOB),
             attempt=read_int(env, contract.ATTEMPT),
+            planned_cpus=float(env[contract.CPUS]) if contract.CPUS in env else None,
+            planned_gpus=int(env.get(contract.GPUS, "0")),
         )

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from deepspeed import ops
 from deepspeed.comm import init_distributed
-from deepspeed.ops import __compatible_ops__ as compatible_ops
 from deepspeed.runtime.zero import GatheredParameters
 from deepspeed.utils import (
     safe_get_full_fp32_param,
@@ -34,8 +34,9 @@ def init_deepspeed(backend: str) -> None:
 
     Call it before a model is loaded, because ZeRO-3 shards the model while loading.
     """
-    # On CPU DeepSpeed would compile its own all-reduce at first use, which takes a minute and needs a compiler.
-    compatible_ops["deepspeed_shm_comm"] = False
+    # DeepSpeed reads its table of ops only to decide whether to compile its own all-reduce for CPUs, which takes a
+    # minute. Assigned before the first access, an empty table avoids the probes of all ops, which print warnings.
+    ops.__compatible_ops__ = {}
     init_distributed(backend, auto_mpi_discovery=False, verbose=False)
 
 

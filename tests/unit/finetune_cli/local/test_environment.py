@@ -1,5 +1,7 @@
 """Tests of the GPUs, ports and environment variables of local nodes."""
 
+import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +9,13 @@ import pytest
 
 from finetune_api.v1alpha1.job import FineTuneJob
 from finetune_cli.errors import BadInput
-from finetune_cli.local.environment import NodePlacement, build_environment, check_environment, find_free_ports
+from finetune_cli.local.environment import (
+    NodePlacement,
+    build_environment,
+    check_environment,
+    count_cpus_per_node,
+    find_free_ports,
+)
 from finetune_cli.local.gpus import divide_gpus, find_gpus
 from finetune_cli.local.volume_mapping import LocalMount
 from finetune_operator.plan.pod_manifest import build_pod
@@ -25,6 +33,7 @@ PLACEMENT = NodePlacement(
     master_port=41000,
     status_port=41002,
     gpus=("2", "3"),
+    cpus=6,
 )
 
 
@@ -121,7 +130,7 @@ def test_torchrun_variables_of_the_caller_are_not_inherited() -> None:
 
 
 def test_cuda_visible_devices_is_not_set_without_gpus() -> None:
-    placement = NodePlacement(PLACEMENT.mounts, 1, 2, gpus=())
+    placement = replace(PLACEMENT, gpus=())
     assert "CUDA_VISIBLE_DEVICES" not in build_node_environment(job(), placement=placement)
 
 
@@ -140,3 +149,32 @@ def test_ports_are_distinct_and_unprivileged() -> None:
 
     assert len(set(ports)) == 20
     assert all(1024 <= port < 65536 for port in ports)
+
+
+@pytest.mark.parametrize(
+    ("fields", "threads", "cpus"),
+    [
+        pytest.param({}, "1", "6", id="no limit"),
+        pytest.param({"resources": {"limits": {"cpu": "4"}}}, "2", "4", id="limit below the CPUs of this host"),
+        pytest.param({"resources": {"requests": {"cpu": "32"}}}, "3", "6", id="request above the CPUs of this host"),
+        pytest.param(
+            {"resources": {"limits": {"cpu": "32"}}, "env": [{"name": "OMP_NUM_THREADS", "value": "5"}]},
+            "5",
+            "6",
+            id="threads of the user",
+        ),
+    ],
+)
+def test_threads_are_limited_by_the_cpus_of_this_host(fields: dict[str, Any], threads: str, cpus: str) -> None:
+    variables = build_node_environment(job(nprocPerNode=2, **fields))
+
+    assert (variables["OMP_NUM_THREADS"], variables["FINETUNE_CPUS"]) == (threads, cpus)
+
+
+def test_gpus_in_the_limits_are_not_expected_on_this_host() -> None:
+    assert "FINETUNE_GPUS" not in build_node_environment(job(resources={"limits": {"nvidia.com/gpu": 2}}))
+
+
+def test_cpus_of_this_host_are_divided_among_the_nodes() -> None:
+    assert count_cpus_per_node(1) == len(os.sched_getaffinity(0))
+    assert count_cpus_per_node(10**6) == 1

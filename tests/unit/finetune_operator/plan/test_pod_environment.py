@@ -54,19 +54,31 @@ def test_jobs_of_one_claim_share_downloads_but_neither_login_token_nor_code() ->
 
 
 @pytest.mark.parametrize(
-    ("limits", "nproc_per_node", "threads"),
+    ("resources", "nproc_per_node", "threads", "cpus"),
     [
-        pytest.param({}, 2, "1", id="no limit: default of torchrun"),
-        pytest.param({"cpu": "8"}, 2, "4", id="divided evenly"),
-        pytest.param({"cpu": 7}, 2, "3", id="rounded down"),
-        pytest.param({"cpu": "1500m"}, 4, "1", id="at least one"),
+        pytest.param({}, 2, "1", None, id="neither limit nor request: default of torchrun"),
+        pytest.param({"limits": {"cpu": "8"}}, 2, "4", "8", id="divided evenly"),
+        pytest.param({"limits": {"cpu": 7}}, 2, "3", "7", id="rounded down"),
+        pytest.param({"limits": {"cpu": "1500m"}}, 4, "1", "1.5", id="at least one"),
+        pytest.param({"requests": {"cpu": "96"}, "limits": {"nvidia.com/gpu": 8}}, 8, "12", "96", id="request"),
+        pytest.param({"requests": {"cpu": "2"}, "limits": {"cpu": "16"}}, 2, "8", "16", id="limit above the request"),
     ],
 )
-def test_omp_num_threads_is_the_cpu_limit_per_rank(limits: dict[str, Any], nproc_per_node: int, threads: str) -> None:
-    assert (
-        read_environment_variables(resources={"limits": limits}, nprocPerNode=nproc_per_node)["OMP_NUM_THREADS"]
-        == threads
-    )
+def test_threads_per_rank_are_a_share_of_the_cpu_limit_or_request(
+    resources: dict[str, Any], nproc_per_node: int, threads: str, cpus: str | None
+) -> None:
+    variables = read_environment_variables(resources=resources, nprocPerNode=nproc_per_node)
+
+    assert variables["OMP_NUM_THREADS"] == threads
+    assert variables.get("FINETUNE_CPUS") == cpus
+
+
+@pytest.mark.parametrize(
+    ("limits", "gpus"),
+    [({"nvidia.com/gpu": 8}, "8"), ({"nvidia.com/gpu": 0}, None), ({"amd.com/gpu": 8}, None), ({}, None)],
+)
+def test_nvidia_gpus_of_the_limits_are_passed_to_the_trainer(limits: dict[str, Any], gpus: str | None) -> None:
+    assert read_environment_variables(resources={"limits": limits}).get("FINETUNE_GPUS") == gpus
 
 
 @pytest.mark.parametrize(

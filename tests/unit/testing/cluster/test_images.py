@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from testing.cluster.host.cache import Cache
+from testing.cluster.host.commands import HarnessError
+from testing.cluster.images.apt_settings import render_apt_settings, select_mirrors
 from testing.cluster.images.oci import keep_newest_image_uncompressed, stream_missing, write_single_layer_image
 from testing.cluster.images.project_images import (
     BUILD_FILES,
@@ -21,6 +23,7 @@ from testing.cluster.images.project_images import (
     list_source_files,
     render_pip_settings,
 )
+from testing.cuda_image import build
 
 
 def list_member_names(archive: bytes) -> set[str]:
@@ -192,3 +195,74 @@ def test_files_that_the_dockerfile_copies_are_in_the_content_key() -> None:
 def test_base_image_build_argument_is_set_only_if_the_environment_sets_it() -> None:
     assert build_docker_arguments({}) == ()
     assert build_docker_arguments({"BASE_IMAGE": "x@sha256:1"}) == ("--build-arg", "BASE_IMAGE=x@sha256:1")
+
+
+APT_DUMP = """APT::Architecture "amd64";
+Acquire::http "";
+Acquire::http::Proxy "http://proxy.example:3128";
+Acquire::https::Proxy::mirror.example "DIRECT";
+Acquire::https::CaInfo "/home/me/certificates.pem";
+Acquire::Retries "3";
+Acquire::Check-Date "false";
+Acquire::IndexTargets::deb::Packages::MetaKey "$(COMPONENT)/binary-$(ARCHITECTURE)/Packages";
+Dir::Cache "var/cache/apt";
+"""
+
+
+def test_apt_settings_contain_proxies_of_the_host_and_the_certificates_of_the_secret() -> None:
+    assert render_apt_settings(APT_DUMP, has_mirrors=True).splitlines() == [
+        'Acquire::http::Proxy "http://proxy.example:3128";',
+        'Acquire::https::Proxy::mirror.example "DIRECT";',
+        'Acquire::Retries "3";',
+        'Acquire::Check-Date "false";',
+        'Acquire::https::CaInfo "/run/secrets/certificates";',
+        'APT::Sandbox::User "root";',
+        'Dir::Etc::SourceList "/run/secrets/sources.list";',
+        'Dir::Etc::SourceParts "-";',
+    ]
+
+
+def test_apt_of_the_image_keeps_its_sources_without_mirrors_of_the_host() -> None:
+    assert "SourceList" not in render_apt_settings("", has_mirrors=False)
+
+
+def test_mirrors_are_those_of_debian_of_the_same_release() -> None:
+    lines = (
+        "deb http://mirror.example/debian bookworm main",
+        "deb http://mirror.example/debian bookworm main",
+        "deb http://mirror.example/debian bookworm-updates main",
+        "deb http://mirror.example/debian-security bookworm-security main",
+        "deb http://mirror.example/debian bookworm contrib",
+        "deb http://mirror.example/debian trixie main",
+        "deb http://packages.example/tool nodistro main",
+        "",
+    )
+
+    selected = select_mirrors("\n".join(lines), suite="bookworm")
+
+    assert selected == (lines[0], lines[2], lines[3])
+
+
+@pytest.mark.parametrize("torch", ["torch", "torch-cpu", "torch-cuda12"])
+def test_dockerfile_has_a_stage_with_debian_packages_for_each_build_of_torch(torch: str) -> None:
+    dockerfile = (REPOSITORY / "Dockerfile").read_text()
+    parents = {line.split()[3]: line.split()[1] for line in dockerfile.splitlines() if line.startswith("FROM ")}
+
+    assert parents["trainer-dependencies"] == "system-${TORCH}"
+    assert parents[f"system-{torch}"] == ("system-torch" if torch == "torch-cuda12" else "base")
+
+
+def test_only_the_stage_for_gpus_installs_debian_packages() -> None:
+    dockerfile = (REPOSITORY / "Dockerfile").read_text()
+    stages = {stage.split("\n", 1)[0].split()[-1]: stage for stage in dockerfile.split("\nFROM ")[1:]}
+
+    assert [name for name, stage in stages.items() if "apt-get install" in stage] == ["system-torch"]
+    for package in ("libibverbs1", "ibverbs-providers", "librdmacm1", "libnuma1", "gcc", "libc6-dev"):
+        assert f" {package} " in stages["system-torch"]
+
+
+def test_missing_disk_space_is_reported_before_the_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "REQUIRED_BYTES", 1 << 60)
+
+    with pytest.raises(HarnessError, match=r"GiB of free space, but building the image needs 1073741824 GiB: free"):
+        build.check_free_space(ImageBuilder(Cache(tmp_path)))
