@@ -11,7 +11,8 @@ from collections.abc import Callable
 from benchmarks.load.job_bodies import JOBS_PATH, PODS_PATH, build_job_body, build_terminated_pod
 from benchmarks.soak.requests import CONFLICT, NOT_FOUND, call, create, delete, update
 from benchmarks.soak.scripts import RESTART_POLICY, SUSPENSIONS, JobPlan, ScriptAction, build_container_exit
-from benchmarks.soak.state import SUSPENSION, AttemptKey, SoakState, get_shm_size, is_running
+from benchmarks.soak.state import SUSPENSION, AttemptKey, SoakState, get_shm_bytes, is_running
+from finetune_api.v1alpha1.quantity import parse_quantity
 from finetune_operator import names
 from finetune_operator.kube.api_client import ApiClient, ApiError
 
@@ -138,9 +139,9 @@ class ScriptRunner:
         if attempt is None:
             return
         pod = state.pods[names.pod_name(plan.name, attempt[1], 0)]
-        expected = str(int(shm_size.removesuffix("Mi")) * 2**20)
-        if get_shm_size(pod) != expected:
-            state.problems.append(f"{pod['metadata']['name']} has shm {get_shm_size(pod)}, edited to {expected}")
+        expected = int(parse_quantity(shm_size))
+        if get_shm_bytes(pod) != expected:
+            state.problems.append(f"{pod['metadata']['name']} has shm {get_shm_bytes(pod)}, edited to {expected}")
 
     async def _wait_until(self, predicate: Callable[[], bool]) -> bool:
         """Return whether the predicate becomes true in time."""

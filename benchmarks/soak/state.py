@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from benchmarks.load.job_bodies import JOBS_PATH, RawBody
 from benchmarks.rig import NAMESPACE
 from benchmarks.soak.scripts import DELETED, JobPlan
+from finetune_api.v1alpha1.quantity import parse_quantity
 from finetune_operator import names
 from finetune_operator.kube.api_client import ApiClient
 from finetune_operator.kube.cluster import collection_path
@@ -154,7 +155,7 @@ class SoakState:
                 f"{pod['metadata']['name']} has the image {image}, its job began with {self._images[uid]}"
             )
         for peer in self._list_pods_of_job(uid):
-            if get_attempt(peer) == get_attempt(pod) and get_shm_size(peer) != get_shm_size(pod):
+            if get_attempt(peer) == get_attempt(pod) and get_shm_bytes(peer) != get_shm_bytes(pod):
                 self.problems.append(f"{peer['metadata']['name']} and {pod['metadata']['name']} have different specs")
 
     def _check_older_attempts(self, pod: RawBody) -> None:
@@ -194,8 +195,11 @@ def get_attempt(pod: RawBody) -> int:
     return int(pod["metadata"]["labels"][names.ATTEMPT])
 
 
-def get_shm_size(pod: RawBody) -> str | None:
-    """Return the size of /dev/shm, which the soak test edits while a job is suspended."""
+def get_shm_bytes(pod: RawBody) -> int | None:
+    """Return the size of /dev/shm, which the soak test edits while a job is suspended.
+
+    The API server writes quantities in a form of its own: 393216000 becomes 393216k.
+    """
     volumes = pod["spec"].get("volumes", ())
     sizes = (volume["emptyDir"].get("sizeLimit") for volume in volumes if volume["name"] == "shm")
-    return next(sizes, None)
+    return next((int(parse_quantity(size)) for size in sizes if size is not None), None)
