@@ -202,6 +202,13 @@ def test_a_victim_is_not_the_root_cause_even_if_it_failed_first() -> None:
     assert (verdict.reason, verdict.evidence) == ("RankKilled", root_cause)
 
 
+@pytest.mark.parametrize("reason", ["StorageFault", "DriverMismatch", "GpuUnavailable", "GpuHardware", "NetworkFault"])
+def test_fault_that_the_trainer_reports_is_the_reason_whatever_its_message(reason: str) -> None:
+    verdict = judge_node(node_evidence(outcome="failed", error_type=reason, message="out of ideas"))
+
+    assert verdict.reason == reason
+
+
 def test_hanging_node_is_the_root_cause_and_the_waiting_node_is_its_victim() -> None:
     waiting = node_evidence(
         node_rank=0,
