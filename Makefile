@@ -53,7 +53,7 @@ test-matrix: setup ## run end-to-end tests on other Kubernetes versions and with
 	@$(RUN) tools/run_matrix.py --only "$(ONLY)"
 test-upgrade: setup ## upgrade and roll back the operator with jobs in every state; ARGS="--directions this-next,next-this"
 	@$(RUN) -m testing.upgrade $(ARGS)
-test-image-cuda: setup ## build the trainer image with torch for CUDA and examine it without a GPU; 3 GB of downloads, 22 GiB of disk
+test-image-cuda: setup ## build the trainer image with torch for CUDA and examine it without a GPU; 3 GB of downloads, 24 GiB of disk
 	@$(RUN) -m pytest -q -s --color=no tests/cuda_image
 fuzz: setup ## run passes and parsers on random pods, jobs and messages; EXAMPLES=200000 SEED=0 MINUTES=25
 	@$(RUN) -m testing.fuzz --passes $(or $(EXAMPLES),200000) $(if $(SEED),--seed $(SEED)) \

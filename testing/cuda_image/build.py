@@ -15,7 +15,7 @@ from testing.cluster.host.debian_packages import IMAGE_BUILDING, ensure_packages
 from testing.cluster.images.project_images import ImageBuilder, can_use_buildah, get_image_name
 from testing.cluster.node.nodes import unmount_below
 
-REQUIRED_BYTES = 22 << 30  # the packages, and two copies of them while buildah commits their layer
+REQUIRED_BYTES = 24 << 30  # the packages and three copies of them while buildah commits their layer, 5.7 GB each
 USER = "1000:1000"
 
 
@@ -78,7 +78,7 @@ def check_free_space(builder: ImageBuilder) -> None:
 
 
 def remove_layers(builder: ImageBuilder) -> None:
-    """Remove the image store, but not the archive of the base image."""
+    """Remove the image store and copies of its layers, but not the archive of the base image."""
     unmount_below(builder.cache.images)
-    for name in ("storage", "run"):
+    for name in ("storage", "run", "tmp"):
         shutil.rmtree(builder.cache.images / name, ignore_errors=True)

@@ -123,8 +123,14 @@ class ImageBuilder:
         return key_hash.hexdigest()
 
     def run_buildah(self, *arguments: str | Path, stdin: str | None = None) -> str:
-        storage = self.cache.images
-        return run("buildah", "--root", storage / "storage", "--runroot", storage / "run", *arguments, stdin=stdin)
+        """Run buildah and return its output; copies of layers are written to the cache, not to /var/tmp."""
+        images = self.cache.images
+        (images / "tmp").mkdir(parents=True, exist_ok=True)
+        return run(
+            *("buildah", "--root", images / "storage", "--runroot", images / "run", *arguments),
+            environment={"TMPDIR": str(images / "tmp")},
+            stdin=stdin,
+        )
 
     def ensure_base_image(self, *, with_apt: bool) -> str:
         """Return the name of the base image, imported into the image store once per archive."""
