@@ -44,7 +44,7 @@ def main() -> None:
         "build_tools": {name: can_import(name) for name in ("pip", "setuptools")},
         "nccl_libraries": {name: can_open(name) for name in list_opened_libraries(find_library("libnccl.so.2"))},
         "opened": {path.name: can_open(str(path)) for path in list_required_libraries()},
-        "dmabuf": hasattr(ctypes.CDLL("libibverbs.so.1"), "ibv_reg_dmabuf_mr"),
+        "dmabuf": can_open("libibverbs.so.1") and hasattr(ctypes.CDLL("libibverbs.so.1"), "ibv_reg_dmabuf_mr"),
         "unresolved": find_unresolved_libraries(("torch", "nvidia")),
         "compiled": {"stub": compile_stub(), "driver": compile_triton_driver()},
         "deepspeed_output": start_deepspeed(),
