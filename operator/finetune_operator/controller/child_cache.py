@@ -46,6 +46,10 @@ class ChildCache:
         """Handle a service event of an informer."""
         self._update_index(self._services, old_service, new_service)
 
+    def list_keys(self) -> set[JobKey]:
+        """Return the keys of all jobs of which a pod or Service exists."""
+        return {*self._pods, *self._services}
+
     def pods(self, key: JobKey) -> tuple[RawBody, ...]:
         """Return the existing pods of all attempts of the job."""
         return tuple(self._pods.get(key, {}).values())

@@ -11,6 +11,7 @@ from finetune_operator.controller.child_cache import ChildCache, JobKey, get_own
 from finetune_operator.controller.expectations import EXPECTATION_TIMEOUT_SECONDS, Expectations
 from finetune_operator.controller.gather import CachedState
 from finetune_operator.controller.job_cache import JobCache, get_job_key, get_namespaced_name
+from finetune_operator.controller.orphans import OrphanSweeper
 from finetune_operator.controller.progress_poller import ProgressPoller
 from finetune_operator.controller.reconcile import PassDependencies, reconcile, reconcile_degraded
 from finetune_operator.controller.workqueue import QueueClosed, WorkQueue
@@ -59,6 +60,7 @@ class Controller:
         self.queue: WorkQueue[JobKey] = WorkQueue(on_wait=metrics.queue_wait.observe)
         self.children = ChildCache(on_change=self.enqueue_debounced, current_attempt=self.jobs.current_attempt)
         self.progress_poller = ProgressPoller(self.jobs, self.children, on_progress=self.enqueue)
+        self.orphan_sweeper = OrphanSweeper(dependencies.cluster, self.jobs, self.children)
         self._pod_informers = {
             namespace: Informer(
                 api,

@@ -181,6 +181,7 @@ class Manager:
         self._metrics.leader.set(1)
         self._workers = [group.create_task(self._controller.run_worker()) for _ in range(self._options.workers)]
         group.create_task(self._controller.progress_poller.run())
+        group.create_task(self._controller.orphan_sweeper.run())
         if self._election is not None:
             await self._election.renew_until_lost()
             if not self._controller.queue.closed:

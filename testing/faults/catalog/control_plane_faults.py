@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import tempfile
 import time
@@ -10,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from finetune_operator import names
 from testing.cluster.host.commands import HarnessError
 from testing.cluster.host.processes import terminate_processes
 from testing.fakes.dead_peer import drop_incoming_packets_of_process
@@ -20,12 +22,14 @@ from testing.faults.catalog.fault import (
     build_program_fields,
     make_program_fields,
 )
-from testing.faults.catalog.release_faults import CRD, apply_crd
+from testing.faults.catalog.pod_faults import recreate_job
+from testing.faults.catalog.release_faults import CRD, add_spec_field, apply_crd
 from testing.faults.catalog.start_faults import stop_dns
 from testing.faults.job_under_test import JobUnderTest, RawBody
 from testing.processes.operator_stack import OPERATOR_NAMESPACE
 
 BACKUP_AGE_SECONDS = 15
+CRD_UPDATE_SECONDS = 5  # until the API server serves a changed CRD
 
 
 @contextmanager
@@ -63,11 +67,11 @@ def kill_operator_pods(job: JobUnderTest) -> None:
 
     The pods are deleted because the kubelet would restart their containers with a growing backoff.
     """
-    names = [pod["metadata"]["name"] for pod in job.list_operator_pods()]
-    for name in names:
+    pod_names = [pod["metadata"]["name"] for pod in job.list_operator_pods()]
+    for name in pod_names:
         with suppress(HarnessError):  # kill_container fails if the container is not running
             job.chaos.kill_container(OPERATOR_NAMESPACE, name)
-    job.installation.kubectl("delete", "pod", "-n", OPERATOR_NAMESPACE, "--force", "--grace-period=0", *names)
+    job.installation.kubectl("delete", "pod", "-n", OPERATOR_NAMESPACE, "--force", "--grace-period=0", *pod_names)
 
 
 @contextmanager
@@ -170,6 +174,34 @@ def recreate_crd(job: JobUnderTest) -> Iterator[None]:
 
 
 @contextmanager
+def recreate_job_unobserved(job: JobUnderTest) -> Iterator[None]:
+    """Delete the job and apply it again, so that the garbage collector of Kubernetes does not observe the deletion.
+
+    The controller manager is stopped by SIGSTOP meanwhile, and a change of the CRD ends its watch. In the next LIST the
+    name exists, so its informer reports a modified job with another uid instead of a deletion.
+    """
+    uid = job.installation.get_job(job.name)["metadata"]["uid"]
+    crd = json.loads(job.installation.kubectl("get", CRD, "-o", "json"))
+    pid = job.cluster.find_daemon("kube-controller-manager").pid()
+    if pid is None:
+        raise HarnessError("kube-controller-manager does not run")
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        with recreate_job(job):
+            apply_crd(job, add_spec_field(crd, "note"))
+            time.sleep(CRD_UPDATE_SECONDS)
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    try:
+        yield
+        kinds = "pods,services,configmaps"
+        remaining = job.installation.kubectl("get", kinds, "-l", f"{names.JOB_UID}={uid}", "-o", "name").split()
+        job.values["objects of the deleted job that remain"] = len(remaining)
+    finally:
+        apply_crd(job, crd)
+
+
+@contextmanager
 def restore_etcd(job: JobUnderTest) -> Iterator[None]:
     """Restore etcd from a backup of 15 s before, and kill PID 1 of node 1."""
     with tempfile.TemporaryDirectory() as folder:
@@ -209,6 +241,9 @@ CONTROL_PLANE_FAULTS = {
     "controller-manager-down": InjectedFault(make_program_fields(), stop_controller_manager, duration_seconds=20),
     "dns-down-restart": InjectedFault(make_program_fields(), stop_dns_and_kill_container, duration_seconds=20),
     "crd-recreated": InjectedFault(make_program_fields(), recreate_crd, recovery_timeout_seconds=240),
+    "applied-again-unobserved": InjectedFault(
+        make_program_fields(), recreate_job_unobserved, recovery_timeout_seconds=300
+    ),
     "etcd-restored": InjectedFault(make_program_fields(), restore_etcd, recovery_timeout_seconds=300),
     "leader-partitioned": InjectedFault(avoid_leader_node, partition_leader, duration_seconds=30),
 }

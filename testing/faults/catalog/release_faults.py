@@ -33,10 +33,7 @@ def restart_operator(job: JobUnderTest) -> None:
 def set_unknown_field(job: JobUnderTest) -> Iterator[None]:
     """Install a CRD with the field spec.note, set the field, restart the replicas and kill PID 1 of node 1."""
     older = json.loads(job.installation.kubectl("get", CRD, "-o", "json"))
-    newer = json.loads(json.dumps(older))
-    for version in newer["spec"]["versions"]:
-        version["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"]["note"] = {"type": "string"}
-    apply_crd(job, newer)
+    apply_crd(job, add_spec_field(older, "note"))
     try:
         note = set_note(job)
         restart_operator(job)
@@ -45,6 +42,14 @@ def set_unknown_field(job: JobUnderTest) -> Iterator[None]:
         yield
     finally:
         apply_crd(job, older)
+
+
+def add_spec_field(crd: RawBody, name: str) -> RawBody:
+    """Return the CRD with another field of type string in the spec of jobs."""
+    newer: RawBody = json.loads(json.dumps(crd))
+    for version in newer["spec"]["versions"]:
+        version["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"][name] = {"type": "string"}
+    return newer
 
 
 def apply_crd(job: JobUnderTest, crd: RawBody) -> None:

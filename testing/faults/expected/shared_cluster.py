@@ -166,6 +166,14 @@ CLUSTER_CHANGES = (
         max_steps_lost=SAVE_STEPS,
         values=(ExpectedValue(OPERATOR_RESTARTS, at_most=4),),
     ),
+    Expectation(
+        "applied-again-unobserved",
+        "the job is deleted and applied again while the controller manager is stopped by SIGSTOP and the CRD changes,"
+        " so that the garbage collector does not observe the deletion",
+        pending_reason=Reason.PREDECESSOR_TERMINATING,
+        max_steps_lost=STEPS_LOST_AFTER_SAVE,
+        values=(ExpectedValue("objects of the deleted job that remain", equal_to=0), NO_OPERATOR_RESTARTS),
+    ),
     expect_killed_container(
         "etcd-restored",
         "etcd is restored from a backup that was taken 15 s before; the other components of the control plane and the"
