@@ -12,6 +12,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
+import pytest
+import transformers
+from huggingface_hub import constants
+
 from testing.fakes.http_server import serve_in_background
 
 SHA = "5eed" * 10
@@ -33,6 +37,15 @@ class FakeModel:
         """Add the files of the folder as a commit, and move the main branch to it."""
         self.commits[commit] = {file.name: file.read_bytes() for file in folder.iterdir()}
         self.refs["main"] = commit
+
+    def list_files(self, commit: str, folder: str) -> Response:
+        """Return the response for the list of all files of a commit, which has no folders."""
+        if self.is_gated:
+            return 403, {"error": "gated"}, {"X-Error-Code": "GatedRepo"}
+        if folder:
+            return 404, {"error": "no such folder"}, {"X-Error-Code": "EntryNotFound"}
+        files = self.commits[commit].items()
+        return 200, [{"type": "file", "path": name, "size": len(file), "oid": "1"} for name, file in files], {}
 
     def handle_get(self, revision: str, file: str) -> Response:
         """Return the response for a file of a branch, tag or commit."""
@@ -60,7 +73,8 @@ class FakeHub:
         default_factory=dict
     )  # files by dataset and file name; every dataset has the commit SHA
     models: dict[str, FakeModel] = field(default_factory=dict)
-    requested_paths: list[str] = field(default_factory=list)
+    requested_paths: list[str] = field(default_factory=list)  # of GET and HEAD requests
+    downloaded_paths: list[str] = field(default_factory=list)  # of GET requests
     messages: list[str] = field(default_factory=list)
     error_status: int | None = None
     delay_seconds: float = 0.0
@@ -71,6 +85,10 @@ class FakeHub:
         self.requested_paths.append(path)
         if self.error_status:
             return self.error_status, {"error": "out of order"}, {}
+        if path.startswith("/api/models/") and "/tree/" in path:
+            name, _, location = path.removeprefix("/api/models/").partition("/tree/")
+            commit, _, folder = location.partition("/")
+            return self.models[name].list_files(commit, folder)
         if path.startswith("/api/models/"):
             authorized = token == f"Bearer {TOKEN}"
             return (200, {"id": "known"}, {}) if authorized else (403, {"error": "you may only read this"}, {})
@@ -141,13 +159,15 @@ def serve_hub() -> Iterator[FakeHub]:
 
         def do_GET(self) -> None:
             token = self.headers.get("Authorization", "")
-            status, content, headers = hub.handle_get(self.path.partition("?")[0], token)
+            path = self.path.partition("?")[0]
+            status, content, headers = hub.handle_get(path, token)
             response = content if isinstance(content, bytes) else json.dumps(content).encode()
             self.send_response(status)
             for name, value in {**headers, "Content-Length": str(len(response))}.items():
                 self.send_header(name, value)
             self.end_headers()
             if self.command == "GET":
+                hub.downloaded_paths.append(path)
                 self.wfile.write(response)
 
         do_HEAD = do_GET  # noqa: N815 (name required by http.server)
@@ -157,3 +177,11 @@ def serve_hub() -> Iterator[FakeHub]:
 
     with serve_in_background(HubHandler) as hub.address:
         yield hub
+
+
+def set_endpoint(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
+    """Let the Hub clients of this process use another address; they read it from the environment only once."""
+    template = constants.HUGGINGFACE_CO_URL_TEMPLATE.removeprefix(constants.ENDPOINT)
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", address + template)
+    monkeypatch.setattr(constants, "ENDPOINT", address)
+    monkeypatch.setattr(transformers.utils.hub, "_hf_api", None)  # it keeps the endpoint

@@ -1,6 +1,7 @@
 """Test of a job with a model on the Hub whose main branch moves between two attempts."""
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ pytestmark = pytest.mark.slow
 FIRST, SECOND = "1" * 40, "2" * 40
 
 
-def test_all_nodes_and_attempts_load_the_commit_of_the_first_attempt(tmp_path: Path) -> None:
+def test_all_nodes_and_attempts_load_the_commit_of_the_first_attempt_which_is_downloaded_once(tmp_path: Path) -> None:
     tiny_files = tiny_text.build(tmp_path / "tiny", rows=30, eval_rows=1)
     spec: dict[str, Any] = {
         "model": {"name": "acme/base"},
@@ -25,14 +26,14 @@ def test_all_nodes_and_attempts_load_the_commit_of_the_first_attempt(tmp_path: P
         "lora": {"r": 4, "merge": True},
         "training": {"globalBatchSize": 4, "maxSteps": 300},
         "numNodes": 2,
-        "nprocPerNode": 1,
+        "nprocPerNode": 2,
         "output": {"persistentVolumeClaim": {"claimName": "unused"}},
     }
     with serve_hub() as hub:
         model = hub.models["acme/base"] = FakeModel()
         model.push(FIRST, tiny_files.model)
-        env = {"HF_ENDPOINT": hub.address, "HF_HUB_CACHE": str(tmp_path / "hub")}
-        job = SupervisorJob(tmp_path, spec, nodes=2, ranks_per_node=1, env=env)
+        env = {"HF_ENDPOINT": hub.address, "HF_HUB_CACHE": str(tmp_path / "cache" / "hub-cache")}
+        job = SupervisorJob(tmp_path, spec, nodes=2, ranks_per_node=2, env=env)
         stopped = job.start()
         stopped[0].wait_for_step(1)
         for pod in stopped:
@@ -56,3 +57,7 @@ def test_all_nodes_and_attempts_load_the_commit_of_the_first_attempt(tmp_path: P
     assert FIRST in (job.output_folder / "result" / "report.html").read_text()
     assert any(f"/resolve/{FIRST}/" in path for path in hub.requested_paths)
     assert not any(f"/resolve/{SECOND}/" in path for path in hub.requested_paths)
+    # one rank requested each file once, by HEAD and GET
+    requests = Counter(path for path in hub.requested_paths if f"/resolve/{FIRST}/" in path)
+    assert requests[f"/acme/base/resolve/{FIRST}/model.safetensors"] == 2
+    assert max(requests.values()) == 2, requests

@@ -44,6 +44,7 @@ from finetune_trainer.model.attention_backend import (
     describe_linear_attention,
     select_attention,
 )
+from finetune_trainer.model.download import choose_model_downloads, download_model
 from finetune_trainer.model.load import ModelDescription, describe_model
 from finetune_trainer.model.revision import pin_revision
 from finetune_trainer.once_per_job import DownloadSettings
@@ -100,6 +101,7 @@ def run(spec: TrainerSpec, context: RankContext, heartbeat: HeartbeatWriter) -> 
     model = pin_revision(spec.model, downloads)
     heartbeat.record_model_revision(model.revision)
     print_on_rank_zero(context, describe_revision(spec.model, commit=model.revision))
+    download_model(model, choose_model_downloads(context, downloads))
     model_description = describe_model(model, device)
     data = load_data(spec.dataset, build_tokenization_config(spec, model_description, context, downloads))
     plan = plan.with_samples(len(data.order))

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import transformers
 from huggingface_hub import constants
 from peft import PeftConfig
 from safetensors.torch import load_file
@@ -20,7 +19,7 @@ from finetune_trainer.model.revision import pin_revision
 from finetune_trainer.once_per_job import DownloadSettings
 from finetune_trainer.vision.save_processor import save_processor
 from testing.fakes.downloads import NO_DOWNLOADS, build_download_settings
-from testing.fakes.hub import FakeHub, FakeModel, serve_hub
+from testing.fakes.hub import FakeHub, FakeModel, serve_hub, set_endpoint
 from testing.models import tiny_text, tiny_vision
 
 FIRST, SECOND = "1" * 40, "2" * 40
@@ -52,13 +51,6 @@ def hub(model_folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.Monk
         set_endpoint(monkeypatch, hub.address)
         monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
         yield hub
-
-
-def set_endpoint(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
-    template = constants.HUGGINGFACE_CO_URL_TEMPLATE.removeprefix(constants.ENDPOINT)
-    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", address + template)
-    monkeypatch.setattr(constants, "ENDPOINT", address)
-    monkeypatch.setattr(transformers.utils.hub, "_hf_api", None)  # it keeps the endpoint
 
 
 @pytest.fixture
