@@ -81,7 +81,7 @@ def _fill_caches(case: PassCase) -> tuple[JobCache, CachedState]:
         pods=children.pods(key),
         deleted_pods=children.deleted_pods(key),
         progress=response.progress,
-        degradations=PolledDegradations(0, response.degraded),
+        degradations=None if response.degraded is None else PolledDegradations(0, response.degraded),
     )
     return jobs, cached
 

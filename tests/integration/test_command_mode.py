@@ -1,5 +1,6 @@
 """Tests of unmodified user scripts in local mode and under the supervisor bundle."""
 
+import json
 import os
 import signal
 import sys
@@ -170,6 +171,43 @@ print("ready", flush=True)
 while True:
     time.sleep(0.1)
 """
+
+
+IMPATIENT_SUPERVISOR = """
+import sys
+from finetune_supervisor.__main__ import main
+if len(sys.argv) == 1:  # not the launcher
+    from finetune_supervisor.command_checks import command_checks
+    command_checks.GRACE_SECONDS = command_checks.CHECK_INTERVAL_SECONDS = 1.0
+sys.exit(main())
+"""
+
+
+@pytest.mark.parametrize("program", ["plain_alone.py", "plain_ddp.py"])
+def test_ranks_that_do_not_join_a_process_group_are_reported(tmp_path: Path, program: str) -> None:
+    args = [] if program == "plain_alone.py" else ["--save_dir", str(tmp_path / "out"), "--seconds_per_step", "0.5"]
+    spec = {"command": {"script": program, "args": args, "workingDir": str(SCRIPTS)}}
+    job = SupervisorJob(tmp_path, spec, program=(sys.executable, "-c", IMPATIENT_SUPERVISOR))
+    (pod,) = job.start()
+    try:
+        while not list((pod.folder / "run" / "torchrun").glob("ranks/attempt_0/*")):
+            assert pod.process.poll() is None, pod.log
+            time.sleep(0.1)
+        deadline = time.monotonic() + (30 if program == "plain_alone.py" else 8)
+        degraded: list[dict[str, str]] = []
+        while not degraded and time.monotonic() < deadline:
+            time.sleep(0.2)
+            degraded = json.loads(pod.get("/status"))["degraded"]
+    finally:
+        pod.process.kill()
+        pod.process.wait()
+
+    if program == "plain_ddp.py":
+        assert degraded == []
+    else:
+        assert [each["reason"] for each in degraded] == ["RanksAlone"]
+        assert "2 of 2 ranks of node 0 (0, 1)" in degraded[0]["message"]
+        assert "supervisor: warning: degraded: RanksAlone: 2 of 2 ranks" in pod.log
 
 
 @pytest.mark.parametrize("command_type", ["script", "exec"])

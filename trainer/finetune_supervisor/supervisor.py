@@ -16,6 +16,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from finetune_supervisor import contract
+from finetune_supervisor.command_checks.command_checks import CommandChecks, CommandState
+from finetune_supervisor.command_checks.gpu_memory import GpuMemoryReader
+from finetune_supervisor.command_checks.rank_processes import find_connected_ranks, find_rank_processes
 from finetune_supervisor.contract import Node
 from finetune_supervisor.failures.rank_failures import RankFailure, read_failures
 from finetune_supervisor.failures.termination_message import write_termination
@@ -113,6 +116,7 @@ class Supervisor:
     def _watch_program(self, child: ChildProcess) -> int:
         """Handle stop requests and hangs until the program has ended, and return its exit code."""
         written_at = 0.0
+        checks = _build_command_checks(self._node, child.pid) if self._command else None
         detector = HangDetector(
             limit_seconds=self._node.hang_seconds, now=time.monotonic(), is_stopped=is_stopped_or_dead
         )
@@ -127,6 +131,9 @@ class Supervisor:
                 detector.expect_heartbeats(range(self._node.ranks_per_node), now=now)
             heartbeats = read_heartbeats(self._node.run_folder.heartbeats)
             detector.record_heartbeats(heartbeats, now=now)
+            # Look for ranks that train alone and for unused GPUs.
+            if checks is not None:
+                self._reporter.set_degraded(checks.update(now=now))
             # Handle hangs, then stop requests.
             self._check_for_hang(child, detector, now=now)
             self._advance_stop_request(child, phase=heartbeats[0].phase if heartbeats else "", now=now)
@@ -217,6 +224,20 @@ class Supervisor:
 
 class _StoppedBeforeStartError(Exception):
     """The node was stopped while it waited for node rank 0."""
+
+
+def _build_command_checks(node: Node, program_pid: int) -> CommandChecks:
+    gpu_memory = GpuMemoryReader()
+
+    def observe() -> CommandState:
+        processes = find_rank_processes(program_pid, master_port=node.master_port)
+        return CommandState(
+            ranks=frozenset(process.rank for process in processes),
+            connected_ranks=find_connected_ranks(processes),
+            gpu_bytes=gpu_memory.read_used_bytes(),
+        )
+
+    return CommandChecks(node, observe, planned_gpus=int(os.environ.get(contract.GPUS, "0")))
 
 
 def report_replaced_config(node: Node, error: ConfigMapReplaced) -> int:

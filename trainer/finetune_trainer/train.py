@@ -42,6 +42,7 @@ from finetune_trainer.model.attention_backend import (
     AttentionChoice,
     build_attention_trial,
     describe_linear_attention,
+    describe_slow_linear_attention,
     select_attention,
 )
 from finetune_trainer.model.download import choose_model_downloads, download_model
@@ -156,7 +157,8 @@ def describe_model_compute(
     spec: TrainerSpec, model_description: ModelDescription, device: torch.device
 ) -> Iterator[Degradation]:
     """Yield what slows the computation of the model down."""
-    return describe_compute(
+    yield from describe_slow_linear_attention(model_description.config, device)
+    yield from describe_compute(
         device,
         model_description.dtype,
         requested_dtype=spec.model.torch_dtype,

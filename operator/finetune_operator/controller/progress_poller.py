@@ -62,10 +62,14 @@ class PolledDegradations:
 
 @dataclasses.dataclass(frozen=True)
 class StatusResponse:
-    """Response of a reachable pod to a poll; `progress` is None before the first step."""
+    """Response of a reachable pod to a poll.
 
-    progress: Progress | None
-    degraded: tuple[Degradation, ...] = ()
+    progress: None before the first step, and for a command that does not report its progress.
+    degraded: None if the response is not that of the attempt.
+    """
+
+    progress: Progress | None = None
+    degraded: tuple[Degradation, ...] | None = None
 
 
 class ProgressPoller:
@@ -141,7 +145,7 @@ class ProgressPoller:
             if target.key not in self._jobs:
                 return
             self._update_reachability(target, has_response=response is not None)
-            if response is not None and response.progress is not None:
+            if response is not None and response.degraded is not None:
                 self._store_report(target, response.progress, response.degraded)
 
         targets = self._find_targets()
@@ -178,12 +182,15 @@ class ProgressPoller:
         self._failing_since.pop(key, None)
         self._unreachable.pop(key, None)
 
-    def _store_report(self, target: PollTarget, progress: Progress, degraded: tuple[Degradation, ...]) -> None:
+    def _store_report(self, target: PollTarget, progress: Progress | None, degraded: tuple[Degradation, ...]) -> None:
         key, report = target.key, PolledDegradations(target.attempt, degraded)
-        previous, previous_report = self._latest.get(key), self._degraded.get(key)
-        self._latest[key], self._degraded[key] = progress, report
-        has_changed = previous is None or _without_update_time(previous) != _without_update_time(progress)
-        if has_changed or report != previous_report:
+        has_changed = report != self._degraded.get(key, PolledDegradations(target.attempt, ()))
+        self._degraded[key] = report
+        if progress is not None:
+            previous = self._latest.get(key)
+            has_changed |= previous is None or _without_update_time(previous) != _without_update_time(progress)
+            self._latest[key] = progress
+        if has_changed:
             self._on_progress(key)
 
 
@@ -197,7 +204,7 @@ async def fetch_status(
     try:
         async with session.get(url, allow_redirects=False) as response:
             if response.status != 200:
-                return StatusResponse(None)
+                return StatusResponse()
             content = await response.content.readexactly(MAX_RESPONSE_BYTES)
     except asyncio.IncompleteReadError as error:
         content = error.partial
@@ -210,9 +217,9 @@ async def fetch_status(
 def parse_status(content: bytes, *, job_uid: str, attempt: int, now: datetime) -> StatusResponse:
     """Parse a /status response; if the progress has no update time, `now` is used instead."""
     body = parse_untrusted_json(_STATUS_BODY, content)
-    if body is None or (body.uid, body.attempt) != (job_uid, attempt) or body.progress is None:
-        return StatusResponse(None)
-    progress = replace(body.progress, update_time=body.progress.update_time or now)
+    if body is None or (body.uid, body.attempt) != (job_uid, attempt):
+        return StatusResponse()
+    progress = body.progress and replace(body.progress, update_time=body.progress.update_time or now)
     return StatusResponse(progress, body.degraded)
 
 

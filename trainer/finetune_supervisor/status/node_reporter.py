@@ -15,7 +15,7 @@ from finetune_supervisor.failures.redact import find_secrets, redact_termination
 from finetune_supervisor.failures.termination_message import write_termination
 from finetune_supervisor.launch.child_process import ProcessOutput
 from finetune_supervisor.liveness.heartbeat import read_heartbeats, to_status_progress
-from finetune_supervisor.messages import TerminationMessage
+from finetune_supervisor.messages import Degradation, TerminationMessage
 from finetune_supervisor.status.http_server import NodeSnapshot, start_status_server
 from finetune_supervisor.status.progress_reports import ProgressReports
 
@@ -28,6 +28,7 @@ class NodeReporter:
         self._output = output
         self._secrets = find_secrets(os.environ)
         self.outcome = contract.STARTING
+        self._degraded: tuple[Degradation, ...] = ()
 
     def start_server(self, reports: ProgressReports | None) -> None:
         """Start the HTTP server of the node; `reports` receives the progress reports of a user command."""
@@ -37,10 +38,18 @@ class NodeReporter:
             port = self._node.status_port
             self._output.log(f"cannot listen on port {port}, so there is no /status and no /metrics: {error}")
 
+    def set_degraded(self, degraded: tuple[Degradation, ...]) -> None:
+        """Set what slows a user command down, and log each new reason."""
+        known_reasons = {degradation.reason for degradation in self._degraded}
+        for degradation in degraded:
+            if degradation.reason not in known_reasons:
+                self._output.log(f"warning: degraded: {degradation.reason}: {degradation.message}")
+        self._degraded = degraded
+
     def _take_snapshot(self) -> NodeSnapshot:
         heartbeats = read_heartbeats(self._node.run_folder.heartbeats)
         phase, degraded = (heartbeats[0].phase, heartbeats[0].degraded) if heartbeats else ("", ())
-        return NodeSnapshot(phase, self.outcome, heartbeats, degraded)
+        return NodeSnapshot(phase, self.outcome, heartbeats, (*degraded, *self._degraded))
 
     def build_running_message(self) -> TerminationMessage:
         """Build the termination message of a node that is still running."""

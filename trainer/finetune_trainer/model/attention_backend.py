@@ -18,6 +18,7 @@ from transformers import AutoModel, PretrainedConfig
 from transformers.utils.import_utils import is_flash_attn_2_available, is_flash_attn_3_available
 
 from finetune_api.v1alpha1.job import TrainerSpec
+from finetune_supervisor.messages import Degradation
 from finetune_trainer.atomic_files import write_json
 from finetune_trainer.distributed.devices import get_device_name
 from finetune_trainer.errors import InvalidSpec, first_line
@@ -130,15 +131,23 @@ def _explain_missing_sdpa(choice: AttentionChoice, config: PretrainedConfig) -> 
 
 def describe_linear_attention(config: PretrainedConfig) -> Iterator[str]:
     """Yield a log line if the model has layers of linear attention, such as Qwen3.5: which implementation they use."""
-    if "linear_attention" not in (getattr(config.get_text_config(), "layer_types", None) or ()):
-        return
-    if has_linear_attention_kernels():
-        yield "linear attention: fla (installed)"
-    else:
-        yield (
-            "linear attention: torch (flash-linear-attention is not installed; these layers are slower than with its"
-            " kernels)"
+    if has_linear_attention(config):
+        yield f"linear attention: {'fla (installed)' if has_linear_attention_kernels() else 'torch'}"
+
+
+def describe_slow_linear_attention(config: PretrainedConfig, device: torch.device) -> Iterator[Degradation]:
+    """Yield a degradation if the layers of linear attention run on a GPU without the kernels for them."""
+    if device.type == "cuda" and has_linear_attention(config) and not has_linear_attention_kernels():
+        yield Degradation(
+            "SlowLinearAttention",
+            "the model's linear attention runs in plain torch, several times slower than with its kernels; use an image"
+            " that also contains flash-linear-attention (docs/user-guide/models.md)",
         )
+
+
+def has_linear_attention(config: PretrainedConfig) -> bool:
+    """Return whether the model has layers of linear attention."""
+    return "linear_attention" in (getattr(config.get_text_config(), "layer_types", None) or ())
 
 
 def has_linear_attention_kernels() -> bool:

@@ -242,6 +242,33 @@ async def test_job_is_enqueued_if_its_degradations_changed() -> None:
     assert setup.poller.get_degradations(KEY) == PolledDegradations(1, (Degradation("IdleGpus", "2 of 4"),))
 
 
+async def test_degradations_of_a_command_without_progress_are_stored() -> None:
+    reports: Iterator[list[dict[str, str]]] = iter(([], [{"reason": "RanksAlone"}], [{"reason": "RanksAlone"}], []))
+
+    async def respond(_: web.Request) -> web.Response:
+        return status_response(degraded=next(reports))
+
+    async with run_status_server(respond) as port:
+        setup = PollerUnderTest(port)
+        for expected in (0, 1, 1, 2):
+            await setup.poll()
+            assert len(setup.advanced) == expected
+
+    assert setup.poller.get_latest_progress(KEY) is None
+    assert setup.poller.get_degradations(KEY) == PolledDegradations(1, ())
+
+
+async def test_degradations_of_another_job_are_ignored() -> None:
+    async def respond(_: web.Request) -> web.Response:
+        return web.json_response({"uid": "other", "attempt": 1, "degraded": [{"reason": "RanksAlone"}]})
+
+    async with run_status_server(respond) as port:
+        setup = PollerUnderTest(port)
+        await setup.poll()
+
+    assert setup.poller.get_degradations(KEY) is None
+
+
 @pytest.mark.parametrize("address", LOOPBACK_ADDRESSES)
 async def test_pod_is_polled_at_its_address_of_either_ip_family(address: str) -> None:
     async def respond(_: web.Request) -> web.Response:

@@ -25,6 +25,7 @@ from finetune_trainer.model.attention_backend import (
     choose_fastest_backend,
     choose_simulated_attention,
     describe_linear_attention,
+    describe_slow_linear_attention,
     select_attention,
     supports_sdpa,
 )
@@ -233,9 +234,13 @@ def test_the_log_reports_the_implementation_of_linear_attention(
     hybrid = tiny_vision.RECIPES["qwen3_5"].build_config(len(tokenizer), tokenizer)
 
     (line,) = describe_linear_attention(hybrid)
+    degraded = [degradation.reason for degradation in describe_slow_linear_attention(hybrid, torch.device("cuda"))]
 
-    assert line.startswith(f"linear attention: {name} (")
+    assert line.startswith(f"linear attention: {name}")
+    assert degraded == ([] if is_installed else ["SlowLinearAttention"])
+    assert list(describe_slow_linear_attention(hybrid, torch.device("cpu"))) == []
     assert list(describe_linear_attention(CONFIG)) == []
+    assert list(describe_slow_linear_attention(CONFIG, torch.device("cuda"))) == []
 
 
 @pytest.mark.usefixtures("fake_backends")
