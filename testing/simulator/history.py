@@ -314,10 +314,11 @@ def _is_waiting_legitimately(job: SimulatedJob) -> bool:
         return world.has_foreign_objects()
     if pending_reason == Reason.PREDECESSOR_TERMINATING:
         return job.has_orphaned_pods() or any(world.is_lost(pod) for _, pod in job.list_pods_of_all_uids())
-    is_backing_off = any(
-        record.get("reason") == Reason.GANG_INCOMPLETE for record in job.status.get("attempts", ())[-2:]
-    )
-    return job.lacks_k8s_nodes() and (pending_reason == Reason.UNSCHEDULABLE or is_backing_off)
+    # the nodes that ran gave up waiting for the others, after almost the whole time that the job has to end
+    has_given_up = any(record.get("reason") == Reason.GANG_INCOMPLETE for record in job.status.get("attempts", ())[-2:])
+    if has_given_up and world.has_foreign_objects():
+        return True
+    return job.lacks_k8s_nodes() and (pending_reason == Reason.UNSCHEDULABLE or has_given_up)
 
 
 def _check_liveness(job: SimulatedJob, liveness: Liveness) -> None:

@@ -139,6 +139,7 @@ def run(spec: TrainerSpec, context: RankContext, heartbeat: HeartbeatWriter) -> 
     on_gpu, is_rank_zero = device.type == "cuda", context.ranks.is_rank_zero
     forecast = forecast_rank_memory(plan, model_description, data, on_gpu=on_gpu) if is_rank_zero else None
     trainer = assemble_trainer(plan, setup, models, forecast=forecast)
+    del models  # the trainer may release the reference model before the first step
     print_on_rank_zero(context, describe_trainer(trainer, setup))
     print_on_rank_zero(context, [format_rank_forecast(forecast)] if forecast else [])
 
@@ -220,11 +221,11 @@ def describe_trainer(trainer: GlobalMeanTrainer, setup: TrainingSetup) -> Iterat
 
 def train(trainer: GlobalMeanTrainer, resume_point: ResumePoint, *, total_steps: int) -> bool:
     """Train from the resume point to the last step. Return False if a stop request ended training earlier."""
-    inputs, checkpoint = trainer.inputs, resume_point.path
-    inputs.heartbeat.start_training(
+    checkpoint = resume_point.path
+    trainer.inputs.heartbeat.start_training(
         resume_point.step, total_steps=total_steps, checkpoint=checkpoint.name if checkpoint else None
     )
-    if inputs.ranks.is_rank_zero:
+    if trainer.inputs.ranks.is_rank_zero:
         for problem in resume_point.skipped:
             print(f"checkpoint skipped: {problem}", flush=True)
         if checkpoint:
@@ -233,7 +234,7 @@ def train(trainer: GlobalMeanTrainer, resume_point: ResumePoint, *, total_steps:
         trainer.load_final_checkpoint(checkpoint)
         return True
     # Seed each rank differently, so that the ranks draw different dropout masks.
-    transformers.set_seed((trainer.args.seed + inputs.ranks.rank) % 2**32)
+    transformers.set_seed((trainer.args.seed + trainer.inputs.ranks.rank) % 2**32)
     trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     return trainer.is_finished or not trainer.stop_agreed
 

@@ -37,6 +37,11 @@ class Dpo(ModelWithRules):
     rpo_alpha: float | None = Field(
         default=None, gt=0, le=100, description="Weight of an SFT loss on the chosen completions (RPO); absent: none."
     )
+    precompute_ref_log_probs: bool = Field(
+        default=False,
+        description="Compute the log-probabilities of the reference model once before training instead of in every"
+        " epoch, and release the model if it is a separate one.",
+    )
 
     rules: ClassVar[tuple[CrossFieldRule["Dpo"], ...]] = (
         CrossFieldRule.from_cel_rule(

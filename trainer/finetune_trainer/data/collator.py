@@ -6,14 +6,14 @@ from typing import Any
 import torch
 
 from finetune_trainer.data.packing import MROPE_POSITION_IDS, POSITION_IDS
-from finetune_trainer.data.token_dataset import IGNORE_INDEX, Features
+from finetune_trainer.data.token_dataset import IGNORE_INDEX, REFERENCE_LOGPS, Features
 from finetune_trainer.data_sources.media import Modality
 from finetune_trainer.vision.processor import VisionProcessor
 
 Collate = Callable[[Sequence[Any]], Features]
 
-# names of the token features; all other features are pixel inputs
 _TOKEN_FEATURES = ("input_ids", "labels", "weights", POSITION_IDS, MROPE_POSITION_IDS)
+_PADDED_FEATURES = (*_TOKEN_FEATURES, REFERENCE_LOGPS)  # all other features are pixel inputs
 _PIXEL_INPUTS = {Modality.IMAGE: "pixel_values", Modality.VIDEO: "pixel_values_videos"}
 
 
@@ -25,11 +25,14 @@ class Collator:
     """
 
     def __init__(self, pad_id: int) -> None:
-        zeros = dict.fromkeys(("weights", POSITION_IDS, MROPE_POSITION_IDS), 0.0)
+        zeros = dict.fromkeys(("weights", POSITION_IDS, MROPE_POSITION_IDS, REFERENCE_LOGPS), 0.0)
         self._padding_values = {"input_ids": float(pad_id), "labels": float(IGNORE_INDEX), **zeros}
 
     def __call__(self, rows: Sequence[tuple[Features, ...]]) -> Features:
-        """Return the padded features and the attention mask, each (rows x sequences per row, longest sequence)."""
+        """Return the padded features and the attention mask, each (rows x sequences per row, longest sequence).
+
+        Log-probabilities of a reference model are (rows x sequences per row, 1).
+        """
         sequences = [row[index] for index in range(len(rows[0])) for row in rows]
         pad = torch.nn.utils.rnn.pad_sequence
         batch = {
@@ -63,8 +66,8 @@ class MultimodalCollator:
             if not any(pixels in sequence for sequence in sequences):
                 shortest = min(range(len(sequences)), key=lambda index: len(sequences[index]["input_ids"]))
                 sequences[shortest] = _append_dummy(sequences[shortest], dummy, self._vision)
-        batch = self._collate([({name: row[name] for name in _TOKEN_FEATURES if name in row},) for row in sequences])
-        names = dict.fromkeys(name for row in sequences for name in row if name not in _TOKEN_FEATURES)
+        batch = self._collate([({name: row[name] for name in _PADDED_FEATURES if name in row},) for row in sequences])
+        names = dict.fromkeys(name for row in sequences for name in row if name not in _PADDED_FEATURES)
         pixel_inputs = {name: torch.cat([row[name] for row in sequences if name in row]) for name in names}
         return {**batch, **pixel_inputs, **self._vision.token_type_ids(batch["input_ids"])}
 

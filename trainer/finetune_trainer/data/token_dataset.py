@@ -20,6 +20,8 @@ from finetune_trainer.vision.processor import VisionProcessor
 IGNORE_INDEX = -100  # label of a token that is not a target
 FILLER = -1  # index of the filler sample, which has one token and no targets and completes a round of micro-batches
 
+REFERENCE_LOGPS = "reference_logps"  # feature of a sequence: its log-probability under DPO's reference model, (1,)
+
 Features = dict[str, torch.Tensor]
 
 

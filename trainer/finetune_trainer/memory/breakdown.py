@@ -78,7 +78,7 @@ class DdpStrategy:
         adapters = shape.trained_bytes if shape.has_adapters else 0
         resident_parts = (
             MemoryPart("weights", weights + shape.trained_bytes - adapters),
-            MemoryPart("reference model", shape.reference_bytes),
+            MemoryPart("reference model", shape.resident_reference_bytes),
             MemoryPart("adapters", adapters),
             MemoryPart("gradients", shape.trained_bytes),
             MemoryPart("optimizer states", ADAMW_STATES * shape.trained_bytes),

@@ -111,7 +111,12 @@ def forecast(
         attention=model.attention,
         frozen_modules=model.frozen_modules,
     )
-    shape = replace(measure_shape(architecture), reference_bytes=_compute_reference_bytes(spec, model, vision_sample))
+    shape = replace(
+        measure_shape(architecture),
+        reference_bytes=_compute_reference_bytes(spec, model, vision_sample),
+        # until its release, the reference model needs less memory than the optimizer states do later
+        releases_reference=spec.dpo is not None and spec.dpo.precompute_ref_log_probs,
+    )
     # With sharding or a float32 model, the weights already have the compute dtype.
     needs_autocast = sharding is None and model.dtype is not torch.float32
     autocast = model.dtype if needs_autocast else None

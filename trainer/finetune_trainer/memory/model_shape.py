@@ -39,10 +39,16 @@ class ModelShape:
     buffer_bytes: int
     has_adapters: bool = False  # True: all trained parameters are adapters
     reference_bytes: int = 0  # bytes of the frozen reference model; 0 if there is no separate model
+    releases_reference: bool = False  # whether the reference model is released before the first step
     # Sizes of the units that sharded training gathers, in elements:
     layer_parameters: int = 0  # largest decoder layer
     outer_parameters: int = 0  # parameters outside the decoder layers: embeddings, output
     largest_parameter: int = 0
+
+    @property
+    def resident_reference_bytes(self) -> int:
+        """Bytes of the reference model during training."""
+        return 0 if self.releases_reference else self.reference_bytes
 
     @property
     def loaded_bytes(self) -> int:

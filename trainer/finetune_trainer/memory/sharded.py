@@ -199,7 +199,7 @@ def _build_weight_parts(shape: ModelShape, trained_bytes: int, shards: int) -> t
     frozen_and_trained = shape.frozen_bytes + trained_bytes - adapters
     return (
         MemoryPart("weights", _compute_shard_size(frozen_and_trained, shards) + shape.buffer_bytes),
-        MemoryPart("reference model", _compute_shard_size(shape.reference_bytes, shards)),
+        MemoryPart("reference model", _compute_shard_size(shape.resident_reference_bytes, shards)),
         MemoryPart("adapters", _compute_shard_size(adapters, shards)),
     )
 

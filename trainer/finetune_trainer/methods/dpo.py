@@ -2,13 +2,17 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch.nn.functional import logsigmoid
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from finetune_api.v1alpha1.methods import Dpo
-from finetune_trainer.data.token_dataset import IGNORE_INDEX, Features
+from finetune_trainer.data.load import SampleDataset
+from finetune_trainer.data.token_dataset import IGNORE_INDEX, REFERENCE_LOGPS, Features
+from finetune_trainer.methods.reference_logps import ReferenceDataset, ReferenceLogps
 from finetune_trainer.model.lora import REFERENCE_ADAPTER, TRAINED_ADAPTER
 from finetune_trainer.parallel.reference_model import prepare_reference_model
 from finetune_trainer.training.base_trainer import GlobalMeanTrainer
@@ -97,6 +101,9 @@ class DpoTrainer(GlobalMeanTrainer):
         super().__init__(inputs)
         reference = inputs.reference_model
         self._reference = None if reference is None else prepare_reference_model(reference, self.accelerator)
+        self._reference_logps = ReferenceLogps()
+        if self._dpo.precompute_ref_log_probs:
+            self.add_callback(_PrecomputeReferenceCallback(self))
 
     def count_loss_units(self, batch: Features) -> tuple[float, ...]:
         """Return the number of pairs and of the loss units of further terms, without fillers."""
@@ -107,8 +114,7 @@ class DpoTrainer(GlobalMeanTrainer):
 
     def sum_losses(self, model: torch.nn.Module, batch: Features) -> tuple[torch.Tensor, ...]:
         """Return the summed preference loss and, if the spec requests them, weighted SFT loss and router loss."""
-        with torch.no_grad(), self._use_reference_model() as reference_model:
-            reference = compute_sequence_logps(reference_model, batch)
+        reference = self._get_reference_logps(batch)
         router_loss = RouterLossTerm(self.inputs.plan.spec.training, batch, is_training=model.training)
         policy = compute_sequence_logps(model, batch, receive_router_loss=router_loss.receiver)
         chosen_tokens, rejected_tokens = _build_target_mask(batch["labels"]).sum(dim=1).chunk(2)
@@ -118,6 +124,34 @@ class DpoTrainer(GlobalMeanTrainer):
         preference_loss = LOSSES[self._dpo.loss_type](pairs, self._dpo)[is_pair].sum()
         sft_losses = (-self._dpo.rpo_alpha * policy.chosen.sum(),) if self._dpo.rpo_alpha else ()
         return (preference_loss, *sft_losses, *router_loss.sums)
+
+    @property
+    def train_samples(self) -> SampleDataset:
+        """Training dataset, with the log-probabilities of the reference model once they are precomputed."""
+        return ReferenceDataset(super().train_samples, self._reference_logps, "train")
+
+    @property
+    def eval_samples(self) -> SampleDataset:
+        """Evaluation dataset, with the log-probabilities of the reference model once they are precomputed."""
+        return ReferenceDataset(super().eval_samples, self._reference_logps, "eval")
+
+    def precompute_reference(self) -> None:
+        """Compute the log-probabilities of the reference model for all rows, and release a separate model."""
+
+        def compute(batch: Features) -> torch.Tensor:
+            logps = self._get_reference_logps(self._prepare_inputs(batch))
+            return torch.stack((logps.chosen, logps.rejected), dim=1)
+
+        self._reference_logps.prepare(self.inputs, compute, worker_count=self.args.dataloader_num_workers)
+        self._reference = None
+        self.inputs = replace(self.inputs, reference_model=None)
+
+    def _get_reference_logps(self, batch: Features) -> SequenceLogps:
+        """Return the precomputed log-probabilities of a micro-batch, or compute them."""
+        if REFERENCE_LOGPS in batch:
+            return SequenceLogps(*batch[REFERENCE_LOGPS][:, 0].chunk(2))
+        with torch.no_grad(), self._use_reference_model() as reference_model:
+            return compute_sequence_logps(reference_model, batch)
 
     @contextmanager
     def _use_reference_model(self) -> Iterator[torch.nn.Module]:
@@ -158,6 +192,18 @@ class DpoTrainer(GlobalMeanTrainer):
                 "logps/rejected": pairs.policy.rejected[is_pair].sum(),
             },
         )
+
+
+class _PrecomputeReferenceCallback(TrainerCallback):  # type: ignore[misc]
+    """Precomputes the log-probabilities of the reference model before the checks of the first training pass."""
+
+    def __init__(self, trainer: DpoTrainer) -> None:
+        self._trainer = trainer
+
+    def on_train_begin(
+        self, _args: TrainingArguments, _state: TrainerState, _control: TrainerControl, **_: Any
+    ) -> None:
+        self._trainer.precompute_reference()
 
 
 def _restore_requires_grad(parameters: Sequence[torch.nn.Parameter]) -> None:

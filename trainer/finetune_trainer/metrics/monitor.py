@@ -6,6 +6,7 @@ from statistics import fmean
 import torch
 from transformers import TrainingArguments
 
+from finetune_api.v1alpha1.methods import Dpo
 from finetune_trainer.distributed.collectives import all_gather_numbers
 from finetune_trainer.metrics.flops import estimate_flops, peak_flops
 from finetune_trainer.metrics.slow_rank import SlowRank, find_slow_rank
@@ -46,13 +47,13 @@ class Monitor:
         return find_slow_rank(self.own_step_seconds) if self._own_step_seconds else None
 
 
-def build_monitor(model: torch.nn.Module, args: TrainingArguments, *, is_dpo: bool) -> Monitor:
+def build_monitor(model: torch.nn.Module, args: TrainingArguments, dpo: Dpo | None) -> Monitor:
     """Build the monitor of a run. Call it before the model is wrapped or sharded, which hides parameter sizes."""
     device, on_gpu = args.device, args.device.type == "cuda"
     dtype = torch.bfloat16 if args.bf16 else torch.float16 if args.fp16 else torch.float32
     meter = StepMeter(
-        estimate_flops(model, has_reference=is_dpo),
-        sequences_per_sample=2 if is_dpo else 1,
+        estimate_flops(model, has_reference=dpo is not None and not dpo.precompute_ref_log_probs),
+        sequences_per_sample=1 if dpo is None else 2,
         device=device,
         recomputes=bool(args.activation_checkpointing),
     )

@@ -16,6 +16,7 @@ from transformers.trainer_callback import PrinterCallback
 from finetune_supervisor import contract
 from finetune_trainer.checkpoint.random_state import random_state, restore_random_state
 from finetune_trainer.data.batch_sampler import BatchSampler, RankDataLoader, build_dataloader
+from finetune_trainer.data.load import SampleDataset
 from finetune_trainer.data.token_dataset import Features
 from finetune_trainer.memory.oom_message import build_out_of_memory_error
 from finetune_trainer.metrics.monitor import build_monitor
@@ -65,7 +66,7 @@ class GlobalMeanTrainer(Trainer):  # type: ignore[misc]
         if uses_fsdp:
             reduce_gradients_in_float32(self.accelerator)
         self.remove_callback(PrinterCallback)
-        self.monitor = build_monitor(inputs.model, self.args, is_dpo=inputs.plan.spec.dpo is not None)
+        self.monitor = build_monitor(inputs.model, self.args, inputs.plan.spec.dpo)
 
     def create_optimizer(self, model: torch.nn.Module | None = None) -> torch.optim.Optimizer:
         """Create the optimizer, with parameter groups if modules of the model have different learning rates."""
@@ -96,11 +97,22 @@ class GlobalMeanTrainer(Trainer):  # type: ignore[misc]
         """Add metric sums over `units` loss units to the next log entry, which contains the means per unit."""
         self.metric_sums.add(units, sums)
 
+    @property
+    def train_samples(self) -> SampleDataset:
+        """Training dataset, indexed by the items of the sample order."""
+        return self.inputs.data.samples
+
+    @property
+    def eval_samples(self) -> SampleDataset:
+        """Evaluation dataset, indexed by rows."""
+        assert self.inputs.data.eval is not None  # transformers evaluates only if there is an evaluation dataset
+        return self.inputs.data.add_pixel_inputs(self.inputs.data.eval)
+
     def get_train_dataloader(self) -> RankDataLoader:
         """Return this rank's data loader; the sample order of accelerate's data loader depends on the batch split."""
         inputs, worker_count = self.inputs, self.args.dataloader_num_workers
         sampler = BatchSampler(inputs.data.order, inputs.plan.batch, rank=inputs.ranks.rank)
-        return build_dataloader(inputs.data.samples, sampler, inputs.collate, worker_count=worker_count)
+        return build_dataloader(self.train_samples, sampler, inputs.collate, worker_count=worker_count)
 
     def get_batch_samples(
         self, epoch_iterator: Iterator[Features], num_batches: int, device: torch.device
@@ -166,7 +178,7 @@ class GlobalMeanTrainer(Trainer):  # type: ignore[misc]
         self.inputs.heartbeat.enter_phase(contract.EVAL)
         self.model.eval()
         with self.metric_sums.reset_temporarily():
-            means = {"loss": compute_evaluation_loss(self.inputs, self._sum_micro_batch)}
+            means = {"loss": compute_evaluation_loss(self.inputs, self.eval_samples, self._sum_micro_batch)}
             means |= self.metric_sums.reduce_means()
         metrics = {f"eval_{name}": value for name, value in means.items()}
         self.log(metrics)

@@ -45,7 +45,7 @@ class PreflightCallback(TrainerCallback):  # type: ignore[misc]
 def run_forward_and_backward(trainer: GlobalMeanTrainer, model: torch.nn.Module, items: Sequence[Item]) -> None:
     """Run the forward and backward pass of a training step on one micro-batch with these items."""
     inputs = trainer.inputs
-    batch = trainer._prepare_inputs(inputs.collate([inputs.data.samples[item] for item in items]))
+    batch = trainer._prepare_inputs(inputs.collate([trainer.train_samples[item] for item in items]))
     torch.stack(trainer.sum_losses(model, batch)).sum().backward()  # type: ignore[no-untyped-call]
 
 

@@ -59,6 +59,19 @@ def test_dpo_without_lora_needs_a_16_bit_reference_model() -> None:
     assert dpo["reference model"] == pytest.approx(dpo["weights"] / 2, rel=0.001)
 
 
+@pytest.mark.parametrize("parallelism", [{}, {"fsdp": {}}, {"deepspeed": {"preset": "zero3"}}])
+def test_a_reference_model_that_is_released_counts_only_while_it_is_loaded(parallelism: dict[str, Any]) -> None:
+    kept, released = (
+        parse_spec(sft=None, dpo={"precomputeRefLogProbs": value}, **parallelism) for value in (False, True)
+    )
+
+    kept_parts, released_parts = forecast_part_bytes(kept), forecast_part_bytes(released)
+    differing = {name for name in kept_parts if kept_parts[name] != released_parts.get(name)}
+    assert differing <= {"reference model", "fragmentation"}
+    assert "reference model" in kept_parts.keys() - released_parts.keys()
+    assert forecast_part_bytes(kept, for_node=True) == forecast_part_bytes(released, for_node=True)
+
+
 def test_every_rank_of_a_node_loads_policy_and_reference_model() -> None:
     dataset = {"train": [{"name": "/data/train.jsonl"}], "numWorkers": 0}
     sft = forecast_part_bytes(parse_spec(dataset=dataset), for_node=True)
