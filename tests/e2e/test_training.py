@@ -2,16 +2,19 @@
 
 import json
 import math
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
 from testing.models import tiny_vision
 from testing.models.loss_curve import read_losses
+from testing.models.tool_templates import QWEN_3
 from testing.processes.cluster_training import build_training_fields
 from testing.processes.operator_stack import OperatorInstallation, build_example_job, has_condition, run
 
@@ -43,6 +46,38 @@ def test_training_on_two_nodes_improves_the_model_and_equals_single_process_trai
     assert all(abs(single[step] - distributed[step]) < 5e-4 for step in distributed), (single, distributed)
 
 
+@pytest.mark.parametrize("sharding", [{"deepspeed": {"preset": "zero2"}}, {"fsdp": {}}], ids=["zero2", "fsdp2"])
+def test_sharded_full_tuning_on_two_nodes_equals_single_process_training(
+    deployment: OperatorInstallation, start_job: Callable[..., str], tmp_path: Path, sharding: dict[str, Any]
+) -> None:
+    training_fields = build_training_fields(max_steps=8, learningRate=0.002)
+    job = start_job(lora=None, training=training_fields, **sharding)
+    finished = deployment.wait_until_finished(job)
+
+    assert has_condition(finished, "Complete"), finished["status"]
+    single = train_in_one_process(deployment, training_fields, tmp_path, lora=None)
+    distributed = read_losses(deployment.get_output_folder(job))
+    assert list(single) == list(distributed) == list(range(1, 9))
+    assert all(abs(single[step] - distributed[step]) < 5e-4 for step in distributed), (single, distributed)
+    assert distributed[8] < distributed[1] - 0.1
+
+
+def test_tool_calls_with_reasoning_are_trained_on_two_nodes(
+    deployment: OperatorInstallation, start_job: Callable[..., str]
+) -> None:
+    data = deployment.get_claim_folder("datasets")
+    write_tool_data_set(data / "tools", model=data / "model")
+    rows = {"train": [{"name": "/data/tools/rows.jsonl"}], "chatTemplateKwargs": {"enable_thinking": True}}
+    job = start_job(
+        model={"name": "/data/tools/model"}, dataset=rows, training=build_training_fields(max_steps=8), nprocPerNode=1
+    )
+    finished = deployment.wait_until_finished(job)
+
+    assert has_condition(finished, "Complete"), finished["status"]
+    losses = read_losses(deployment.get_output_folder(job))
+    assert losses[8] < losses[1] - 0.1, losses
+
+
 def test_dpo_on_two_nodes_reduces_the_loss(deployment: OperatorInstallation, start_job: Callable[..., str]) -> None:
     data = {"train": [{"name": "/data/train.pairs.jsonl"}], "eval": [{"name": "/data/eval.pairs.jsonl"}]}
     job = start_job(
@@ -56,18 +91,19 @@ def test_dpo_on_two_nodes_reduces_the_loss(deployment: OperatorInstallation, sta
     assert losses[20] < losses[1] - 0.05, losses
 
 
-def test_llava_trains_on_two_nodes_with_batches_without_images(
-    deployment: OperatorInstallation, start_job: Callable[..., str]
+@pytest.mark.parametrize("model_type", ["llava", "qwen3_5"])
+def test_vision_language_model_trains_on_two_nodes_with_batches_without_images(
+    deployment: OperatorInstallation, start_job: Callable[..., str], model_type: str
 ) -> None:
     """Only two of three rows have images, so that some micro-batches have none."""
     data = deployment.get_claim_folder("datasets")
-    if not (data / "vision").exists():
-        tiny_vision.build(data / "llava", "llava")
+    if not (data / model_type).exists():
+        tiny_vision.build(data / model_type, model_type)
         tiny_vision.write_rows(data / "vision", 24, images=lambda number: number % 3)
         run(["chmod", "-R", "a+rX", str(data)])
     rows = {"train": [{"name": "/data/vision/rows.jsonl"}]}
     training_fields = {"globalBatchSize": 8, "learningRate": 0.01, "maxSteps": 4}
-    job = start_job(model={"name": "/data/llava"}, dataset=rows, training=training_fields, nprocPerNode=1)
+    job = start_job(model={"name": f"/data/{model_type}"}, dataset=rows, training=training_fields, nprocPerNode=1)
     finished = deployment.wait_until_finished(job)
 
     assert has_condition(finished, "Complete"), finished["status"]
@@ -76,6 +112,27 @@ def test_llava_trains_on_two_nodes_with_batches_without_images(
     assert list(losses) == [1, 2, 3, 4]
     assert losses[4] < losses[1]
     assert (deployment.get_output_folder(job) / "result" / "preprocessor_config.json").is_file()
+
+
+def write_tool_data_set(folder: Path, *, model: Path) -> None:
+    """Write a copy of the model with a chat template like that of Qwen3, and conversations with tool calls."""
+    shutil.copytree(model, folder / "model", dirs_exist_ok=True)
+    (folder / "model" / "chat_template.jinja").write_text(QWEN_3)
+    parameters = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+    function = {"name": "get_weather", "description": "Return the weather of a city.", "parameters": parameters}
+    rows = []
+    for number in range(24):
+        city = f"city {number}"
+        call = {"id": "1", "type": "function", "function": {"name": "get_weather", "arguments": {"city": city}}}
+        messages = [
+            {"role": "user", "content": f"How is the weather in {city}?"},
+            {"role": "assistant", "content": "", "reasoning_content": f"I look up {city}.", "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "1", "content": f"{number} degrees"},
+            {"role": "assistant", "reasoning_content": "That is the answer.", "content": f"It is {number} degrees."},
+        ]
+        rows.append({"messages": messages, "tools": [{"type": "function", "function": function}]})
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    run(["chmod", "-R", "a+rX", str(folder)])
 
 
 def compute_held_out_losses(deployment: OperatorInstallation, job: str) -> tuple[float, float]:
@@ -93,10 +150,10 @@ def compute_held_out_losses(deployment: OperatorInstallation, job: str) -> tuple
 
 
 def train_in_one_process(
-    deployment: OperatorInstallation, training_fields: dict[str, object], folder: Path
+    deployment: OperatorInstallation, training_fields: dict[str, object], folder: Path, **fields: Any
 ) -> dict[int, float]:
     """Train the same spec with one rank in local mode, using gradient accumulation to keep the effective batch."""
-    body = build_example_job("single", numNodes=1, nprocPerNode=1, training=training_fields)
+    body = build_example_job("single", numNodes=1, nprocPerNode=1, training=training_fields, **fields)
     job_file = folder / "job.yaml"
     job_file.write_text(yaml.safe_dump(body))
     command = [sys.executable, "-m", "finetune_cli", "run", str(job_file), "--output", str(folder / "out")]
