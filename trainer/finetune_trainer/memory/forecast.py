@@ -21,7 +21,6 @@ from finetune_trainer.memory.sharded import build_sharding_strategy
 from finetune_trainer.memory.vision_sample import VisionSample, build_blank_sample
 from finetune_trainer.model.attention_backend import SDPA, choose_simulated_attention
 from finetune_trainer.model.load import choose_dtype, choose_training_dtype, describe_model, max_length, read_config
-from finetune_trainer.model.lora import resolve_adapter_shape
 from finetune_trainer.model.quantization import check_quantizable
 from finetune_trainer.model.supported_types import check_router_loss, find_frozen_modules
 from finetune_trainer.training_arguments import MAX_LOADER_WORKERS
@@ -90,7 +89,7 @@ def forecast(
     # Resolve sharding and dtypes as the trainer does.
     spec = plan.spec
     length = max_sample_length or _resolve_sample_length(spec, model.config)
-    lora = resolve_adapter_shape(spec.lora) if spec.lora else None
+    lora = spec.lora
     sharding = build_sharding_strategy(spec, model.dtype, hidden_size=model.config.get_text_config().hidden_size)
     dtype = model.dtype if sharding else choose_training_dtype(model.dtype, lora=lora is not None)
     vision_sample = None

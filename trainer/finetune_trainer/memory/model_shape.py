@@ -19,7 +19,7 @@ from finetune_trainer.memory.fused_kernels import use_portable_experts
 from finetune_trainer.memory.vision_sample import VisionSample
 from finetune_trainer.model.attention_backend import SDPA
 from finetune_trainer.model.fake_weights import replace_meta_tensors
-from finetune_trainer.model.lora import add_adapters
+from finetune_trainer.model.lora import add_unloaded_adapters
 from finetune_trainer.model.text_part import build_module_pattern, freeze_modules, is_inside
 from finetune_trainer.model.truncated_config import find_per_layer_fields, truncate_layers
 from finetune_trainer.vision.freeze import PEFT_PREFIX, find_group, freeze_groups
@@ -87,7 +87,8 @@ class Architecture:
                 exclude_modules = build_module_pattern(self.frozen_modules)
                 if sample:
                     exclude_modules = freeze_groups(model, sample.vision, sample.frozen_groups)
-                model = add_adapters(model, self.lora, seed=0, exclude_modules=exclude_modules) if self.lora else model
+                if self.lora:
+                    model = add_unloaded_adapters(model, self.lora, exclude_modules=exclude_modules)
                 return model.to(self.dtype) if self.uniform_dtype else model
         except (ValueError, KeyError, AttributeError) as error:
             raise ModelError(f"a {config.model_type} model cannot be built from its config: {error}") from error

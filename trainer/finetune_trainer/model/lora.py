@@ -53,24 +53,16 @@ def add_adapters(
         raise InvalidSpec(f"spec.lora.targetModules: {error}") from error
 
 
-def resolve_adapter_shape(lora: Lora) -> Lora:
-    """Return `lora` with the rank, alpha and target modules of the adapter to continue, if it has one (decisions/514).
+def add_unloaded_adapters(model: torch.nn.Module, lora: Lora, *, exclude_modules: str | None = None) -> torch.nn.Module:
+    """Add adapters with the shapes of the trained ones, without loading the values of an adapter to continue.
 
-    Raises: ModelNotFound or ModelError.
+    exclude_modules: as in `add_adapters`. Raises: InvalidSpec, ModelNotFound or ModelError.
     """
     if lora.adapter is None:
-        return lora
+        return add_adapters(model, lora, seed=0, exclude_modules=exclude_modules)
     config = _read_config(lora.adapter)
-    targets = config.target_modules or ()
-    shape = {
-        "adapter": None,
-        "r": config.r,
-        "lora_alpha": config.lora_alpha,
-        "target_modules": (targets,) if isinstance(targets, str) else tuple(sorted(targets)),
-        "use_rslora": config.use_rslora,
-        "use_dora": config.use_dora,
-    }
-    return lora.model_copy(update=shape)
+    config.inference_mode = False  # otherwise, the adapters are frozen
+    return get_peft_model(model, config)  # type: ignore[no-any-return]
 
 
 def _continue_adapter(model: torch.nn.Module, lora: Lora, adapter: str, *, upcast_adapters: bool) -> torch.nn.Module:

@@ -27,9 +27,9 @@ from finetune_trainer.model.lora import (
     TRAINED_ADAPTER,
     add_adapters,
     add_reference_adapter,
+    add_unloaded_adapters,
     choose_target_modules,
     find_routers,
-    resolve_adapter_shape,
 )
 from finetune_trainer.model.merge import write_merged_model
 from testing.models import tiny_families, tiny_text, tiny_towers
@@ -284,9 +284,19 @@ def test_a_merged_model_has_the_same_logits_as_the_model_with_adapters(
     assert (tmp_path / "tokenizer.json").is_file()
 
 
-def test_adapter_rank_and_targets_are_read_without_weights(adapter_folder: Path) -> None:
-    shape = resolve_adapter_shape(Lora(adapter=str(adapter_folder), lora_dropout=0.1))
+@pytest.mark.parametrize("model_type", ["qwen3_moe", "gemma2"])
+def test_unloaded_adapters_have_the_shapes_of_the_continued_ones(tmp_path: Path, model_type: str) -> None:
+    """peft stores the fused experts of a mixture separately from the names of the adapted layers."""
+    first = add_adapters(tiny_families.build_model(model_type), Lora(r=3), seed=1)
+    first.save_pretrained(tmp_path)  # type: ignore[operator]
+    lora = Lora(adapter=str(tmp_path))
+    continued = add_adapters(tiny_families.build_model(model_type), lora, seed=1)
 
-    assert (shape.r, shape.lora_alpha, shape.lora_dropout, shape.adapter) == (4, 8, 0.1, None)
-    suffixes = {target.rpartition(".")[2] for target in shape.target_modules}
-    assert suffixes == {"q_proj", "k_proj", "v_proj", "o_proj", "up_proj", "gate_proj", "down_proj"}
+    (tmp_path / "adapter_model.safetensors").unlink()
+    unloaded = add_unloaded_adapters(tiny_families.build_model(model_type), lora)
+
+    def list_trained_shapes(model: torch.nn.Module) -> dict[str, torch.Size]:
+        return {name: weight.shape for name, weight in model.named_parameters() if weight.requires_grad}
+
+    assert list_trained_shapes(unloaded) == list_trained_shapes(continued) == list_trained_shapes(first)
+    assert any(".experts." in name for name in list_trained_shapes(unloaded)) == (model_type == "qwen3_moe")
