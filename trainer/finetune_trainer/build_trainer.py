@@ -137,6 +137,7 @@ def assemble_trainer(
             data=data,
             collate=build_collator(data, model_description, models.trained_model),
             family=family,
+            frozen_modules=model_description.frozen_modules,
             args=args,
             ranks=context.ranks,
             checkpoints=Checkpoints(setup.output, keep_last=spec.training.save_total_limit),

@@ -9,6 +9,8 @@ import torch
 
 from finetune_trainer.data.token_dataset import IGNORE_INDEX, Features
 from finetune_trainer.model.parameter_size import get_full_numel, get_full_shape
+from finetune_trainer.model.text_part import is_inside
+from finetune_trainer.vision.freeze import PEFT_PREFIX
 
 _POSITIONS = "position_ids"  # only packed batches contain them; they restart at 0 in each row
 
@@ -69,15 +71,17 @@ class FlopsEstimate:
         return self.per_token * tokens + self.per_attention_pair * attention_pairs
 
 
-def estimate_flops(model: Any, *, has_reference: bool) -> FlopsEstimate:
+def estimate_flops(model: Any, *, has_reference: bool, unused_modules: tuple[str, ...] = ()) -> FlopsEstimate:
     """Estimate the FLOPs of a forward and backward pass, plus a forward pass of the reference model if there is one.
+
+    unused_modules: modules that text does not reach, such as the vision tower of a model of which only text is trained.
 
     Per token, each weight costs two FLOPs in the forward pass, two for the gradient of its input and, if it is trained,
     two for its own gradient. Only active experts count.
     """
     text = model.config.get_text_config()
     passes = 3 if has_reference else 2  # forward passes and the gradient of the inputs
-    weights = list(_iterate_matmul_weights(model, _compute_active_share(text)))
+    weights = list(_iterate_matmul_weights(model, _compute_active_share(text), unused_modules))
     per_token = sum(2.0 * size * (passes + trained) for size, trained in weights)
     forward_per_token = sum(2.0 * size * (passes - 1) for size, _ in weights)
     widths = sum(_compute_attention_width(layer) for layer in text.per_layer_config)
@@ -94,13 +98,17 @@ def _compute_attention_width(layer_config: Any) -> int:
     return heads * (getattr(layer_config, "head_dim", None) or layer_config.hidden_size // heads) if heads else 0
 
 
-def _iterate_matmul_weights(model: Any, active_share: float) -> Iterator[tuple[float, bool]]:
+def _iterate_matmul_weights(
+    model: Any, active_share: float, unused_modules: tuple[str, ...]
+) -> Iterator[tuple[float, bool]]:
     """Yield size and requires_grad of each weight used in a matrix product; embedding lookups cost no FLOPs."""
     embedding = model.get_input_embeddings().weight
     output = model.get_output_embeddings()
     is_tied = output is not None and output.weight is embedding
     for name, weight in model.named_parameters():
         if len(get_full_shape(weight)) < 2 or (weight is embedding and not is_tied):
+            continue
+        if is_inside(name.removeprefix(PEFT_PREFIX), unused_modules):
             continue
         yield get_full_numel(weight) * (active_share if ".experts." in name else 1.0), bool(weight.requires_grad)
 

@@ -47,12 +47,19 @@ class Monitor:
         return find_slow_rank(self.own_step_seconds) if self._own_step_seconds else None
 
 
-def build_monitor(model: torch.nn.Module, args: TrainingArguments, dpo: Dpo | None) -> Monitor:
-    """Build the monitor of a run. Call it before the model is wrapped or sharded, which hides parameter sizes."""
+def build_monitor(
+    model: torch.nn.Module, args: TrainingArguments, dpo: Dpo | None, *, unused_modules: tuple[str, ...]
+) -> Monitor:
+    """Build the monitor of a run. Call it before the model is wrapped or sharded, which hides parameter sizes.
+
+    unused_modules: modules that text does not reach (spec.model.textOnly).
+    """
     device, on_gpu = args.device, args.device.type == "cuda"
     dtype = torch.bfloat16 if args.bf16 else torch.float16 if args.fp16 else torch.float32
     meter = StepMeter(
-        estimate_flops(model, has_reference=dpo is not None and not dpo.precompute_ref_log_probs),
+        estimate_flops(
+            model, has_reference=dpo is not None and not dpo.precompute_ref_log_probs, unused_modules=unused_modules
+        ),
         sequences_per_sample=1 if dpo is None else 2,
         device=device,
         recomputes=bool(args.activation_checkpointing),

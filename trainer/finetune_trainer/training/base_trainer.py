@@ -66,7 +66,9 @@ class GlobalMeanTrainer(Trainer):  # type: ignore[misc]
         if uses_fsdp:
             reduce_gradients_in_float32(self.accelerator)
         self.remove_callback(PrinterCallback)
-        self.monitor = build_monitor(inputs.model, self.args, inputs.plan.spec.dpo)
+        self.monitor = build_monitor(
+            inputs.model, self.args, inputs.plan.spec.dpo, unused_modules=inputs.frozen_modules
+        )
 
     def create_optimizer(self, model: torch.nn.Module | None = None) -> torch.optim.Optimizer:
         """Create the optimizer, with parameter groups if modules of the model have different learning rates."""

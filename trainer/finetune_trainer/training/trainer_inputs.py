@@ -26,6 +26,7 @@ class TrainerInputs:
     data: TrainingData
     collate: Collate
     family: VisionFamily | None  # None for a text model
+    frozen_modules: tuple[str, ...]  # modules that text does not reach (spec.model.textOnly)
     args: TrainingArguments
     ranks: Ranks
     checkpoints: Checkpoints

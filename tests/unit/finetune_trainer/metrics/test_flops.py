@@ -77,6 +77,19 @@ def test_only_active_experts_are_counted() -> None:
     assert four_active - two_active == pytest.approx(6 * 2 * expert * SMALL["num_hidden_layers"])
 
 
+def test_modules_that_text_does_not_reach_are_not_counted() -> None:
+    model = build_llama()
+    layer = sum(weight.numel() for weight in model.model.layers[0].parameters() if weight.ndim > 1)
+
+    for built in (model, add_adapters(build_llama(), Lora(r=1, target_modules=("q_proj",)), seed=0)):
+        full, without_layer = (
+            estimate_flops(built, has_reference=False, unused_modules=modules).per_token
+            for modules in ((), ("model.layers.0",))
+        )
+        passes = 3 if built is model else 2
+        assert full - without_layer == pytest.approx(2 * passes * layer, rel=0.05)
+
+
 def build_rows(*lengths: int, has_targets: bool = True) -> dict[str, torch.Tensor]:
     """Build a padded batch of rows with these lengths."""
     mask = torch.tensor([[1] * length + [0] * (max(lengths) - length) for length in lengths])
