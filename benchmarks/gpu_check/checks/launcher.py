@@ -70,7 +70,7 @@ def start_job(context: CheckContext, name: str) -> Iterator[tuple[LocalJob, Any]
         context,
         folder,
         steps=STEPS,
-        lora=True,
+        has_lora=True,
         training={"saveSteps": SAVE_STEPS},
         dataset={"numWorkers": 2},
     )

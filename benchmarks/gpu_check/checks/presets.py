@@ -37,7 +37,7 @@ def check_preset(context: CheckContext, name: str, mode: str = "") -> None:
         context,
         folder,
         steps=STEPS,
-        lora=name in (LORA, NF4),
+        has_lora=name in (LORA, NF4),
         training={"saveSteps": SAVED_STEP, "learningRate": 1e-4},
         **PRESETS[name],
     )

@@ -17,7 +17,7 @@ def build_small_spec(
     folder: Path,
     *,
     steps: int,
-    lora: bool,
+    has_lora: bool,
     shape: BenchmarkModelShape = QWEN2_5_0_5B,
     **fields: dict[str, Any],
 ) -> dict[str, Any]:
@@ -25,7 +25,7 @@ def build_small_spec(
 
     fields: fields of the spec in camelCase; `training`, `dataset` and `lora` are merged with the defaults.
     """
-    settings = replace(_SETTINGS, shape=shape, lora=lora)
+    settings = replace(_SETTINGS, shape=shape, lora=has_lora)
     settings = shrink_case(settings) if context.small else settings
     task = write_task(settings, folder, context.settings, models=context.models)
     spec = build_spec(task)

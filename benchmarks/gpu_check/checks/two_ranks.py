@@ -36,7 +36,7 @@ def train(context: CheckContext, name: str, *, ranks: int) -> list[float]:
     folder = context.scratch / f"two-ranks-{name}-{ranks}"
     training = {"perDeviceTrainBatchSize": 1, "gradientAccumulationSteps": 4 // ranks, "saveSteps": 1_000_000}
     spec = build_small_spec(
-        context, folder, steps=STEPS, lora=False, shape=SHAPE_0_1B, training=training, **PRESETS[name]
+        context, folder, steps=STEPS, has_lora=False, shape=SHAPE_0_1B, training=training, **PRESETS[name]
     )
     spec["nprocPerNode"] = ranks
     losses: list[float] = run_cells(folder / "cells", {name: spec}, ranks=ranks)[name]["loss"]
