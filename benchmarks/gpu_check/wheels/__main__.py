@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 
 from benchmarks.gpu_check.wheel_folder import WheelFolderRejected, check_wheel_folder
@@ -16,6 +17,7 @@ from benchmarks.gpu_check.wheels.bitsandbytes import reduce_wheel
 from benchmarks.gpu_check.wheels.packages import (
     MACHINE_PACKAGES,
     PYTHON_VERSION,
+    find_missing_packages,
     find_unmet_requirements,
     read_machine_packages,
     select_packages,
@@ -40,8 +42,10 @@ def main(arguments: Sequence[str]) -> int:
         download(package, options.folder)
     (bitsandbytes,) = options.folder.glob("bitsandbytes-*.whl")
     reduce_wheel(bitsandbytes, cuda=options.cuda)
-    unmet = find_unmet_requirements(options.folder.glob("*.whl"), read_machine_packages(options.machine_packages))
-    print("\n".join(map(str, unmet)), end="\n" if unmet else "")
+    machine = read_machine_packages(options.machine_packages)
+    unmet = [find(options.folder.glob("*.whl"), machine) for find in (find_missing_packages, find_unmet_requirements)]
+    for requirement in chain(*unmet):
+        print(requirement)
     try:
         wheels = check_wheel_folder(options.folder)
     except WheelFolderRejected as error:
@@ -50,7 +54,7 @@ def main(arguments: Sequence[str]) -> int:
     for wheel in sorted(wheels, key=lambda wheel: -wheel.stat().st_size):
         print(f"{wheel.stat().st_size / 1e6:7.2f} MB  {wheel.name}")
     print(f"{sum(wheel.stat().st_size for wheel in wheels) / 1e6:7.2f} MB in {options.folder}")
-    return 1 if unmet else 0
+    return 1 if any(unmet) else 0
 
 
 def download(package: LockedPackage, folder: Path) -> None:

@@ -3,9 +3,11 @@
 `machine_packages.txt` contains what the machine is expected to have.
 """
 
+import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from email.parser import Parser
+from itertools import chain
 from pathlib import Path
 from zipfile import ZipFile
 
@@ -23,9 +25,12 @@ NAMES = (
     *("pydantic", "pydantic-core", "annotated-types", "typing-inspection", "google-re2"),
     *("trl", "datasets", "multiprocess", "dill"),
     *("deepspeed", "hjson", "bitsandbytes"),
+    "nvidia-ml-py",
 )
-# Requirements of packages that the GPU check does not use.
-UNUSED_REQUIREMENTS = frozenset({"tensorboard"})
+# Requirements that the GPU check does not use: of other packages, and of this project for videos, pushes and clusters.
+UNUSED_REQUIREMENTS = frozenset({"tensorboard", "av", "modelscope-hub", "kubernetes"})
+PYPROJECT = Path(__file__).parents[3] / "pyproject.toml"
+PROJECT_EXTRAS = ("trainer", "cli")
 _MARKER_VALUES = {
     "python_version": PYTHON_VERSION,
     "python_full_version": f"{PYTHON_VERSION}.0",
@@ -76,6 +81,19 @@ def find_unmet_requirements(wheels: Iterable[Path], machine: Mapping[str, str]) 
         for name, (_, required) in metadata.items()
         for requirement in map(Requirement, required)
         if _applies(requirement) and requirement.name not in UNUSED_REQUIREMENTS and not _is_met(requirement, versions)
+    ]
+
+
+def find_missing_packages(wheels: Iterable[Path], machine: Mapping[str, str]) -> list[UnmetRequirement]:
+    """Return the requirements of this project, in any version, that neither the wheels nor the machine contain."""
+    found = machine.keys() | {normalise_name(read_metadata(wheel)[0]) for wheel in wheels}
+    project = tomllib.loads(PYPROJECT.read_text())["project"]
+    extras = (project["optional-dependencies"][extra] for extra in PROJECT_EXTRAS)
+    requirements = map(Requirement, chain(project["dependencies"], *extras))
+    return [
+        UnmetRequirement(project["name"], str(requirement), "")
+        for requirement in requirements
+        if normalise_name(requirement.name) not in found | UNUSED_REQUIREMENTS
     ]
 
 

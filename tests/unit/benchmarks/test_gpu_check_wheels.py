@@ -10,7 +10,12 @@ import pytest
 from benchmarks.gpu_check import __main__ as gpu_check
 from benchmarks.gpu_check.wheel_folder import WheelFolderRejected, check_wheel_folder, install_wheels
 from benchmarks.gpu_check.wheels.bitsandbytes import reduce_wheel
-from benchmarks.gpu_check.wheels.packages import find_unmet_requirements, read_machine_packages, select_packages
+from benchmarks.gpu_check.wheels.packages import (
+    find_missing_packages,
+    find_unmet_requirements,
+    read_machine_packages,
+    select_packages,
+)
 
 
 def write_wheel(folder: Path, name: str, *, requires: str = "", files: dict[str, str] | None = None) -> Path:
@@ -68,6 +73,21 @@ def test_requirements_are_met_by_wheels_or_by_the_machine(tmp_path: Path) -> Non
     assert [str(requirement) for requirement in unmet] == [
         "fourth requires torch>=2.12; found 2.11.0",
         "fifth requires absent; found none",
+    ]
+
+
+def test_every_package_that_the_project_requires_is_in_the_folder_or_on_the_machine(tmp_path: Path) -> None:
+    wheels = [write_wheel(tmp_path, package.name) for package in select_packages()]
+    machine = read_machine_packages()
+    assert find_missing_packages(wheels, machine) == []
+
+    (nvml,) = (wheel for wheel in wheels if wheel.name.startswith("nvidia-ml-py"))
+    wheels.remove(nvml)
+    del machine["pillow"]
+
+    assert [requirement.requirement for requirement in find_missing_packages(wheels, machine)] == [
+        "pillow>=12",
+        "nvidia-ml-py>=13.590",
     ]
 
 

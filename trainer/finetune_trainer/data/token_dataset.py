@@ -30,6 +30,7 @@ class TokenDataset(Dataset[tuple[Features, ...]]):
 
     def __init__(self, folder: Path) -> None:
         meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
+        self.cache_key = folder.name  # depends on the files and the settings of tokenization
         self.stats = RowStats.from_json(meta["counted"])
         self._sequences_per_row: int = meta["sequences"]
         self._weighted: bool = meta["weighted"]

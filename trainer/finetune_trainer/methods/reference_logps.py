@@ -40,7 +40,7 @@ class ReferenceLogps:
         """
         datasets = {name: rows for name in ("train", "eval") if (rows := getattr(inputs.data, name)) is not None}
         folder = inputs.checkpoints.output.checkpoints / _FOLDER
-        key = f"{inputs.plan.fingerprint} {inputs.data.digest}"
+        key = " ".join((inputs.plan.fingerprint, inputs.data.digest, *(rows.cache_key for rows in datasets.values())))
         saved = run_on_rank_zero(lambda: load_saved_logps(folder / _FILE, key))
         if saved is None:
             started_at = time.monotonic()
