@@ -57,7 +57,8 @@ def test_all_nodes_and_attempts_load_the_commit_of_the_first_attempt_which_is_do
     assert FIRST in (job.output_folder / "result" / "report.html").read_text()
     assert any(f"/resolve/{FIRST}/" in path for path in hub.requested_paths)
     assert not any(f"/resolve/{SECOND}/" in path for path in hub.requested_paths)
-    # one rank requested each file once, by HEAD and GET
-    requests = Counter(path for path in hub.requested_paths if f"/resolve/{FIRST}/" in path)
-    assert requests[f"/acme/base/resolve/{FIRST}/model.safetensors"] == 2
-    assert max(requests.values()) == 2, requests
+    # one rank requested each file once, by HEAD and GET; several may ask for optional files that do not exist
+    requests = Counter(hub.requested_paths)
+    counts = {file: requests[f"/acme/base/resolve/{FIRST}/{file}"] for file in model.commits[FIRST]}
+    assert counts["model.safetensors"] == 2
+    assert max(counts.values()) == 2, counts
