@@ -29,7 +29,8 @@ from testing.faults.job_under_test import JobUnderTest, RawBody
 from testing.processes.operator_stack import OPERATOR_NAMESPACE
 
 BACKUP_AGE_SECONDS = 15
-CRD_UPDATE_SECONDS = 5  # until the API server serves a changed CRD
+ORPHANS_TIMEOUT_SECONDS = 240
+CRD_UPDATE_SECONDS = 5  # until the API server has ended the watches of the old CRD
 
 
 @contextmanager
@@ -177,8 +178,8 @@ def recreate_crd(job: JobUnderTest) -> Iterator[None]:
 def recreate_job_unobserved(job: JobUnderTest) -> Iterator[None]:
     """Delete the job and apply it again, so that the garbage collector of Kubernetes does not observe the deletion.
 
-    The controller manager is stopped by SIGSTOP meanwhile, and a change of the CRD ends its watch. In the next LIST the
-    name exists, so its informer reports a modified job with another uid instead of a deletion.
+    The controller manager is stopped by SIGSTOP, and a change of the CRD ends its watch before the deletion. In the next
+    LIST the name exists, so its informer reports a modified job with another uid instead of a deletion.
     """
     uid = job.installation.get_job(job.name)["metadata"]["uid"]
     crd = json.loads(job.installation.kubectl("get", CRD, "-o", "json"))
@@ -187,18 +188,28 @@ def recreate_job_unobserved(job: JobUnderTest) -> Iterator[None]:
         raise HarnessError("kube-controller-manager does not run")
     os.kill(pid, signal.SIGSTOP)
     try:
+        apply_crd(job, add_spec_field(crd, "note"))
+        time.sleep(CRD_UPDATE_SECONDS)
         with recreate_job(job):
-            apply_crd(job, add_spec_field(crd, "note"))
-            time.sleep(CRD_UPDATE_SECONDS)
+            pass
     finally:
         os.kill(pid, signal.SIGCONT)
     try:
+        job.values["children of the deleted job gone after, s"] = wait_until_children_are_gone(job, uid)
         yield
-        kinds = "pods,services,configmaps"
-        remaining = job.installation.kubectl("get", kinds, "-l", f"{names.JOB_UID}={uid}", "-o", "name").split()
-        job.values["objects of the deleted job that remain"] = len(remaining)
     finally:
         apply_crd(job, crd)
+
+
+def wait_until_children_are_gone(job: JobUnderTest, uid: str) -> float:
+    """Wait until the operator has deleted all children of the job with this uid, and return the seconds."""
+    started_at = time.monotonic()
+    selector = f"{names.JOB_UID}={uid}"
+    while children := job.installation.kubectl("get", "pods,services,configmaps", "-l", selector, "-o", "name").split():
+        if time.monotonic() - started_at > ORPHANS_TIMEOUT_SECONDS:
+            raise TimeoutError(f"{', '.join(children)} of a deleted job exist after {ORPHANS_TIMEOUT_SECONDS} s")
+        time.sleep(1)
+    return round(time.monotonic() - started_at, 1)
 
 
 @contextmanager
