@@ -178,8 +178,8 @@ def recreate_crd(job: JobUnderTest) -> Iterator[None]:
 def recreate_job_unobserved(job: JobUnderTest) -> Iterator[None]:
     """Delete the job and apply it again, so that the garbage collector of Kubernetes does not observe the deletion.
 
-    The controller manager is stopped by SIGSTOP, and a change of the CRD ends its watch before the deletion. In the next
-    LIST the name exists, so its informer reports a modified job with another uid instead of a deletion.
+    The controller manager is stopped by SIGSTOP, and a change of the CRD ends its watch before the deletion. In the
+    next LIST the name exists, so its informer reports a modified job with another uid instead of a deletion.
     """
     uid = job.installation.get_job(job.name)["metadata"]["uid"]
     crd = json.loads(job.installation.kubectl("get", CRD, "-o", "json"))
