@@ -9,7 +9,12 @@ from finetune_operator import names
 from finetune_operator.controller.child_cache import ChildCache, JobKey
 from finetune_operator.controller.job_cache import JobCache
 from finetune_operator.kube.cluster import Cluster, ClusterError, ObjectRef
-from finetune_operator.observation.ownership import RawBody, find_controlling_owner, get_controller_uid
+from finetune_operator.observation.ownership import (
+    RawBody,
+    find_controlling_owner,
+    get_controller_uid,
+    get_group_kind_name,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -86,9 +91,6 @@ class OrphanSweeper:
         if current is None or "deletionTimestamp" in current["metadata"]:
             return None
         owner = find_controlling_owner(current)
-        is_child = (owner.get("apiVersion", "").partition("/")[0], owner.get("kind"), owner.get("uid")) == (
-            names.FINETUNEJOB[0],
-            names.FINETUNEJOB_KIND,
-            key.uid,
-        )
+        is_job = get_group_kind_name(owner)[:2] == (names.FINETUNEJOB[0], names.FINETUNEJOB_KIND)
+        is_child = is_job and owner.get("uid") == key.uid
         return ObjectRef(kind, key.namespace, name, current["metadata"]["uid"]) if is_child else None

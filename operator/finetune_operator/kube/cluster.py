@@ -8,7 +8,7 @@ from typing import Protocol
 from finetune_operator import names
 from finetune_operator.kube.api_client import ApiClient, ApiError
 from finetune_operator.kube.read_batcher import ReadBatcher
-from finetune_operator.observation.ownership import RawBody, find_controlling_owner, has_job_label
+from finetune_operator.observation.ownership import RawBody, find_controlling_owner, get_group_kind_name, has_job_label
 
 logger = logging.getLogger(__name__)
 
@@ -245,7 +245,7 @@ class KubernetesCluster:
         if existing_owner.get("uid") != owner.get("uid"):
             # If both owners have the same name, the older one was deleted, and the garbage collector deletes its
             # children (decisions/205).
-            has_same_name = _get_group_kind_name(existing_owner) == _get_group_kind_name(owner)
+            has_same_name = get_group_kind_name(existing_owner) == get_group_kind_name(owner)
             raise NameTaken(kind=kind, name=name, predecessor_terminating=has_same_name)
         if "deletionTimestamp" in existing["metadata"]:
             raise ClusterError(f"{kind} {name} is still being deleted")
@@ -293,8 +293,3 @@ async def read_job(api: ApiClient, job: RawBody) -> RawBody:
     if current is None or current["metadata"]["uid"] != metadata["uid"]:
         raise NotFound(f"{metadata['name']} was deleted")
     return current
-
-
-def _get_group_kind_name(owner: RawBody) -> tuple[str, str, str]:
-    """Return the API group, kind and name, which identify an existing object within its namespace."""
-    return owner.get("apiVersion", "").partition("/")[0], owner.get("kind", ""), owner.get("name", "")

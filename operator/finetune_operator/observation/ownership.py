@@ -20,6 +20,11 @@ def get_controller_uid(child: RawBody) -> str | None:
     return find_controlling_owner(child).get("uid")
 
 
+def get_group_kind_name(owner: RawBody) -> tuple[str, str, str]:
+    """Return the API group, kind and name, which identify an existing object within its namespace."""
+    return owner.get("apiVersion", "").partition("/")[0], owner.get("kind", ""), owner.get("name", "")
+
+
 def has_job_label(child: RawBody) -> bool:
     """Return whether the job-uid label, which informers select by, contains the uid of the controlling job."""
     labels = child["metadata"].get("labels") or {}

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 
 from finetune_operator import names
 from testing.faults.catalog.fault import InjectedFault, make_program_fields
+from testing.faults.catalog.pod_faults import recreate_job
 from testing.faults.catalog.rank_faults import kill_rank
 from testing.faults.job_under_test import JobUnderTest, RawBody, wait_until_settled
 from testing.faults.kwok_job import build_command_job
@@ -114,10 +115,8 @@ def recreate_job_in_second_attempt(job: JobUnderTest) -> Iterator[None]:
         goal="training in attempt 1",
         timeout_seconds=60,
     )
-    manifest = json.loads(job.installation.kubectl("get", "ftj", job.name, "-o", "json"))
-    job.installation.kubectl("delete", "ftj", job.name)
-    job.installation.apply({**{k: manifest[k] for k in ("apiVersion", "kind", "spec")}, "metadata": {"name": job.name}})
-    yield
+    with recreate_job(job):
+        yield
 
 
 @contextmanager

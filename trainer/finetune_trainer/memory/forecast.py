@@ -89,22 +89,21 @@ def forecast(
     # Resolve sharding and dtypes as the trainer does.
     spec = plan.spec
     length = max_sample_length or _resolve_sample_length(spec, model.config)
-    lora = spec.lora
     sharding = build_sharding_strategy(spec, model.dtype, hidden_size=model.config.get_text_config().hidden_size)
-    dtype = model.dtype if sharding else choose_training_dtype(model.dtype, lora=lora is not None)
+    dtype = model.dtype if sharding else choose_training_dtype(model.dtype, lora=spec.lora is not None)
     vision_sample = None
     if model.vision:
         sample = sample or build_blank_sample(model.vision, length)
         vision_sample = VisionSample(model.vision, resolve_frozen_groups(spec.model.freeze), sample)
     check_router_loss(spec, model.config)
-    if lora and lora.quantization:
+    if spec.lora and spec.lora.quantization:
         check_quantizable(spec.model.name, model.config)
     # Measure the model states and the peak of a step without allocating tensors.
     uniform_dtype = sharding is not None
     architecture = Architecture(
         model.config,
         dtype,
-        lora,
+        spec.lora,
         uniform_dtype=uniform_dtype,
         vision_sample=vision_sample,
         attention=model.attention,

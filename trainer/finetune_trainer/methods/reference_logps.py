@@ -42,19 +42,20 @@ class ReferenceLogps:
         folder = inputs.checkpoints.output.checkpoints / _FOLDER
         key = " ".join((inputs.plan.fingerprint, inputs.data.digest, *(rows.cache_key for rows in datasets.values())))
         saved = run_on_rank_zero(lambda: load_saved_logps(folder / _FILE, key))
-        if saved is None:
-            started_at = time.monotonic()
-            inputs.heartbeat.enter_phase(contract.LOAD)
-            saved = {
-                name: compute_logps(inputs, rows, compute, worker_count=worker_count) for name, rows in datasets.items()
-            }
-            inputs.heartbeat.enter_phase(contract.TRAIN)
-            computed = saved
-            run_on_rank_zero(lambda: inputs.checkpoints.publish(folder, lambda path: _save(computed, path, key)))
-            if inputs.ranks.is_rank_zero:
-                rows = sum(map(len, datasets.values()))
-                print(f"reference model: {rows} rows in {time.monotonic() - started_at:.0f} s", flush=True)
-        self.by_dataset = saved
+        if saved is not None:
+            self.by_dataset = saved
+            return
+        started_at = time.monotonic()
+        inputs.heartbeat.enter_phase(contract.LOAD)
+        computed = {
+            name: compute_logps(inputs, rows, compute, worker_count=worker_count) for name, rows in datasets.items()
+        }
+        inputs.heartbeat.enter_phase(contract.TRAIN)
+        run_on_rank_zero(lambda: inputs.checkpoints.publish(folder, lambda path: _save(computed, path, key)))
+        if inputs.ranks.is_rank_zero:
+            row_count = sum(map(len, datasets.values()))
+            print(f"reference model: {row_count} rows in {time.monotonic() - started_at:.0f} s", flush=True)
+        self.by_dataset = computed
 
 
 class ReferenceDataset(Dataset[tuple[Features, ...]]):
