@@ -263,7 +263,7 @@ def delete_foreign_objects(patch: pytest.MonkeyPatch) -> None:
 
 def treat_predecessor_objects_as_foreign(patch: pytest.MonkeyPatch) -> None:
     """Treat children of a deleted job with the same name as foreign objects."""
-    patch.setattr(cluster, "_get_group_kind_name", lambda owner: (owner["uid"], "", ""))
+    patch.setattr(cluster, "get_group_kind_name", lambda owner: (owner["uid"], "", ""))
 
 
 def keep_nodes_during_quota_errors(patch: pytest.MonkeyPatch) -> None:
