@@ -8,6 +8,7 @@ import torch
 from transformers import (
     AutoModelForCausalLM,
     Gemma2Config,
+    Glm4MoeConfig,
     GptOssConfig,
     MixtralConfig,
     PretrainedConfig,
@@ -49,11 +50,17 @@ def _build_mixtral_config(vocabulary_size: int) -> PretrainedConfig:
     return MixtralConfig(**_SIZES, num_local_experts=4, num_experts_per_tok=2, vocab_size=vocabulary_size)
 
 
+def _build_glm4_moe_config(vocabulary_size: int) -> PretrainedConfig:
+    experts = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "first_k_dense_replace": 1}
+    return Glm4MoeConfig(**_SIZES, **experts, vocab_size=vocabulary_size)
+
+
 CONFIGS: dict[str, Callable[[int], PretrainedConfig]] = {
     "gemma2": _build_gemma2_config,
     "gpt_oss": _build_gpt_oss_config,
     "qwen3_moe": _build_qwen3_moe_config,
     "mixtral": _build_mixtral_config,
+    "glm4_moe": _build_glm4_moe_config,  # its routers have biases that are buffers
 }
 WITHOUT_SDPA = ("gemma2", "gpt_oss")  # their classes in transformers support eager attention and FlashAttention only
 
@@ -64,7 +71,9 @@ def build_config(model_type: str, *, vocabulary_size: int = 100) -> PretrainedCo
 
 def build_model(model_type: str, *, vocabulary_size: int = 100, seed: int = 0) -> Any:
     torch.manual_seed(seed)
-    return AutoModelForCausalLM.from_config(build_config(model_type, vocabulary_size=vocabulary_size))
+    model = AutoModelForCausalLM.from_config(build_config(model_type, vocabulary_size=vocabulary_size))
+    tiny_text.fill_saved_buffers(model)
+    return model
 
 
 def build(folder: Path, model_type: str) -> Path:

@@ -52,6 +52,14 @@ def save_model(model: PreTrainedModel, folder: Path) -> None:
         path.chmod(0o644)
 
 
+def fill_saved_buffers(model: torch.nn.Module) -> None:
+    """Fill the buffers that are saved with the model, such as the biases of routers, with random values."""
+    for module in model.modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            if name not in module._non_persistent_buffers_set and buffer.is_floating_point():
+                buffer.uniform_(0.5, 1.0)
+
+
 def build(folder: Path, *, rows: int = 400, eval_rows: int = 40, seed: int = 0) -> TinyFiles:
     """Create model, tokenizer and rows below `folder`, reproducibly."""
     files = TinyFiles(folder / "model", folder / "train.jsonl", folder / "eval.jsonl")

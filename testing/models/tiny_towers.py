@@ -79,6 +79,8 @@ def build(folder: Path, model_type: str) -> Path:
     tokenizer.save_pretrained(folder)
     torch.manual_seed(0)
     config = build_config(model_type, vocabulary_size=len(tokenizer))
-    tiny_text.save_model(AutoModelForMultimodalLM.from_config(config), folder)
+    model = AutoModelForMultimodalLM.from_config(config)
+    tiny_text.fill_saved_buffers(model)
+    tiny_text.save_model(model, folder)
     (folder / "preprocessor_config.json").write_text(json.dumps(PROCESSOR_SETTINGS), encoding="utf-8")
     return folder

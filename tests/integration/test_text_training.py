@@ -91,6 +91,10 @@ def two_rank_results(models: dict[str, Path], rows: Path, two_rank_folder: Path)
     cells |= {
         f"qwen2_vl, {name}": build_spec(models["qwen2_vl"], rows, (1, 4), **fields) for name, fields in SHARDING.items()
     }
+    cells |= {
+        f"glm4_moe, {name}": build_text_spec(models["glm4_moe"], rows, (1, 4), **fields)
+        for name, fields in SHARDING.items()
+    }
     cells |= {f"{name} (from step 2)": cells[name] for name in RESUMED_CELLS}
     return run_cells(two_rank_folder, cells, ranks=2)
 
@@ -156,10 +160,11 @@ def test_dpo_trains_with_the_router_loss(two_rank_results: Results) -> None:
     assert losses[-1] < losses[0]
 
 
+@pytest.mark.parametrize("model_type", ["qwen2_vl", "glm4_moe"])
 @pytest.mark.parametrize("sharding", SHARDING)
-def test_sharded_text_training_has_the_losses_of_ddp(two_rank_results: Results, sharding: str) -> None:
+def test_sharded_text_training_has_the_losses_of_ddp(two_rank_results: Results, sharding: str, model_type: str) -> None:
     for metric in ("loss", "grad_norm", "eval_loss"):
-        ddp, sharded = two_rank_results["qwen2_vl"][metric], two_rank_results[f"qwen2_vl, {sharding}"][metric]
+        ddp, sharded = two_rank_results[model_type][metric], two_rank_results[f"{model_type}, {sharding}"][metric]
         assert sharded == pytest.approx(ddp, rel=FOUR_DIGITS), metric
 
 
@@ -184,6 +189,29 @@ def test_the_result_is_the_full_model_with_unchanged_towers(
     assert changed
     assert not any(is_inside(name, towers) for name in changed)
     assert any(is_inside(name, towers) for name in old)
+
+
+@pytest.mark.parametrize(
+    ("cell", "suffix"),
+    [
+        ("gemma4", ".layer_scalar"),
+        ("gemma4", ".input_max"),
+        *(
+            (f"glm4_moe{sharding}", ".e_score_correction_bias")
+            for sharding in ("", *(f", {name}" for name in SHARDING))
+        ),
+    ],
+)
+def test_the_result_has_the_buffers_of_the_model(
+    two_rank_results: Results, two_rank_folder: Path, models: dict[str, Path], cell: str, suffix: str
+) -> None:
+    files = (models[cell.partition(",")[0]], two_rank_folder / cell / "result")
+    base, result = (load_file(folder / "model.safetensors") for folder in files)
+
+    names = [name for name in base if name.endswith(suffix)]
+    assert names
+    for name in names:
+        assert torch.equal(base[name], result[name]), name
 
 
 @pytest.mark.parametrize("model_type", MODEL_TYPES)

@@ -25,6 +25,7 @@ from finetune_trainer.methods.dpo import DpoTrainer
 from finetune_trainer.methods.sft import SftTrainer
 from finetune_trainer.model.load import ModelDescription, get_pad_token_id, load_model, load_reference_model
 from finetune_trainer.model.param_groups import check_learning_rates
+from finetune_trainer.model.weight_loading import WeightLoading, choose_weight_loading
 from finetune_trainer.startup_log import print_on_rank_zero
 from finetune_trainer.training.auto_batch_size import (
     SavedBatchSize,
@@ -125,7 +126,7 @@ def assemble_trainer(
         loader_workers=choose_loader_workers(spec, context.ranks, cpus=count_cpus(context.planned_cpus, Cgroup())),
     )
     # Load the models only now: building the arguments enables ZeRO-3, which shards weights during loading.
-    models = models or load_models(spec, model_description)
+    models = models or load_models(spec, model_description, choose_weight_loading(spec, setup.device_config.device))
     family = model_description.vision.family if model_description.vision else None
     check_learning_rates(models.trained_model, family, plan.learning_rates)
     return build_trainer(
@@ -148,10 +149,11 @@ def assemble_trainer(
     )
 
 
-def load_models(spec: TrainerSpec, model_description: ModelDescription) -> ModelPair:
+def load_models(spec: TrainerSpec, model_description: ModelDescription, loading: WeightLoading) -> ModelPair:
     """Load the model to train, and a reference model for DPO without LoRA."""
-    trained_model = load_model(spec, model_description)
-    return ModelPair(trained_model, load_reference_model(model_description) if spec.dpo and not spec.lora else None)
+    trained_model = load_model(spec, model_description, loading)
+    needs_reference = spec.dpo is not None and spec.lora is None
+    return ModelPair(trained_model, load_reference_model(model_description, loading) if needs_reference else None)
 
 
 def build_trainer(inputs: TrainerInputs) -> GlobalMeanTrainer:

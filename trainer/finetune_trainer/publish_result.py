@@ -11,7 +11,7 @@ from finetune_trainer.metrics.html_report import ReportData, write_report
 from finetune_trainer.model.load import ModelDescription
 from finetune_trainer.model.merge import write_merged_model
 from finetune_trainer.model.save import save_tokenizer_and_processors, save_weights
-from finetune_trainer.parallel.full_state import gather_weights, read_weights
+from finetune_trainer.parallel.full_state import gather_weights, list_saved_buffers, read_weights
 from finetune_trainer.parallel.state_access import build_state_access
 from finetune_trainer.training.base_trainer import GlobalMeanTrainer
 from finetune_trainer.training.early_stopping import TrainingOutcome, determine_outcome
@@ -36,7 +36,10 @@ def publish_result(
             weights.update(read_weights(outcome.checkpoint))
         # Full fine-tuning trains float32 weights; publish them in the dtype of the base model.
         published_weights = (
-            weights if lora else {name: weight.to(model_description.dtype) for name, weight in weights.items()}
+            weights
+            if lora
+            else {name: weight.to(model_description.dtype) for name, weight in weights.items()}
+            | list_saved_buffers(trainer.model)
         )
         save_weights(trainer.model, published_weights, folder)
         save_tokenizer_and_processors(model_description, folder)

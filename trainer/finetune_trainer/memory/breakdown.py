@@ -8,6 +8,8 @@ from finetune_trainer.memory.fake_step import ActivationMemory
 from finetune_trainer.memory.model_shape import ModelShape
 from finetune_trainer.units import GIB
 
+WEIGHTS, REFERENCE, ADAPTERS = "weights", "reference model", "adapters"
+_OFFLOADED = "offloaded "
 ADAMW_STATES = 2  # first and second moment of each gradient, in the dtype of the weight
 # The next four constants are upper estimates of memory outside tensors, based on the published measurements in
 # docs/user-guide/memory.md.
@@ -54,6 +56,9 @@ class ModelStateFootprint:
     forward_backward_parts: tuple[MemoryPart, ...] = ()  # on the device during forward and backward only
     optimizer_step_parts: tuple[MemoryPart, ...] = ()  # on the device during the optimizer step, without activations
     fragmented_bytes: int = 0  # freed on the GPU, but not reusable by the allocator
+    # Host memory that only rank 0 needs: for loading weights before they are sharded, and for gathering a checkpoint
+    rank_zero_loading_bytes: int = 0
+    rank_zero_checkpoint_bytes: int = 0
 
 
 class ShardingStrategy(Protocol):
@@ -77,9 +82,9 @@ class DdpStrategy:
         weights = shape.frozen_bytes + shape.buffer_bytes
         adapters = shape.trained_bytes if shape.has_adapters else 0
         resident_parts = (
-            MemoryPart("weights", weights + shape.trained_bytes - adapters),
-            MemoryPart("reference model", shape.resident_reference_bytes),
-            MemoryPart("adapters", adapters),
+            MemoryPart(WEIGHTS, weights + shape.trained_bytes - adapters),
+            MemoryPart(REFERENCE, shape.resident_reference_bytes),
+            MemoryPart(ADAPTERS, adapters),
             MemoryPart("gradients", shape.trained_bytes),
             MemoryPart("optimizer states", ADAMW_STATES * shape.trained_bytes),
         )
@@ -128,17 +133,35 @@ def sum_bytes(parts: Iterable[MemoryPart]) -> int:
 
 
 def break_down_node_memory(shape: ModelShape, rank: MemoryBreakdown, layout: RankLayout) -> MemoryBreakdown:
-    """Return the peak host memory of a node; each rank loads the weights into host memory first."""
-    ranks = layout.ranks_per_node
+    """Return the peak host memory of the node with rank 0: while weights are loaded, in training, or in a merge."""
+    ranks, footprint = layout.ranks_per_node, layout.compute_footprint(shape)
     loaders = MemoryPart("data loaders", ranks * layout.loader_workers_per_rank * _LOADER_WORKER)
-    if not layout.on_gpu:
+    if layout.on_gpu:
+        processes, host_parts = MemoryPart("processes", ranks * _GPU_PROCESS), footprint.offloaded_parts
+        offloaded = MemoryPart("offloaded", ranks * sum_bytes(host_parts))
+        checkpoint = MemoryPart("checkpoint being gathered", footprint.rank_zero_checkpoint_bytes)
+        training: tuple[MemoryPart, ...] = (loaders, offloaded, checkpoint)
+    else:
         processes = MemoryPart("processes", ranks * _CPU_PROCESS)
-        return _drop_empty_parts((processes, MemoryPart("ranks", ranks * rank.total), loaders))
-    processes = MemoryPart("processes", ranks * _GPU_PROCESS)
-    loaded_bytes = shape.frozen_bytes + shape.loaded_bytes + shape.reference_bytes
-    weights = MemoryPart("weights being loaded", ranks * loaded_bytes)
-    training = (loaders, MemoryPart("offloaded", ranks * sum_bytes(layout.compute_footprint(shape).offloaded_parts)))
-    return _drop_empty_parts((processes, *max((weights,), training, key=sum_bytes)))
+        host_parts = (*footprint.resident_parts, *footprint.offloaded_parts)
+        training = (MemoryPart("ranks", ranks * rank.total), loaders)
+    in_transit = ranks * shape.largest_weight_bytes  # each rank loads, or sends and receives, one tensor at a time
+    weights = MemoryPart("weights", ranks * sum_bytes(part for part in host_parts if _contains_weights(part)))
+    loading = (
+        weights,
+        MemoryPart("weights being loaded", in_transit + footprint.rank_zero_loading_bytes),
+    )
+    merging = (weights, MemoryPart("merged model", shape.merged_bytes))
+    return _drop_empty_parts((processes, *max(loading, training, merging, key=sum_bytes)))
+
+
+def rename_offloaded_parts(*parts: MemoryPart) -> tuple[MemoryPart, ...]:
+    """Return the parts with the names of offloaded parts."""
+    return tuple(MemoryPart(f"{_OFFLOADED}{part.name}", part.size) for part in parts)
+
+
+def _contains_weights(part: MemoryPart) -> bool:
+    return part.name.removeprefix(_OFFLOADED) in (WEIGHTS, REFERENCE, ADAPTERS)
 
 
 def _build_gpu_parts(allocated: Iterable[MemoryPart], gap_bytes: float, layout: RankLayout) -> tuple[MemoryPart, ...]:

@@ -109,8 +109,10 @@ def forecast(
         attention=model.attention,
         frozen_modules=model.frozen_modules,
     )
+    measured_shape = measure_shape(architecture)
     shape = replace(
-        measure_shape(architecture),
+        measured_shape,
+        merged_bytes=measured_shape.parameters * model.dtype.itemsize if spec.lora and spec.lora.merge else 0,
         reference_bytes=_compute_reference_bytes(spec, model, vision_sample),
         # until its release, the reference model needs less memory than the optimizer states do later
         releases_reference=spec.dpo is not None and spec.dpo.precompute_ref_log_probs,

@@ -40,10 +40,12 @@ class ModelShape:
     has_adapters: bool = False  # True: all trained parameters are adapters
     reference_bytes: int = 0  # bytes of the frozen reference model; 0 if there is no separate model
     releases_reference: bool = False  # whether the reference model is released before the first step
+    merged_bytes: int = 0  # bytes of the copy of the base model with which an adapter is merged; 0 without lora.merge
     # Sizes of the units that sharded training gathers, in elements:
     layer_parameters: int = 0  # largest decoder layer
     outer_parameters: int = 0  # parameters outside the decoder layers: embeddings, output
-    largest_parameter: int = 0
+    largest_parameter: int = 0  # of those that are trained
+    largest_weight_bytes: int = 0
 
     @property
     def resident_reference_bytes(self) -> int:
@@ -116,6 +118,7 @@ def measure_shape(architecture: Architecture) -> ModelShape:
         layer_parameters=max(layers, default=0),
         outer_parameters=sum(p.numel() for p in (*trained_weights, *frozen_weights)) - sum(layers),
         largest_parameter=max((p.numel() for p in trained_weights), default=0),
+        largest_weight_bytes=max((p.nbytes for p in (*trained_weights, *frozen_weights)), default=0),
     )
 
 

@@ -10,7 +10,16 @@ from typing import Any
 import torch
 
 from finetune_api.v1alpha1.job import TrainerSpec
-from finetune_trainer.memory.breakdown import ADAMW_STATES, MemoryPart, ModelStateFootprint, ShardingStrategy
+from finetune_trainer.memory.breakdown import (
+    ADAMW_STATES,
+    ADAPTERS,
+    REFERENCE,
+    WEIGHTS,
+    MemoryPart,
+    ModelStateFootprint,
+    ShardingStrategy,
+    rename_offloaded_parts,
+)
 from finetune_trainer.memory.model_shape import ModelShape
 from finetune_trainer.parallel.deepspeed_config import build_deepspeed_config, uses_float32_gradients
 
@@ -94,7 +103,7 @@ class ZeroStrategy:
                 *(() if self.offload_param else weights),
                 *(() if self.offload_optimizer else (gradients, *states)),
             ),
-            offloaded_parts=_rename_offloaded_parts(
+            offloaded_parts=rename_offloaded_parts(
                 *(weights if self.offload_param else ()), *(offloaded if self.offload_optimizer else ())
             ),
             forward_backward_parts=(
@@ -104,7 +113,14 @@ class ZeroStrategy:
             ),
             optimizer_step_parts=() if self.offload_optimizer else (self._build_optimizer_step_part(shape, shard),),
             fragmented_bytes=int(_FRAGMENTATION_FACTOR * gathered),
+            rank_zero_loading_bytes=self._count_loading_bytes(shape),
+            rank_zero_checkpoint_bytes=_count_checkpoint_bytes(shape),
         )
+
+    def _count_loading_bytes(self, shape: ModelShape) -> int:
+        """Return the size of the files that rank 0 reads for stage 3, one model after the other."""
+        model_bytes = shape.frozen_bytes + shape.trained_bytes
+        return max(model_bytes, shape.reference_bytes) if self.stage == 3 else 0
 
     def _count_held_gradient_bytes(self, shape: ModelShape, shard_size: int) -> int:
         """Return the size of the gradient buffers that are kept between steps, which stage 2 does not have."""
@@ -185,12 +201,19 @@ class Fsdp2Strategy:
         gradient_bytes = self.itemsize * (outer + layer) + _FLOAT32_BYTES * layer
         return ModelStateFootprint(
             resident_parts=() if self.cpu_offload else states,
-            offloaded_parts=_rename_offloaded_parts(*states) if self.cpu_offload else (),
+            offloaded_parts=rename_offloaded_parts(*states) if self.cpu_offload else (),
             forward_backward_parts=(
                 MemoryPart("gathered weights", self.itemsize * gathered),
                 MemoryPart("gradients in transit", int(trained_ratio * gradient_bytes)),
             ),
+            rank_zero_loading_bytes=shape.frozen_bytes + shape.loaded_bytes + shape.reference_bytes,
+            rank_zero_checkpoint_bytes=_count_checkpoint_bytes(shape),
         )
+
+
+def _count_checkpoint_bytes(shape: ModelShape) -> int:
+    """Return the size of the trained weights and their moments, which rank 0 gathers in float32."""
+    return (1 + ADAMW_STATES) * _FLOAT32_BYTES * shape.trained_parameters
 
 
 def _build_weight_parts(shape: ModelShape, trained_bytes: int, shards: int) -> tuple[MemoryPart, ...]:
@@ -198,14 +221,10 @@ def _build_weight_parts(shape: ModelShape, trained_bytes: int, shards: int) -> t
     adapters = trained_bytes if shape.has_adapters else 0
     frozen_and_trained = shape.frozen_bytes + trained_bytes - adapters
     return (
-        MemoryPart("weights", _compute_shard_size(frozen_and_trained, shards) + shape.buffer_bytes),
-        MemoryPart("reference model", _compute_shard_size(shape.resident_reference_bytes, shards)),
-        MemoryPart("adapters", _compute_shard_size(adapters, shards)),
+        MemoryPart(WEIGHTS, _compute_shard_size(frozen_and_trained, shards) + shape.buffer_bytes),
+        MemoryPart(REFERENCE, _compute_shard_size(shape.resident_reference_bytes, shards)),
+        MemoryPart(ADAPTERS, _compute_shard_size(adapters, shards)),
     )
-
-
-def _rename_offloaded_parts(*parts: MemoryPart) -> tuple[MemoryPart, ...]:
-    return tuple(MemoryPart(f"offloaded {part.name}", part.size) for part in parts)
 
 
 def _compute_shard_size(total_size: int, shards: int) -> int:

@@ -1,10 +1,11 @@
 """Loads tokenizer and model from a path or the Hub, in the dtype that training needs."""
 
+import copy
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from huggingface_hub.errors import (
@@ -15,6 +16,7 @@ from huggingface_hub.errors import (
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
+from safetensors import SafetensorError
 from transformers import (
     AutoConfig,
     AutoTokenizer,
@@ -35,6 +37,7 @@ from finetune_trainer.model.supported_types import (
     find_frozen_modules,
 )
 from finetune_trainer.model.text_part import build_module_pattern, freeze_modules
+from finetune_trainer.model.weight_loading import DEFAULT_LOADING, WeightLoading, load_on_rank_zero
 from finetune_trainer.vision.freeze import freeze_groups, resolve_frozen_groups
 from finetune_trainer.vision.processor import VisionProcessor, build_vision_processor
 from finetune_trainer.vision.towers import choose_auto_class
@@ -111,13 +114,14 @@ def choose_training_dtype(result_dtype: torch.dtype, *, lora: bool) -> torch.dty
     return result_dtype if lora else torch.float32
 
 
-def load_model(spec: TrainerSpec, model_description: ModelDescription) -> torch.nn.Module:
+def load_model(
+    spec: TrainerSpec, model_description: ModelDescription, loading: WeightLoading = DEFAULT_LOADING
+) -> torch.nn.Module:
     """Load the model to train, freeze its parameter groups and add adapters as specified."""
     check_router_loss(spec, model_description.config)
     quantize = spec.lora is not None and spec.lora.quantization is not None
-    model = load_weights(
-        model_description, choose_training_dtype(model_description.dtype, lora=spec.lora is not None), quantize=quantize
-    )
+    dtype = choose_training_dtype(model_description.dtype, lora=spec.lora is not None)
+    model = load_weights(model_description, dtype, loading, quantize=quantize)
     freeze_modules(model, model_description.frozen_modules)
     exclude_modules = build_module_pattern(model_description.frozen_modules)
     if model_description.vision:
@@ -135,18 +139,46 @@ def load_model(spec: TrainerSpec, model_description: ModelDescription) -> torch.
     return adapted
 
 
-def load_reference_model(model_description: ModelDescription) -> torch.nn.Module:
+def load_reference_model(model_description: ModelDescription, loading: WeightLoading) -> torch.nn.Module:
     """Load a frozen copy of the original model as the reference model for DPO with full tuning."""
-    return load_weights(model_description, model_description.dtype).requires_grad_(requires_grad=False)
+    return load_weights(model_description, model_description.dtype, loading).requires_grad_(requires_grad=False)
 
 
-def load_weights(model_description: ModelDescription, dtype: torch.dtype, *, quantize: bool = False) -> torch.nn.Module:
-    """Load the model without adapters, optionally quantized to 4 bits.
+def load_weights(
+    model_description: ModelDescription,
+    dtype: torch.dtype,
+    loading: WeightLoading = DEFAULT_LOADING,
+    *,
+    quantize: bool = False,
+) -> torch.nn.Module:
+    """Load the model without adapters, optionally quantized to 4 bits; collective if only rank 0 loads.
 
     Raises: ModelNotFound, ModelError, HubUnavailable or InvalidSpec.
     """
+    if loading.rank_zero_only:
+        model: torch.nn.Module = load_on_rank_zero(
+            lambda: _read_weights(model_description, dtype, loading.device, quantize=quantize),
+            lambda: _build_on_meta(model_description, dtype),
+        )
+        return model
+    return _read_weights(model_description, dtype, loading.device, quantize=quantize)
+
+
+def _build_on_meta(model_description: ModelDescription, dtype: torch.dtype) -> torch.nn.Module:
+    config = copy.deepcopy(model_description.config)  # from_config changes it
+    with torch.device("meta"):
+        model: torch.nn.Module = choose_auto_class(config).from_config(
+            config, dtype=dtype, attn_implementation=model_description.attention
+        )
+    return model
+
+
+def _read_weights(
+    model_description: ModelDescription, dtype: torch.dtype, device: torch.device | None, *, quantize: bool
+) -> torch.nn.Module:
+    """Read the weights directly to the device. device: None for the choice of transformers."""
     auto_class = choose_auto_class(model_description.config)
-    options = {}
+    options: dict[str, Any] = {} if device is None else {"device_map": {"": device}}
     if quantize:
         check_quantizable(model_description.name, model_description.config)
         family = model_description.vision.family if model_description.vision else None
@@ -185,7 +217,7 @@ def load_or_raise(model: ModelSource | ModelDescription, load_function: Callable
     """Call `load_function` and translate its exceptions into ModelNotFound, ModelError or HubUnavailable."""
     try:
         return load_function()
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
         name, chain = model.name, tuple(iterate_causes(error))
         if any(isinstance(cause, GatedRepoError) for cause in chain):
             raise ModelNotFound(

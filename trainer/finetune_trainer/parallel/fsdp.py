@@ -1,5 +1,7 @@
 """FSDP2 config, with workarounds for CPU and for resharding after a forward pass without backward."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -23,6 +25,7 @@ def build_fsdp_config(spec: TrainerSpec) -> dict[str, Any] | None:
         "reshard_after_forward": spec.fsdp.reshard_after_forward,
         "cpu_offload": spec.fsdp.cpu_offload,
         "state_dict_type": "FULL_STATE_DICT",
+        "cpu_ram_efficient_loading": True,  # accelerate distributes the weights of rank 0
     }
 
 
@@ -58,6 +61,24 @@ def reduce_gradients_in_float32(accelerator: Accelerator) -> None:
     plugin = accelerator.state.fsdp_plugin
     if plugin.mixed_precision_policy is not None:
         plugin.mixed_precision_policy = replace(plugin.mixed_precision_policy, reduce_dtype=torch.float32)
+
+
+@contextmanager
+def protect_buffers(model: torch.nn.Module) -> Iterator[None]:
+    """Declare all buffers of the model as non-persistent while accelerate shards it.
+
+    accelerate distributes all persistent tensors as parameters, which fails for buffers.
+    """
+    persistent_names = [
+        (module, name)
+        for module in model.modules()
+        for name in module._buffers.keys() - module._non_persistent_buffers_set
+    ]
+    for module, name in persistent_names:
+        module._non_persistent_buffers_set.add(name)
+    yield
+    for module, name in persistent_names:
+        module._non_persistent_buffers_set.discard(name)
 
 
 def reshard(model: torch.nn.Module) -> None:

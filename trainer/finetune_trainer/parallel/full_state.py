@@ -89,6 +89,16 @@ def gather_weights(model: torch.nn.Module, access: FullStateAccess, *, keep_resu
     return {name: weight for name, weight in full_weights if keep_result}
 
 
+def list_saved_buffers(model: torch.nn.Module) -> Tensors:
+    """Return the buffers that belong to the files of a model, such as the biases of routers; they are never sharded."""
+    return {
+        f"{prefix}.{name}" if prefix else name: buffer
+        for prefix, module in model.named_modules()
+        for name, buffer in module.named_buffers(recurse=False)
+        if name not in module._non_persistent_buffers_set
+    }
+
+
 def extract_weights(state: Tensors) -> Tensors:
     """Return the weights by parameter name, without the moments."""
     return {key.removeprefix(f"{_WEIGHT}."): tensor for key, tensor in state.items() if key.startswith(f"{_WEIGHT}.")}

@@ -4,6 +4,8 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import fsdp2_prepare_model
 
+from finetune_trainer.parallel.fsdp import protect_buffers
+
 
 def prepare_reference_model(model: torch.nn.Module, accelerator: Accelerator) -> torch.nn.Module:
     """Freeze the reference model and move it to this rank's device; shard it under ZeRO-3 and FSDP2 only."""
@@ -12,7 +14,8 @@ def prepare_reference_model(model: torch.nn.Module, accelerator: Accelerator) ->
     if plugin is not None and plugin.zero_stage == 3:
         return _shard_with_zero3(model, plugin.deepspeed_config["zero_optimization"])
     if getattr(accelerator.state, "fsdp_plugin", None) is not None:
-        sharded_model: torch.nn.Module = fsdp2_prepare_model(accelerator, model)
+        with protect_buffers(model):
+            sharded_model: torch.nn.Module = fsdp2_prepare_model(accelerator, model)
         return sharded_model
     return model.to(accelerator.device)
 

@@ -21,7 +21,7 @@ from finetune_trainer.data.token_dataset import Features
 from finetune_trainer.memory.oom_message import build_out_of_memory_error
 from finetune_trainer.metrics.monitor import build_monitor
 from finetune_trainer.model.param_groups import build_parameter_groups
-from finetune_trainer.parallel.fsdp import enable_fsdp_on_cpu, reduce_gradients_in_float32
+from finetune_trainer.parallel.fsdp import enable_fsdp_on_cpu, protect_buffers, reduce_gradients_in_float32
 from finetune_trainer.training.checkpoint_state import (
     load_trainer_state,
     restore_checkpoint,
@@ -207,9 +207,10 @@ class GlobalMeanTrainer(Trainer):  # type: ignore[misc]
         self, max_steps: int, train_dataloader: RankDataLoader, resume_from_checkpoint: str | None
     ) -> tuple[torch.nn.Module, RankDataLoader]:
         """Prepare the model and data loader, then restore the checkpoint into the wrapped and sharded model."""
-        prepared: tuple[torch.nn.Module, RankDataLoader] = super()._prepare_for_training(
-            max_steps, train_dataloader, None
-        )
+        with protect_buffers(self.model):
+            prepared: tuple[torch.nn.Module, RankDataLoader] = super()._prepare_for_training(
+                max_steps, train_dataloader, None
+            )
         if resume_from_checkpoint is not None:
             restore_checkpoint(self, Path(resume_from_checkpoint))
         return prepared

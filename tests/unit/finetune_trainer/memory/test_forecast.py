@@ -72,12 +72,21 @@ def test_a_reference_model_that_is_released_counts_only_while_it_is_loaded(paral
     assert forecast_part_bytes(kept, for_node=True) == forecast_part_bytes(released, for_node=True)
 
 
-def test_every_rank_of_a_node_loads_policy_and_reference_model() -> None:
-    dataset = {"train": [{"name": "/data/train.jsonl"}], "numWorkers": 0}
-    sft = forecast_part_bytes(parse_spec(dataset=dataset), for_node=True)
-    dpo = forecast_part_bytes(parse_spec(dataset=dataset, sft=None, dpo={}), for_node=True)
+WITHOUT_LOADERS = {"train": [{"name": "/data/train.jsonl"}], "numWorkers": 0}
 
-    assert dpo["weights being loaded"] == pytest.approx(1.5 * sft["weights being loaded"], rel=0.001)
+
+def test_ranks_without_sharding_load_one_tensor_at_a_time_into_host_memory() -> None:
+    spec = parse_spec(dataset=WITHOUT_LOADERS, nprocPerNode=4)
+
+    assert forecast_part_bytes(spec, for_node=True)["weights being loaded"] == 4 * (4 * 500 * 64), "the embedding"
+
+
+def test_a_merge_loads_the_base_model_in_16_bits() -> None:
+    spec = parse_spec(dataset=WITHOUT_LOADERS, lora={"merge": True})
+    forecast_result = forecast(build_plan(spec), TINY, on_gpu=True)
+
+    parts = {part.name: part.size for part in forecast_result.node.parts}
+    assert parts["merged model"] == 2 * forecast_result.shape.parameters
 
 
 def test_sample_length_is_max_length_or_the_model_maximum() -> None:

@@ -1,5 +1,6 @@
 """Test the memory that DeepSpeed and FSDP2 need on each rank and in host memory."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -30,6 +31,9 @@ FULL = ModelShape(
     outer_parameters=10 * MILLION,
     largest_parameter=5 * MILLION,
 )
+# The same model with adapters of one million parameters
+ADAPTED = replace(FULL, trained_parameters=MILLION, frozen_bytes=200 * MILLION, trained_bytes=2 * MILLION)
+ZERO3 = {"deepspeed": {"preset": "zero3"}}
 NO_ACTIVATIONS = ActivationMemory()
 MANY_ACTIVATIONS = ActivationMemory(10**9)
 HIDDEN_SIZE = 1000
@@ -82,6 +86,48 @@ def test_offloaded_states_count_as_host_memory_of_the_node() -> None:
 
     weights, gradients, states = 50, (4 + 4) * 25, (4 + 8) * 25
     assert node["offloaded"] == 2 * (weights + gradients + states)
+
+
+def break_down_node(
+    shape: ModelShape, sharding: ZeroStrategy | Fsdp2Strategy, *, ranks: int, on_gpu: bool = True
+) -> dict[str, float]:
+    layout = replace(build_layout(ranks, sharding, on_gpu=on_gpu), ranks_per_node=ranks)
+    return convert_to_millions(
+        break_down_node_memory(shape, break_down_rank_memory(shape, NO_ACTIVATIONS, layout), layout)
+    )
+
+
+@pytest.mark.parametrize("ranks", [1, 8])
+@pytest.mark.parametrize(("parallelism", "reference_megabytes"), [({"fsdp": {}}, 100), (ZERO3, 0)])
+def test_only_rank_zero_loads_weights_that_are_sharded(
+    ranks: int, parallelism: dict[str, Any], reference_megabytes: float
+) -> None:
+    """FSDP2 shards the models after both are loaded; ZeRO-3 shards each while it is loaded."""
+    node = break_down_node(replace(ADAPTED, reference_bytes=100 * MILLION), build_strategy(**parallelism), ranks=ranks)
+
+    loaded = {"fsdp": 200 + 4, "deepspeed": 200 + 2}[next(iter(parallelism))]
+    assert node["weights being loaded"] == loaded + reference_megabytes
+
+
+def test_weights_that_are_offloaded_are_in_host_memory_beside_those_being_loaded() -> None:
+    node = break_down_node(ADAPTED, build_strategy(fsdp={"cpuOffload": True}), ranks=4)
+
+    assert (node["weights being loaded"], node["weights"]) == (204, 200 + 4)
+
+
+def test_ranks_on_cpu_hold_their_shards_beside_the_weights_being_loaded() -> None:
+    shape = replace(ADAPTED, layer_parameters=0, outer_parameters=0)  # training gathers no further weights
+
+    node = break_down_node(shape, build_strategy(fsdp={}), ranks=4, on_gpu=False)
+
+    assert (node["weights being loaded"], node["weights"]) == (204, 200 + 4)
+
+
+@pytest.mark.parametrize("parallelism", [{"fsdp": {}}, {"deepspeed": {"preset": "zero1"}}, ZERO3])
+def test_rank_zero_gathers_checkpoints_in_host_memory(parallelism: dict[str, Any]) -> None:
+    node = break_down_node(FULL, build_strategy(**parallelism), ranks=4)
+
+    assert node["checkpoint being gathered"] == 3 * 400, "weights and both moments in float32"
 
 
 def test_offloaded_states_count_for_the_rank_on_cpu() -> None:

@@ -1,6 +1,7 @@
 """Tests loading a model and its tokenizer, and adding, continuing and merging adapters."""
 
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from finetune_api.v1alpha1.lora import Lora
 from finetune_api.v1alpha1.model_source import ModelSource
 from finetune_trainer.errors import HubUnavailable, InvalidSpec, ModelError, ModelNotFound
 from finetune_trainer.model import load
-from finetune_trainer.model.load import describe_model
+from finetune_trainer.model.load import describe_model, load_weights
 from finetune_trainer.model.lora import (
     REFERENCE_ADAPTER,
     TRAINED_ADAPTER,
@@ -32,6 +33,7 @@ from finetune_trainer.model.lora import (
     find_routers,
 )
 from finetune_trainer.model.merge import write_merged_model
+from finetune_trainer.model.weight_loading import WeightLoading
 from testing.models import tiny_families, tiny_text, tiny_towers
 
 CPU = torch.device("cpu")
@@ -51,6 +53,23 @@ def test_dtype_and_maximum_length_are_read_without_weights(model_folder: Path) -
 
     assert model_description.dtype is torch.float32
     assert model_description.max_length == 512
+
+
+def test_weights_are_loaded_directly_to_the_device(model_folder: Path) -> None:
+    """The meta device stands for a GPU, on which a copy in host memory would not be visible either."""
+    model_description = describe_model(ModelSource(name=str(model_folder)), CPU)
+
+    model = load_weights(model_description, torch.float32, WeightLoading(torch.device("meta")))
+
+    assert {parameter.device.type for parameter in model.parameters()} == {"meta"}
+
+
+def test_a_damaged_file_raises_a_model_error(model_folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(model_folder, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "model.safetensors").write_bytes(b"{}")
+
+    with pytest.raises(ModelError, match=r"cannot be loaded for text generation: .*deserializing header"):
+        load_weights(describe_model(ModelSource(name=str(tmp_path)), CPU), torch.float32)
 
 
 @pytest.mark.parametrize(("name", "problem"), [("none", "does not exist"), ("empty", "has no config.json")])

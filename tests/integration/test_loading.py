@@ -1,0 +1,92 @@
+"""Tests that only rank 0 loads the weights of a model that FSDP2 shards."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from testing.models import tiny_families, tiny_text
+from testing.processes.supervisors import REPOSITORY, find_free_port
+from testing.processes.torchrun import build_rank_environment
+
+pytestmark = pytest.mark.slow
+
+RANKS = 2
+MEGABYTE = 10**6
+WEIGHTS = "model.safetensors"
+
+
+def save_large_model(folder: Path, *, tied: bool) -> None:
+    """Save a model whose weights, most of them in embeddings, are 16-bit values on disk and 250 MB in float32.
+
+    Without the conversion, weights would stay in the page cache.
+    """
+    tiny_text.build_tokenizer().save_pretrained(folder)
+    config = Qwen2Config(
+        vocab_size=120_000,
+        hidden_size=256,
+        intermediate_size=1024,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        tie_word_embeddings=tied,
+    )
+    Qwen2ForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
+
+
+def add_output_weight(file: Path) -> None:
+    """Add an output weight that differs from the input embedding, although the config ties them."""
+    weights = load_file(file)
+    save_file({**weights, "lm_head.weight": weights["model.embed_tokens.weight"] + 1}, file, {"format": "pt"})
+
+
+@pytest.fixture(scope="module")
+def results_by_rank(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """Load all models on two ranks; return the results of each rank by model."""
+    folder = tmp_path_factory.mktemp("models")
+    for name in ("untied", "tied", "tied by config only", "damaged"):
+        save_large_model(folder / name, tied=name != "untied")
+    add_output_weight(folder / "tied by config only" / WEIGHTS)
+    (folder / "damaged" / WEIGHTS).write_bytes(b"damaged")
+    tiny_families.build(folder / "glm4_moe", "glm4_moe")
+    script = str(REPOSITORY / "testing/processes/measure_loading.py")
+    torchrun = ("-m", "torch.distributed.run", f"--nproc-per-node={RANKS}", f"--master-port={find_free_port()}")
+    command = (sys.executable, *torchrun, script, str(folder))
+    completed = subprocess.run(command, env=build_rank_environment(), capture_output=True, timeout=300)
+    assert completed.returncode == 0, completed.stderr.decode()[-3_000:]
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(RANKS)]
+
+
+def test_weights_are_in_the_host_memory_of_rank_zero_only(results_by_rank: list[dict[str, Any]]) -> None:
+    first, second = (results["untied"] for results in results_by_rank)
+
+    assert first["weight_bytes"] == second["weight_bytes"] > 240 * MEGABYTE
+    assert first["added_bytes"] > 0.95 * first["weight_bytes"]
+    assert second["added_bytes"] < 0.1 * second["weight_bytes"]
+
+
+def test_all_ranks_have_the_buffers_of_rank_zero(results_by_rank: list[dict[str, Any]]) -> None:
+    first, second = (results["glm4_moe"]["buffers"] for results in results_by_rank)
+
+    assert second == first
+    assert any(name.endswith("e_score_correction_bias") and total > 0 for name, total in first.items())
+
+
+@pytest.mark.parametrize(("model", "is_tied"), [("tied", True), ("untied", False), ("tied by config only", False)])
+def test_embeddings_are_tied_on_all_ranks_or_on_none(
+    results_by_rank: list[dict[str, Any]], model: str, is_tied: bool
+) -> None:
+    assert [results[model]["is_tied"] for results in results_by_rank] == [is_tied] * RANKS
+
+
+def test_an_error_of_rank_zero_is_raised_on_every_rank(results_by_rank: list[dict[str, Any]]) -> None:
+    first, second = (results["damaged"] for results in results_by_rank)
+
+    assert second == first
+    assert first["error"].startswith("ModelError: model")
