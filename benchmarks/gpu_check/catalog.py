@@ -57,6 +57,12 @@ KERNELS = (
         f"{CHECKS}.loss_head:check_peak",
         60,
     ),
+    GpuCheckCase(
+        "direct loading",
+        "weights are read into the GPU without a copy of the model in host memory",
+        f"{CHECKS}.loading:check_direct_loading",
+        60,
+    ),
 )
 PRESETS = (
     _preset("ddp", "reference losses of full fine-tuning on one rank"),

@@ -16,6 +16,7 @@ from finetune_api.v1alpha1.model_source import ModelSource
 from finetune_trainer.errors import TrainerError
 from finetune_trainer.model.load import describe_model, load_weights
 from finetune_trainer.model.weight_loading import WeightLoading
+from testing.processes.anonymous_memory import read_anonymous_bytes
 
 
 def measure(folder: Path) -> dict[str, Any]:
@@ -33,12 +34,6 @@ def measure(folder: Path) -> dict[str, Any]:
         "buffers": {name: buffer.double().sum().item() for name, buffer in model.named_buffers()},
         "is_tied": model.get_input_embeddings().weight is model.get_output_embeddings().weight,
     }
-
-
-def read_anonymous_bytes() -> int:
-    """Return the resident memory of this process without file pages, in bytes."""
-    fields = dict(line.split(":") for line in Path("/proc/self/status").read_text().splitlines())
-    return 1024 * int(fields["RssAnon"].split()[0])
 
 
 if __name__ == "__main__":

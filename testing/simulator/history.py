@@ -18,7 +18,7 @@ from testing.fakes.virtual_time import VirtualTimeLoop
 from testing.simulator.attempt_invariants import AttemptMonitor
 from testing.simulator.cluster_invariants import ClusterMonitor
 from testing.simulator.incidents.job_incidents import Incident
-from testing.simulator.invariants import JobMonitor
+from testing.simulator.invariants import REASONS_WITH_OWN_TIMEOUT, JobMonitor
 from testing.simulator.obligations import ObligationMonitor
 from testing.simulator.world.apiserver import TERMINAL, Change, ObjectKey
 from testing.simulator.world.choices import Choices
@@ -321,8 +321,13 @@ def _is_waiting_legitimately(job: SimulatedJob) -> bool:
     return job.lacks_k8s_nodes() and (pending_reason == Reason.UNSCHEDULABLE or has_given_up)
 
 
+def _has_timed_out_early(job: SimulatedJob) -> bool:
+    """Return whether the job failed by a timeout that the wrong clock of an operator may have ended too early."""
+    return job.world.operator_clock_was_ahead and job.get_condition_reason("Failed") in REASONS_WITH_OWN_TIMEOUT
+
+
 def _check_liveness(job: SimulatedJob, liveness: Liveness) -> None:
-    if liveness is Liveness.ENDS or _is_waiting_legitimately(job):
+    if liveness is Liveness.ENDS or _is_waiting_legitimately(job) or _has_timed_out_early(job):
         return
     report, status = job.world.report, job.status
     if job.get_condition_status("Complete") != "True":

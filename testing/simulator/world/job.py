@@ -140,5 +140,11 @@ class SimulatedJob:
 
     def get_condition_status(self, condition_type: str) -> str | None:
         """Return the status of a condition of the job, or None if the condition is absent."""
-        statuses = (c["status"] for c in self.status.get("conditions", ()) if c["type"] == condition_type)
-        return next(statuses, None)
+        return self._get_condition(condition_type).get("status")
+
+    def get_condition_reason(self, condition_type: str) -> str | None:
+        """Return the reason of a condition of the job, or None if the condition is absent."""
+        return self._get_condition(condition_type).get("reason")
+
+    def _get_condition(self, condition_type: str) -> RawBody:
+        return next((c for c in self.status.get("conditions", ()) if c["type"] == condition_type), {})
