@@ -52,7 +52,7 @@ EXPECTED_RESULTS: dict[str, dict[str, Any]] = {
         "versions increase": True,
         "one uid": 1,
         "a second watch receives the same events": True,
-        "the container terminates before the pod phase changes": True,
+        "the container has terminated when the pod phase changes": True,
         "the deletion has its own version": True,
         "phase in the deletion event": "Failed",
     },
