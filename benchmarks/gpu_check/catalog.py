@@ -53,7 +53,7 @@ KERNELS = (
     ),
     GpuCheckCase(
         "loss head peak",
-        "peak memory of the logits and the loss at 4096 tokens, compared with the forecast",
+        "peak memory of the loss of 4096 and 32768 tokens in tiles, beside that from all logits, and forecasts",
         f"{CHECKS}.loss_head:check_peak",
         60,
     ),

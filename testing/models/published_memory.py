@@ -14,7 +14,7 @@ from transformers import AutoConfig
 
 from finetune_api.v1alpha1.lora import Lora
 from finetune_trainer.memory.breakdown import RankLayout, break_down_rank_memory
-from finetune_trainer.memory.fake_step import ActivationMemory, SimulatedStep, compute_unmasked_token_loss
+from finetune_trainer.memory.fake_step import ActivationMemory, SimulatedStep
 from finetune_trainer.memory.model_shape import Architecture, measure_shape, measure_step_peak
 from finetune_trainer.memory.sharded import ZeroStrategy
 
@@ -162,7 +162,7 @@ def forecast_row(row: PublishedRow) -> int:
     uniform_dtype = source.uses_16_bit_states or row.lora is None or row.zero_strategy is not None
     architecture = Architecture(config, bf16, row.lora, uniform_dtype=uniform_dtype)
     autocast = None if uniform_dtype else bf16
-    step = SimulatedStep(row.batch_size, row.length, row.gradient_checkpointing, autocast, compute_unmasked_token_loss)
+    step = SimulatedStep(row.batch_size, row.length, row.gradient_checkpointing, autocast, has_full_logits=True)
     shape, peak = measure_shape(architecture), measure_step_peak(architecture, step)
     if source.has_unfused_adamw and row.zero_strategy is None and shape.trained_bytes > peak.total:
         peak = ActivationMemory(activations=shape.trained_bytes)

@@ -15,7 +15,7 @@ from finetune_trainer.data.row_rendering import RowRenderer, build_sft_renderer
 from finetune_trainer.data.token_dataset import Features
 from finetune_trainer.data_sources.media import Modality
 from finetune_trainer.model.load import ModelDescription, describe_model, get_pad_token_id
-from finetune_trainer.training.token_losses import compute_logits, compute_target_losses
+from finetune_trainer.training.token_losses import compute_target_losses
 from testing.fakes.downloads import NO_DOWNLOADS
 from testing.models import tiny_text
 
@@ -67,7 +67,7 @@ def write_rows(folder: Path, *rows: dict[str, Any]) -> Path:
 
 def compute_gradients(model: torch.nn.Module, batch: Features) -> dict[str, torch.Tensor]:
     model.zero_grad(set_to_none=True)
-    compute_target_losses(compute_logits(model, batch), batch["labels"]).sum().backward()  # type: ignore[no-untyped-call]
+    compute_target_losses(model, batch).sum().backward()  # type: ignore[no-untyped-call]
     gradients = {name: weight.grad for name, weight in model.named_parameters() if weight.grad is not None}
     model.zero_grad(set_to_none=True)
     return gradients

@@ -9,6 +9,7 @@ The name of a cell selects a variant:
 - `X (mixed)`: the last rank reports another GPU model.
 - `X (in 900 MiB)`: each rank can allocate only this much memory.
 - `X (at most 4 sequences)`: rank 1 runs out of memory above this batch size.
+- `X (in tiles)`: the losses are computed in tiles of a few tokens.
 - `X (tracked)`: the results contain the bytes allocated by each step.
 """
 
@@ -45,12 +46,15 @@ from finetune_trainer.distributed.rank_context import RankContext
 from finetune_trainer.errors import MixedHardware, NonFiniteLoss
 from finetune_trainer.methods.sft import SftTrainer
 from finetune_trainer.metrics.throughput import LOGGED_METRICS
+from finetune_trainer.model import tiled_losses
 from finetune_trainer.training.base_trainer import GlobalMeanTrainer
 from testing.models.allocation_tracker import AllocationCallback, AllocationTracker
 
 MEMORY_VARIANT = re.compile(r" \((in (?P<mib>\d+) MiB|at most (?P<most>\d+) sequences)\)$")
 RERUN_VARIANT = re.compile(r" \((again|from step (?P<step>\d+))\)$")
 RESUMED_FROM = " <- "
+TILED = " (in tiles)"
+SMALL_TILE_BYTES = 4 * 256 * 7  # seven tokens of a vocabulary of 256
 
 
 def train_cell(name: str, spec: dict[str, Any], folder: Path, context: RankContext) -> dict[str, Any]:
@@ -72,6 +76,7 @@ def train_cell(name: str, spec: dict[str, Any], folder: Path, context: RankConte
         with (
             track_allocations(callback) if name.endswith("(tracked)") else nullcontext(),
             limit_memory(name, context),
+            patch.object(tiled_losses, "TILE_BYTES", SMALL_TILE_BYTES) if name.endswith(TILED) else nullcontext(),
             patch.object(
                 train,
                 describe_rank_hardware.__name__,

@@ -64,18 +64,18 @@ def test_estimate_exits_with_zero_if_the_job_fits(tmp_path: Path, model_folder: 
 
 
 def test_changes_are_suggested_for_a_job_that_does_not_fit(tmp_path: Path, model_folder: Path) -> None:
-    training = {"perDeviceTrainBatchSize": 4, "gradientAccumulationSteps": 2, "gradientCheckpointing": True}
+    training = {"perDeviceTrainBatchSize": 8, "gradientAccumulationSteps": 1, "gradientCheckpointing": True}
 
     process = run_estimate(tmp_path, "--gpu", "l4-24g", model={"name": str(model_folder)}, lora={}, training=training)
 
     assert process.returncode == 1, process.stderr
     assert "l4-24g: does not fit" in process.stdout
-    changes = "with training.perDeviceTrainBatchSize: 1, training.gradientAccumulationSteps: 8\n"
+    changes = "with training.perDeviceTrainBatchSize: 4, training.gradientAccumulationSteps: 2\n"
     assert process.stdout.endswith(changes), process.stdout
 
 
 def test_job_with_the_suggested_changes_fits(tmp_path: Path, model_folder: Path) -> None:
-    training = {"perDeviceTrainBatchSize": 1, "gradientAccumulationSteps": 8, "gradientCheckpointing": True}
+    training = {"perDeviceTrainBatchSize": 4, "gradientAccumulationSteps": 2, "gradientCheckpointing": True}
 
     process = run_estimate(tmp_path, "--gpu", "l4-24g", model={"name": str(model_folder)}, lora={}, training=training)
 
@@ -101,13 +101,13 @@ def test_user_error_is_reported_in_one_line(
 
 
 def test_job_without_gpus_needs_only_host_memory(tmp_path: Path, model_folder: Path) -> None:
-    limits = {"limits": {"memory": "64Gi"}}
+    limits = {"limits": {"memory": "48Gi"}}
 
     process = run_estimate(tmp_path, model={"name": str(model_folder)}, nprocPerNode=2, resources=limits)
 
     assert process.returncode == 1, process.stderr
     assert "each rank, in host memory" in process.stdout
-    assert "does not fit; raise resources.limits.memory of 64.0 GiB" in process.stdout
+    assert "does not fit; raise resources.limits.memory of 48.0 GiB" in process.stdout
 
 
 def test_forecast_of_a_vision_language_model_includes_an_image(tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ METHODS: dict[str, dict[str, Any]] = {"sft": {"sft": {}}, "dpo": {"dpo": {"beta"
 TUNERS: dict[str, dict[str, Any]] = {"lora": {"lora": {"r": 16}}, "full": {}}
 EARLY_STOPPING_PRESETS = ("ddp", "zero2", "zero3", "fsdp2")
 BEST_STEP, LAST_STEP = 4, 6  # steps of an overfitted run, whose evaluation loss rises after the best step
+TILED_RUNS = (("ddp", "zero2", "zero3", "fsdp2"), TUNERS, METHODS)
 STEPS = 3
 FOUR_DIGITS = 1e-4
 ROUNDING_ERROR = 1e-5
@@ -143,6 +144,9 @@ def results(tiny_files: tiny_text.TinyFiles, folder: Path) -> Results:
         f"{preset}, early stopping (from step 5)": build_early_stopping_spec(tiny_files, preset)
         for preset in ("ddp", "zero3")
     }
+    cells |= {
+        f"{format_run_name(*run)} (in tiles)": build_spec(tiny_files, *run) for run in itertools.product(*TILED_RUNS)
+    }
     cells["ddp, early stopping (again)"] = build_early_stopping_spec(tiny_files, "ddp")
     cells["dpo, early stopping"] = build_dpo_early_stopping_spec(tiny_files)
     return run_cells(folder, cells, ranks=2)
@@ -164,6 +168,17 @@ def test_every_sharding_strategy_has_the_same_losses_as_ddp(
         assert sharded[metric] == pytest.approx(ddp[metric], rel=FOUR_DIGITS), metric
     assert len(sharded["loss"]) == STEPS
     assert sharded["loss"][-1] < sharded["loss"][0] - 0.01
+
+
+@pytest.mark.parametrize(("preset", "tuner", "method"), itertools.product(*TILED_RUNS))
+def test_losses_in_tiles_are_those_from_all_logits(results: Results, preset: str, tuner: str, method: str) -> None:
+    """The weights of the output layer are gathered for all tiles, also in the backward pass."""
+    run_name = format_run_name(preset, tuner, method)
+
+    for metric, tolerance in (("loss", ROUNDING_ERROR), ("grad_norm", FOUR_DIGITS), ("eval_loss", ROUNDING_ERROR)):
+        expected = pytest.approx(results[run_name][metric], rel=tolerance)
+        assert results[f"{run_name} (in tiles)"][metric] == expected, metric
+    assert results[f"{run_name} (in tiles)"]["weights"] != results[run_name]["weights"], "sums of other parts"
 
 
 @pytest.mark.parametrize("tuner", TUNERS)

@@ -41,7 +41,7 @@ CELLS = (
 def tiny_files(tmp_path_factory: pytest.TempPathFactory) -> tiny_text.TinyFiles:
     """Create identical rows and a model whose weights need more memory than its activations."""
     tiny_files = tiny_text.build(tmp_path_factory.mktemp("sharded"), rows=16, eval_rows=1)
-    tiny_text.write_jsonl(tiny_files.train, [read_first_row(tiny_files)] * 16)
+    tiny_text.write_jsonl(tiny_files.train, [repeat_answer(read_first_row(tiny_files))] * 16)
     config = Qwen2Config(
         vocab_size=1024,
         hidden_size=256,
@@ -60,6 +60,12 @@ def tiny_files(tmp_path_factory: pytest.TempPathFactory) -> tiny_text.TinyFiles:
 def read_first_row(tiny_files: tiny_text.TinyFiles) -> dict[str, Any]:
     row: dict[str, Any] = json.loads(tiny_files.train.read_text().splitlines()[0])
     return row
+
+
+def repeat_answer(row: dict[str, Any]) -> dict[str, Any]:
+    """Return the row with a longer answer, because the forecast assumes that all tokens are targets."""
+    prompt, answer = row["messages"]
+    return {**row, "messages": [prompt, {**answer, "content": 4 * answer["content"]}]}
 
 
 def build_spec(tiny_files: tiny_text.TinyFiles, run_name: str) -> dict[str, Any]:

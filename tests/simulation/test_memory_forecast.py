@@ -17,7 +17,7 @@ from finetune_trainer.memory.breakdown import (
     break_down_node_memory,
     break_down_rank_memory,
 )
-from finetune_trainer.memory.fake_step import ActivationMemory, SimulatedStep, compute_unmasked_token_loss
+from finetune_trainer.memory.fake_step import ActivationMemory, SimulatedStep
 from finetune_trainer.memory.model_shape import Architecture, ModelShape, measure_shape, measure_step_peak
 from finetune_trainer.memory.sharded import Fsdp2Strategy, ZeroStrategy
 
@@ -155,7 +155,6 @@ def forecast_total_bytes(architecture: Architecture, **fields: Any) -> int:
     step_fields = {
         "gradient_checkpointing": False,
         "autocast": torch.bfloat16,
-        "loss": compute_unmasked_token_loss,
         **fields,
     }
     return measure_step_peak(architecture, SimulatedStep(**step_fields)).total

@@ -1,5 +1,6 @@
-"""Measures the peak memory of the logits and the loss of one sequence, and compares it with the forecast."""
+"""Measures the peak memory of the loss of one sequence, in tiles and from all logits, beside its forecast."""
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -8,19 +9,21 @@ from transformers import AutoModelForCausalLM, Qwen2Config
 
 from benchmarks.gpu_check.context import CheckContext, require
 from benchmarks.trainer.model_shapes import QWEN2_5_7B, SMALL
-from finetune_trainer.memory.fake_step import SimulatedStep, compute_unmasked_token_loss
+from finetune_trainer.memory.fake_step import SimulatedStep
 from finetune_trainer.memory.model_shape import Architecture, measure_step_peak
-from finetune_trainer.training.token_losses import compute_logits, compute_target_losses
+from finetune_trainer.model.tiled_losses import Targets, compute_losses, compute_losses_at_once
 from testing.models.allocation_tracker import AllocationTracker
 
-TOKENS, SMALL_TOKENS = 4096, 256
+TOKENS, SMALL_TOKENS = (4096, 32_768), (64, 512)
 MAX_RATIO = 1.1  # the forecast excludes workspaces of cuBLAS
+
+ComputeLosses = Callable[[Any, Mapping[str, Any], Targets], tuple[torch.Tensor, Any]]
 
 
 def check_peak(context: CheckContext) -> None:
-    """Run one layer and the loss of 4096 tokens, as DDP in 16 bits does: accelerate widens the logits to float32."""
+    """Run one layer and the loss in 16 bits, as DDP does: accelerate widens the model's outputs to float32."""
     device = torch.device("cuda" if context.on_gpu else "cpu")
-    shape, tokens = (SMALL, SMALL_TOKENS) if context.small else (QWEN2_5_7B, TOKENS)
+    shape, lengths = (SMALL, SMALL_TOKENS) if context.small else (QWEN2_5_7B, TOKENS)
     config = Qwen2Config(**{**shape.text_config, "num_hidden_layers": 1}, tie_word_embeddings=True)
     dtype = torch.bfloat16 if context.on_gpu else torch.float32
     torch.manual_seed(0)
@@ -30,45 +33,43 @@ def check_peak(context: CheckContext) -> None:
     model.get_input_embeddings().register_forward_hook(lambda _module, _inputs, output: output.requires_grad_())
     if dtype is not torch.float32:
         model.forward = convert_outputs_to_fp32(model.forward)
-    ids = torch.arange(tokens, device=device).unsqueeze(0) % config.vocab_size
-    batch = {"input_ids": ids, "labels": ids, "attention_mask": torch.ones_like(ids)}
-    compute_loss(model, {name: value[:, :16] for name, value in batch.items()})  # load cuBLAS and its workspace
-    peak = measure_peak(model, batch, on_gpu=context.on_gpu)
-    step = SimulatedStep(
-        batch=1,
-        length=tokens,
-        gradient_checkpointing=False,
-        autocast=dtype if context.on_gpu else None,
-        loss=compute_unmasked_token_loss,
-        packed=False,
-    )
-    forecast = measure_step_peak(Architecture(config, dtype, None), step)
-    logits = tokens * config.vocab_size
-    context.record(
-        peak_gib=peak / 2**30,
-        bytes_per_logit=peak / logits,
-        forecast_gib=forecast.total / 2**30,
-        forecast_bytes_per_logit=forecast.logits / logits,
-    )
-    require(peak <= MAX_RATIO * forecast.total, f"{peak / 2**30:.2f} GiB, forecast {forecast.total / 2**30:.2f} GiB")
+    run_step(model, compute_losses, 16)  # load cuBLAS and its workspace
+    # All logits of the longest sequence may not fit.
+    runs = [(compute_losses, tokens) for tokens in lengths] + [(compute_losses_at_once, lengths[0])]
+    for function, tokens in runs:
+        peak = measure_peak(model, function, tokens)
+        has_full_logits = function is compute_losses_at_once
+        step = SimulatedStep(
+            batch=1,
+            length=tokens,
+            gradient_checkpointing=False,
+            autocast=dtype if context.on_gpu else None,
+            has_full_logits=has_full_logits,
+        )
+        forecast = measure_step_peak(Architecture(config, dtype, None), step).total
+        name = f"{tokens} tokens, {'all logits' if has_full_logits else 'tiles'}"
+        context.record(**{f"{name}, peak gib": peak / 2**30, f"{name}, forecast gib": forecast / 2**30})
+        require(peak <= MAX_RATIO * forecast, f"{name}: {peak / 2**30:.2f} GiB, forecast {forecast / 2**30:.2f} GiB")
 
 
-def compute_loss(model: torch.nn.Module, batch: dict[str, torch.Tensor]) -> None:
-    losses = compute_target_losses(compute_logits(model, batch), batch["labels"])
+def run_step(model: Any, function: ComputeLosses, tokens: int) -> None:
+    ids = torch.arange(tokens, device=model.device).unsqueeze(0) % model.config.vocab_size
+    targets = Targets(torch.arange(tokens - 1, device=model.device), ids[0, 1:])
+    losses, _ = function(model, {"input_ids": ids, "use_cache": False}, targets)
     losses.sum().backward()  # type: ignore[no-untyped-call]
 
 
-def measure_peak(model: torch.nn.Module, batch: dict[str, Any], *, on_gpu: bool) -> int:
+def measure_peak(model: Any, function: ComputeLosses, tokens: int) -> int:
     """Return the peak of the memory of tensors that a forward and backward pass allocates, in bytes."""
-    if not on_gpu:
+    if model.device.type == "cpu":
         with AllocationTracker() as tracker:
             weights = [weight.view_as(weight) for weight in model.parameters()]  # the tracker counts used weights
             before = tracker.live_bytes
-            compute_loss(model, batch)
+            run_step(model, function, tokens)
         del weights
         return int(tracker.peak_bytes - before)
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
-    compute_loss(model, batch)
+    run_step(model, function, tokens)
     return int(torch.cuda.max_memory_allocated()) - before

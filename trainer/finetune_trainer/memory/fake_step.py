@@ -1,7 +1,6 @@
 """Simulate a training step on fake tensors to measure what it allocates besides the model's states (decisions/701)."""
 
 import weakref
-from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import chain
@@ -13,9 +12,8 @@ from torch.utils._pytree import tree_leaves
 
 from finetune_trainer.memory.fused_kernels import use_fused_attention, use_fused_dropout
 from finetune_trainer.model.supported_types import ROUTER_LOGITS_OPTION
+from finetune_trainer.model.tiled_losses import Targets, compute_losses, compute_losses_at_once
 from finetune_trainer.vision.video_processor import Features
-
-Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # arguments: logits and token ids
 
 _BLOCK_BYTES = 512  # torch's CUDA allocator rounds sizes up to a multiple of this
 
@@ -25,6 +23,7 @@ class StepPhase(StrEnum):
 
     VISION_TOWER = "vision_tower"  # forward and backward pass of the vision tower
     FORWARD = "forward"
+    OUTPUT_LAYER = "output_layer"  # forward pass of the output layer, which computes losses in tiles
     LOSS = "loss"
     LAYERS = "layers"
     EMBEDDING = "embedding"
@@ -51,10 +50,10 @@ class SimulatedStep:
     length: int  # tokens per sequence
     gradient_checkpointing: bool
     autocast: torch.dtype | None  # dtype of matrix products; None: dtype of the weights
-    loss: Loss
     is_training: bool = True  # False: evaluation, without a backward pass
     packed: bool = False  # True: several rows per sequence
     has_router_loss: bool = False  # True: the loss includes the auxiliary loss that balances experts
+    has_full_logits: bool = False  # True: all logits exist at once, as in other trainers
 
 
 @dataclass(frozen=True)
@@ -81,7 +80,9 @@ def simulate_step(
     # Build the inputs; pixel values stay allocated during the whole step.
     inputs = multimodal.inputs if multimodal else {"input_ids": torch.zeros(step.batch, step.length, dtype=torch.int64)}
     ids = inputs["input_ids"]
-    tracker = _StorageTracker(model, multimodal.vision_tower if multimodal else None)
+    tracker = _StorageTracker(
+        model, multimodal.vision_tower if multimodal else None, has_full_logits=step.has_full_logits
+    )
     for tensor in inputs.values():
         if tensor.is_floating_point():
             tracker.track(tensor)
@@ -89,35 +90,29 @@ def simulate_step(
     with tracker, torch.set_grad_enabled(step.is_training):
         with torch.autocast("cpu", dtype=step.autocast or torch.bfloat16, enabled=step.autocast is not None):
             options = {ROUTER_LOGITS_OPTION: True} if step.has_router_loss else {}
-            output = model(**inputs, **options, use_cache=False)
+            compute = compute_losses_at_once if step.has_full_logits else compute_losses
+            losses, output = compute(model, {**inputs, **options, "use_cache": False}, select_all_tokens(ids))
         tracker.phase = StepPhase.LOSS
-        loss = step.loss(output.logits, ids)
-        if step.has_router_loss:
-            loss = loss + output.aux_loss
-        del output
+        loss = losses.sum() + output.aux_loss if step.has_router_loss else losses.sum()
+        del losses, output
         if step.is_training:
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
     return tracker.peaks
 
 
-def compute_unmasked_token_loss(logits: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-    """Compute the summed cross entropy of all tokens, an upper bound for the memory of compute_target_losses.
-
-    logits: (batch, seq, vocab). ids: (batch, seq). Tokens are selected by index, because a mask would need real data.
-    """
-    targets = ids[:, 1:]
-    selected_indices = torch.zeros(targets.numel(), dtype=torch.int64)
-    return torch.nn.functional.cross_entropy(
-        logits[:, :-1][selected_indices, selected_indices].float(), targets.reshape(-1), reduction="sum"
-    )
+def select_all_tokens(ids: torch.Tensor) -> Targets:
+    """Return all tokens but the first of each row as targets, which need the most memory. ids: (batch, seq)."""
+    positions = torch.arange(ids.numel()).view(ids.shape)[:, :-1].flatten()
+    return Targets(positions, ids[:, 1:].reshape(-1))
 
 
 class _StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts the bytes of each storage until it is freed; excludes the storages of the model states."""
 
-    def __init__(self, model: Any, vision_tower: str | None) -> None:
+    def __init__(self, model: Any, vision_tower: str | None, *, has_full_logits: bool) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.phase = StepPhase.FORWARD
+        self._output_layer_phase = StepPhase.FORWARD if has_full_logits else StepPhase.OUTPUT_LAYER
         self.peaks: dict[StepPhase, ActivationMemory] = {phase: ActivationMemory() for phase in StepPhase}
         self._vocab_size = model.get_output_embeddings().weight.shape[0]
         # Keep references, so that no tracked storage can reuse the address of a model state.
@@ -149,8 +144,13 @@ class _StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if tensor.requires_grad:
                 tensor.register_hook(lambda _grad: setattr(self, "phase", phase))  # type: ignore[no-untyped-call]
 
+        def enter_output_layer(_module: Any, inputs: tuple[torch.Tensor, ...]) -> None:
+            self.phase = self._output_layer_phase
+            enter_on_gradient(inputs[0], StepPhase.LAYERS)
+
         output, embedding = model.get_output_embeddings(), model.get_input_embeddings()
-        output.register_forward_pre_hook(lambda _module, inputs: enter_on_gradient(inputs[0], StepPhase.LAYERS))
+        output.register_forward_pre_hook(enter_output_layer)
+        embedding.register_forward_pre_hook(lambda _module, _inputs: setattr(self, "phase", StepPhase.FORWARD))
         embedding.register_forward_hook(
             lambda _module, _inputs, outputs: enter_on_gradient(outputs, StepPhase.EMBEDDING)
         )

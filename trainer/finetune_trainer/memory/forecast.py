@@ -15,7 +15,7 @@ from finetune_trainer.memory.breakdown import (
     break_down_node_memory,
     break_down_rank_memory,
 )
-from finetune_trainer.memory.fake_step import SimulatedStep, compute_unmasked_token_loss
+from finetune_trainer.memory.fake_step import SimulatedStep
 from finetune_trainer.memory.model_shape import Architecture, ModelShape, measure_shape, measure_step_peak
 from finetune_trainer.memory.sharded import build_sharding_strategy
 from finetune_trainer.memory.vision_sample import VisionSample, build_blank_sample
@@ -147,7 +147,6 @@ def _build_steps(plan: TrainingPlan, length: int, autocast: torch.dtype | None) 
         length=length,
         gradient_checkpointing=spec.training.gradient_checkpointing,
         autocast=autocast,
-        loss=compute_unmasked_token_loss,
         packed=spec.dataset.packing,
         has_router_loss=spec.training.router_aux_loss_coef is not None,
     )

@@ -17,7 +17,7 @@ from finetune_trainer.model.lora import REFERENCE_ADAPTER, TRAINED_ADAPTER
 from finetune_trainer.parallel.reference_model import prepare_reference_model
 from finetune_trainer.training.base_trainer import GlobalMeanTrainer
 from finetune_trainer.training.router_loss import RouterLossTerm, count_router_units
-from finetune_trainer.training.token_losses import RouterLossReceiver, compute_logits, compute_target_losses
+from finetune_trainer.training.token_losses import RouterLossReceiver, compute_target_losses
 from finetune_trainer.training.trainer_inputs import TrainerInputs
 
 
@@ -223,10 +223,10 @@ def compute_sequence_logps(
     The first half of the batch contains the chosen sequences, the second half the rejected ones.
     Source: DPO, arXiv 2305.18290, equation 7.
     """
-    logits = compute_logits(model, batch, receive_router_loss=receive_router_loss)
+    losses = compute_target_losses(model, batch, receive_router_loss=receive_router_loss)
     target_mask = _build_target_mask(batch["labels"])
-    sums = torch.zeros(len(target_mask), device=logits.device)
-    sums = sums.index_add(0, target_mask.nonzero()[:, 0], -compute_target_losses(logits, batch["labels"]))
+    sums = torch.zeros(len(target_mask), device=losses.device)
+    sums = sums.index_add(0, target_mask.nonzero()[:, 0], -losses)
     return SequenceLogps(*sums.chunk(2))
 
 

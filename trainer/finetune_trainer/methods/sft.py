@@ -5,7 +5,7 @@ import torch
 from finetune_trainer.data.token_dataset import IGNORE_INDEX, Features
 from finetune_trainer.training.base_trainer import GlobalMeanTrainer
 from finetune_trainer.training.router_loss import RouterLossTerm, count_router_units
-from finetune_trainer.training.token_losses import compute_logits, compute_target_losses
+from finetune_trainer.training.token_losses import compute_target_losses
 
 
 class SftTrainer(GlobalMeanTrainer):
@@ -18,8 +18,7 @@ class SftTrainer(GlobalMeanTrainer):
     def sum_losses(self, model: torch.nn.Module, batch: Features) -> tuple[torch.Tensor, ...]:
         """Return the weighted sum of the cross entropy of all target tokens and, if there is one, the router loss."""
         router_loss = RouterLossTerm(self.inputs.plan.spec.training, batch, is_training=model.training)
-        logits = compute_logits(model, batch, receive_router_loss=router_loss.receiver)
-        losses = compute_target_losses(logits, batch["labels"])
+        losses = compute_target_losses(model, batch, receive_router_loss=router_loss.receiver)
         sum_of_losses = (losses * _get_target_weights(batch)).sum() if "weights" in batch else losses.sum()
         return (sum_of_losses, *router_loss.sums)
 

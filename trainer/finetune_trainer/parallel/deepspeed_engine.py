@@ -10,6 +10,7 @@ import torch
 from deepspeed import ops
 from deepspeed.comm import init_distributed
 from deepspeed.runtime.zero import GatheredParameters
+from deepspeed.runtime.zero.partitioned_param_coordinator import PartitionedParameterCoordinator
 from deepspeed.utils import (
     safe_get_full_fp32_param,
     safe_get_full_optimizer_state,
@@ -38,6 +39,26 @@ def init_deepspeed(backend: str) -> None:
     # minute. Assigned before the first access, an empty table avoids the probes of all ops, which print warnings.
     ops.__compatible_ops__ = {}
     init_distributed(backend, auto_mpi_discovery=False, verbose=False)
+    _forget_releases_of_invalid_traces()
+
+
+def _forget_releases_of_invalid_traces() -> None:
+    """Clear DeepSpeed's cache of the weights to release after a module whenever ZeRO-3 records a new trace.
+
+    DeepSpeed 0.19 keeps the cache, although its values depend on the trace. If the first pass has no backward pass,
+    ZeRO-3 would release all weights in every forward pass, and gather them again in every backward pass.
+    """
+    coordinator: Any = PartitionedParameterCoordinator
+    # a decorator of DeepSpeed hides the function with the cache
+    closure = coordinator._PartitionedParameterCoordinator__params_to_release.__closure__
+    (cached_function,) = (cell.cell_contents for cell in closure if hasattr(cell.cell_contents, "cache_clear"))
+    invalidate = coordinator._invalidate_trace
+
+    def invalidate_and_forget(self: Any) -> None:
+        invalidate(self)
+        cached_function.cache_clear()
+
+    coordinator._invalidate_trace = invalidate_and_forget
 
 
 class ZeroStateAccess:

@@ -14,14 +14,13 @@ from finetune_trainer.memory.breakdown import DdpStrategy, RankLayout, break_dow
 from finetune_trainer.memory.fake_step import (
     ActivationMemory,
     SimulatedStep,
-    compute_unmasked_token_loss,
     simulate_step,
 )
 from finetune_trainer.memory.fused_kernels import use_fused_dropout
 from finetune_trainer.memory.model_shape import Architecture, measure_shape, measure_step_peak
 from finetune_trainer.model.attention_backend import EAGER, SDPA
 from finetune_trainer.model.lora import add_adapters
-from finetune_trainer.model.quantization import build_nf4_config
+from finetune_trainer.model.quantization import build_nf4_config, disable_cpu_repacking
 from finetune_trainer.training.token_losses import compute_target_losses
 from testing.models import tiny_families, tiny_text
 
@@ -39,7 +38,6 @@ def build_step(**fields: Any) -> SimulatedStep:
         "length": 48,
         "gradient_checkpointing": False,
         "autocast": None,
-        "loss": compute_unmasked_token_loss,
     }
     return SimulatedStep(**{**defaults, **fields})
 
@@ -52,7 +50,7 @@ def test_forecast_of_model_states_is_exact(lora: Lora | None) -> None:
     optimizer = torch.optim.AdamW([parameter for parameter in model.parameters() if parameter.requires_grad])
     ids = torch.zeros(1, 16, dtype=torch.int64)
 
-    compute_target_losses(model(input_ids=ids).logits, ids).sum().backward()  # type: ignore[no-untyped-call]
+    compute_target_losses(model, {"input_ids": ids, "labels": ids}).sum().backward()  # type: ignore[no-untyped-call]
     optimizer.step()
 
     states = [tensor for state in optimizer.state.values() for key, tensor in state.items() if key != "step"]
@@ -107,6 +105,7 @@ def test_forecast_of_4_bit_weights_matches_bitsandbytes(tmp_path: Path, gradient
     quantized = AutoModelForCausalLM.from_pretrained(
         tmp_path, quantization_config=build_nf4_config(torch.float32, None)
     )
+    disable_cpu_repacking(quantized)
     lora, micro_batch = (
         LORA.model_copy(update={"quantization": "nf4"}),
         build_step(gradient_checkpointing=gradient_checkpointing),

@@ -9,10 +9,11 @@ from transformers import AutoModelForImageTextToText
 from finetune_api.v1alpha1.lora import Lora
 from finetune_api.v1alpha1.model_source import ModelSource
 from finetune_trainer.errors import InvalidSpec
-from finetune_trainer.memory.fake_step import SimulatedStep, compute_unmasked_token_loss
+from finetune_trainer.memory.fake_step import SimulatedStep, select_all_tokens
 from finetune_trainer.memory.model_shape import Architecture, measure_shape, measure_step_peak
 from finetune_trainer.memory.vision_sample import VisionSample, build_blank_sample
 from finetune_trainer.model.load import ModelDescription, describe_model
+from finetune_trainer.model.tiled_losses import compute_losses
 from finetune_trainer.vision.freeze import freeze_groups
 from finetune_trainer.vision.processor import VisionProcessor
 from testing.models import tiny_vision
@@ -45,9 +46,7 @@ def test_step_allocates_the_forecast_bytes(
     model_description, vision = pretrained_models[recipe], get_vision(pretrained_models[recipe])
     sample = VisionSample(vision, FROZEN[training_scope], build_blank_sample(vision, LENGTH))
     architecture = Architecture(model_description.config, torch.float32, None, vision_sample=sample)
-    step = SimulatedStep(
-        batch=2, length=LENGTH, gradient_checkpointing=False, autocast=None, loss=compute_unmasked_token_loss
-    )
+    step = SimulatedStep(batch=2, length=LENGTH, gradient_checkpointing=False, autocast=None)
     model = AutoModelForImageTextToText.from_config(model_description.config)
     freeze_groups(model, vision, FROZEN[training_scope])
     for parameter in model.parameters():
@@ -55,7 +54,8 @@ def test_step_allocates_the_forecast_bytes(
     batch = sample.build_batch(2)
 
     with AllocationTracker() as tracker:
-        compute_unmasked_token_loss(model.train()(**batch, use_cache=False).logits, batch["input_ids"]).backward()  # type: ignore[no-untyped-call]
+        losses, _ = compute_losses(model.train(), {**batch, "use_cache": False}, select_all_tokens(batch["input_ids"]))
+        losses.sum().backward()  # type: ignore[no-untyped-call]
 
     assert 0.97 * tracker.peak_bytes <= measure_step_peak(architecture, step).total <= 1.15 * tracker.peak_bytes
 

@@ -11,7 +11,7 @@ from finetune_trainer.data.token_dataset import IGNORE_INDEX
 from finetune_trainer.errors import InvalidSpec
 from finetune_trainer.model.supported_types import check_router_loss
 from finetune_trainer.training.router_loss import RouterLossTerm, count_router_units
-from finetune_trainer.training.token_losses import compute_logits
+from finetune_trainer.training.token_losses import compute_target_losses
 from testing.builders import jobs
 from testing.models import tiny_families, tiny_towers
 
@@ -39,11 +39,11 @@ def test_the_term_is_the_weighted_loss_of_the_model_times_its_units() -> None:
     ).aux_loss
     term = RouterLossTerm(WEIGHTED, BATCH, is_training=True)
 
-    logits = compute_logits(model, BATCH, receive_router_loss=term.receiver)
+    losses = compute_target_losses(model, BATCH, receive_router_loss=term.receiver)
 
     (loss,) = term.sums
     torch.testing.assert_close(loss, 0.5 * 7 * expected)
-    torch.testing.assert_close(logits, compute_logits(model, BATCH))
+    torch.testing.assert_close(losses, compute_target_losses(model, BATCH))
     loss.backward()  # type: ignore[no-untyped-call]
     assert model.model.layers[0].mlp.gate.weight.grad.abs().max() > 0
 
@@ -51,7 +51,7 @@ def test_the_term_is_the_weighted_loss_of_the_model_times_its_units() -> None:
 def test_the_term_is_zero_in_evaluation() -> None:
     term = RouterLossTerm(WEIGHTED, BATCH, is_training=False)
 
-    compute_logits(tiny_families.build_model("mixtral"), BATCH, receive_router_loss=term.receiver)
+    compute_target_losses(tiny_families.build_model("mixtral"), BATCH, receive_router_loss=term.receiver)
 
     assert [loss.item() for loss in term.sums] == [0.0]
 
