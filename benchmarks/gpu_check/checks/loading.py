@@ -57,16 +57,16 @@ def save_model(folder: Path, hidden_size: int, intermediate_size: int, layers: i
 
 
 @dataclass
-class MemorySample:
+class AnonymousMemory:
     """Peak of the resident memory of this process without file pages, above its value at the start."""
 
     added_bytes: int = 0
 
 
 @contextmanager
-def sample_memory() -> Iterator[MemorySample]:
+def sample_memory() -> Iterator[AnonymousMemory]:
     """Sample the memory of this process in a thread during the `with` block."""
-    sample, before, stop = MemorySample(), read_anonymous_bytes(), threading.Event()
+    sample, before, stop = AnonymousMemory(), read_anonymous_bytes(), threading.Event()
 
     def update() -> None:
         sample.added_bytes = max(sample.added_bytes, read_anonymous_bytes() - before)
