@@ -85,7 +85,7 @@ def test_two_out_of_memory_repairs_do_not_change_the_losses(tmp_path: Path, tiny
     training = {"maxSteps": 8, "saveSteps": 3, "learningRate": 1e-2, "perDeviceTrainBatchSize": 4}
     reference = write_job(tmp_path / "reference", tiny_files, training=training)
     path = os.pathsep.join([str(FAULT_INJECTION), *(str(Path(each).resolve()) for each in sys.path if each)])
-    env = {"PYTHONPATH": path, "OOM_ABOVE_SAMPLES": "1", "PASSES_BEFORE_FAULT": "5"}
+    env = {"PYTHONPATH": path, "OOM_ABOVE_SAMPLES": "1", "PASSES_BEFORE_FAULT": "6"}
     job = write_job(
         tmp_path / "job",
         tiny_files,
