@@ -16,7 +16,9 @@ from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import PreTrainedModel, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+
+from finetune_trainer.parallel.full_state import list_saved_buffers
 
 CHAT_TEMPLATE = (
     "{%- for message in messages -%}"
@@ -52,12 +54,30 @@ def save_model(model: PreTrainedModel, folder: Path) -> None:
         path.chmod(0o644)
 
 
+def save_bfloat16_model(
+    folder: Path, *, vocab_size: int, hidden_size: int, intermediate_size: int, layers: int, tied: bool = False
+) -> None:
+    """Save a model with random 16-bit weights and heads of 64 elements, whose size matters and whose outputs do not."""
+    heads = hidden_size // 64
+    config = Qwen2Config(
+        vocab_size=vocab_size,
+        hidden_size=hidden_size,
+        intermediate_size=intermediate_size,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=heads,
+        max_position_embeddings=512,
+        tie_word_embeddings=tied,
+    )
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(folder)
+
+
 def fill_saved_buffers(model: torch.nn.Module) -> None:
     """Fill the buffers that are saved with the model, such as the biases of routers, with random values."""
-    for module in model.modules():
-        for name, buffer in module.named_buffers(recurse=False):
-            if name not in module._non_persistent_buffers_set and buffer.is_floating_point():
-                buffer.uniform_(0.5, 1.0)
+    for buffer in list_saved_buffers(model).values():
+        if buffer.is_floating_point():
+            buffer.uniform_(0.5, 1.0)
 
 
 def build(folder: Path, *, rows: int = 400, eval_rows: int = 40, seed: int = 0) -> TinyFiles:

@@ -7,9 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from safetensors.torch import load_file, save_file
-from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from testing.models import tiny_families, tiny_text
 from testing.processes.supervisors import REPOSITORY, find_free_port
@@ -28,16 +26,9 @@ def save_large_model(folder: Path, *, tied: bool) -> None:
     Without the conversion, weights would stay in the page cache.
     """
     tiny_text.build_tokenizer().save_pretrained(folder)
-    config = Qwen2Config(
-        vocab_size=120_000,
-        hidden_size=256,
-        intermediate_size=1024,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=4,
-        tie_word_embeddings=tied,
+    tiny_text.save_bfloat16_model(
+        folder, vocab_size=120_000, hidden_size=256, intermediate_size=1024, layers=2, tied=tied
     )
-    Qwen2ForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
 
 
 def add_output_weight(file: Path) -> None:

@@ -4,8 +4,7 @@ import json
 from typing import Any
 
 import pytest
-import torch
-from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
+from transformers import AutoTokenizer
 
 from finetune_api.v1alpha1.job import TrainerSpec
 from finetune_trainer.memory.forecast import Forecast, forecast, read_model
@@ -42,18 +41,7 @@ def tiny_files(tmp_path_factory: pytest.TempPathFactory) -> tiny_text.TinyFiles:
     """Create identical rows and a model whose weights need more memory than its activations."""
     tiny_files = tiny_text.build(tmp_path_factory.mktemp("sharded"), rows=16, eval_rows=1)
     tiny_text.write_jsonl(tiny_files.train, [repeat_answer(read_first_row(tiny_files))] * 16)
-    config = Qwen2Config(
-        vocab_size=1024,
-        hidden_size=256,
-        intermediate_size=1024,
-        num_hidden_layers=8,
-        num_attention_heads=4,
-        num_key_value_heads=4,
-        max_position_embeddings=512,
-        tie_word_embeddings=False,
-    )
-    torch.manual_seed(0)
-    Qwen2ForCausalLM(config).to(torch.bfloat16).save_pretrained(tiny_files.model)
+    tiny_text.save_bfloat16_model(tiny_files.model, vocab_size=1024, hidden_size=256, intermediate_size=1024, layers=8)
     return tiny_files
 
 

@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM, Qwen2Config
 
 from benchmarks.gpu_check.context import CheckContext, require
 from benchmarks.trainer.model_shapes import QWEN2_5_7B, SMALL
-from finetune_trainer.memory.fake_step import SimulatedStep
+from finetune_trainer.memory.fake_step import SimulatedStep, select_all_tokens
 from finetune_trainer.memory.model_shape import Architecture, measure_step_peak
 from finetune_trainer.model.tiled_losses import Targets, compute_losses, compute_losses_at_once
 from testing.models.allocation_tracker import AllocationTracker
@@ -54,8 +54,7 @@ def check_peak(context: CheckContext) -> None:
 
 def run_step(model: Any, function: ComputeLosses, tokens: int) -> None:
     ids = torch.arange(tokens, device=model.device).unsqueeze(0) % model.config.vocab_size
-    targets = Targets(torch.arange(tokens - 1, device=model.device), ids[0, 1:])
-    losses, _ = function(model, {"input_ids": ids, "use_cache": False}, targets)
+    losses, _ = function(model, {"input_ids": ids, "use_cache": False}, select_all_tokens(ids))
     losses.sum().backward()  # type: ignore[no-untyped-call]
 
 

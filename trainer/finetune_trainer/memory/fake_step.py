@@ -102,7 +102,7 @@ def simulate_step(
 
 def select_all_tokens(ids: torch.Tensor) -> Targets:
     """Return all tokens but the first of each row as targets, which need the most memory. ids: (batch, seq)."""
-    positions = torch.arange(ids.numel()).view(ids.shape)[:, :-1].flatten()
+    positions = torch.arange(ids.numel(), device=ids.device).view(ids.shape)[:, :-1].flatten()
     return Targets(positions, ids[:, 1:].reshape(-1))
 
 

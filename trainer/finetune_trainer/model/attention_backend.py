@@ -23,7 +23,7 @@ from finetune_trainer.atomic_files import write_json
 from finetune_trainer.distributed.devices import get_device_name
 from finetune_trainer.errors import InvalidSpec, first_line
 from finetune_trainer.model.truncated_config import truncate_layers
-from finetune_trainer.vision.towers import choose_auto_class
+from finetune_trainer.vision.towers import build_on_meta
 
 SDPA = "sdpa"  # included in torch and supported on every device
 EAGER = "eager"  # matrix products and softmax, which every model supports
@@ -107,8 +107,7 @@ def supports_sdpa(config: PretrainedConfig) -> bool:
     it, so the answer is then True.
     """
     try:
-        with torch.device("meta"):
-            choose_auto_class(config).from_config(truncate_layers(config, 1), attn_implementation=SDPA)
+        build_on_meta(truncate_layers(config, 1), attn_implementation=SDPA)
     except Exception as error:  # any model code may fail for a model with one layer
         return _MISSING_SDPA not in str(error)
     return True

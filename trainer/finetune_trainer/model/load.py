@@ -1,6 +1,5 @@
 """Loads tokenizer and model from a path or the Hub, in the dtype that training needs."""
 
-import copy
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -40,7 +39,7 @@ from finetune_trainer.model.text_part import build_module_pattern, freeze_module
 from finetune_trainer.model.weight_loading import DEFAULT_LOADING, WeightLoading, load_on_rank_zero
 from finetune_trainer.vision.freeze import freeze_groups, resolve_frozen_groups
 from finetune_trainer.vision.processor import VisionProcessor, build_vision_processor
-from finetune_trainer.vision.towers import choose_auto_class
+from finetune_trainer.vision.towers import build_on_meta, choose_auto_class
 
 T = TypeVar("T")
 
@@ -158,19 +157,12 @@ def load_weights(
     if loading.rank_zero_only:
         model: torch.nn.Module = load_on_rank_zero(
             lambda: _read_weights(model_description, dtype, loading.device, quantize=quantize),
-            lambda: _build_on_meta(model_description, dtype),
+            lambda: build_on_meta(
+                model_description.config, dtype=dtype, attn_implementation=model_description.attention
+            ),
         )
         return model
     return _read_weights(model_description, dtype, loading.device, quantize=quantize)
-
-
-def _build_on_meta(model_description: ModelDescription, dtype: torch.dtype) -> torch.nn.Module:
-    config = copy.deepcopy(model_description.config)  # from_config changes it
-    with torch.device("meta"):
-        model: torch.nn.Module = choose_auto_class(config).from_config(
-            config, dtype=dtype, attn_implementation=model_description.attention
-        )
-    return model
 
 
 def _read_weights(

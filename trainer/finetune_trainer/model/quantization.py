@@ -1,6 +1,5 @@
 """Quantizes the frozen base weights to 4 bits for training adapters (QLoRA)."""
 
-import copy
 import importlib.util
 
 import torch
@@ -8,7 +7,7 @@ from transformers import BitsAndBytesConfig, PretrainedConfig
 
 from finetune_trainer.errors import InvalidSpec
 from finetune_trainer.vision.families import VisionFamily
-from finetune_trainer.vision.towers import choose_auto_class
+from finetune_trainer.vision.towers import build_on_meta
 
 _OUTPUT_LAYER = "lm_head"
 
@@ -38,9 +37,7 @@ def build_nf4_config(
 
 def check_quantizable(name: str, config: PretrainedConfig) -> None:
     """Raise InvalidSpec if most weights of the model are fused experts, which bitsandbytes leaves in 16 bits."""
-    config = copy.deepcopy(config)  # from_config changes it
-    with torch.device("meta"):
-        model = choose_auto_class(config).from_config(config)
+    model = build_on_meta(config)
     sizes = {parameter_name: parameter.numel() for parameter_name, parameter in model.named_parameters()}
     fused = [n for n, parameter in model.named_parameters() if ".experts." in n and parameter.dim() > 2]
     if fused:

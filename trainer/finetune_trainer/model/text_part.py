@@ -1,6 +1,5 @@
 """Restricts training to the text part of a model with vision, audio or speech towers (spec.model.textOnly)."""
 
-import copy
 import re
 from collections.abc import Collection
 
@@ -10,7 +9,7 @@ from transformers import PretrainedConfig
 
 from finetune_trainer.errors import ModelError, first_line
 from finetune_trainer.model.fake_weights import replace_meta_tensors
-from finetune_trainer.vision.towers import choose_auto_class
+from finetune_trainer.vision.towers import build_on_meta
 
 _PROBE_LENGTH = 4  # tokens
 
@@ -23,10 +22,8 @@ def find_unreached_modules(config: PretrainedConfig) -> tuple[str, ...]:
     """
     if config.is_encoder_decoder:
         raise ModelError(f"models of type {config.model_type} cannot be trained on text alone: they have an encoder")
-    config = copy.deepcopy(config)  # from_config changes its dtype
     try:
-        with torch.device("meta"):
-            model = choose_auto_class(config).from_config(config, dtype=torch.bfloat16)
+        model = build_on_meta(config, dtype=torch.bfloat16)
         with FakeTensorMode(), torch.enable_grad():
             replace_meta_tensors(model)
             ids = torch.zeros(1, _PROBE_LENGTH, dtype=torch.int64)

@@ -30,7 +30,7 @@ def compute_losses(model: Any, inputs: Mapping[str, Any], targets: Targets) -> t
 
     The logits of the output are meaningless. In the first call, the model runs twice (collective, like each pass).
     """
-    layer = get_output_layer(model)
+    layer = _get_output_layer(model)
     operations = _get_operations(model, layer, inputs)
     if operations is None:
         return compute_losses_at_once(model, inputs, targets)
@@ -40,7 +40,7 @@ def compute_losses(model: Any, inputs: Mapping[str, Any], targets: Targets) -> t
         return _compute_cross_entropy(_apply(operations, compute_logits(hidden)), ids)
 
     def compute_all(hidden: torch.Tensor) -> torch.Tensor:
-        selected, tile_size = hidden.flatten(0, -2)[targets.positions], count_tile_tokens(layer)
+        selected, tile_size = hidden.flatten(0, -2)[targets.positions], _count_tile_tokens(layer)
         if len(selected) <= tile_size:
             losses = compute_tile(selected, targets.ids)
         else:
@@ -71,12 +71,12 @@ def _compute_cross_entropy(logits: torch.Tensor, ids: torch.Tensor) -> torch.Ten
     return torch.nn.functional.cross_entropy(logits.float(), ids, reduction="none")
 
 
-def get_output_layer(model: Any) -> Any:
+def _get_output_layer(model: Any) -> Any:
     """Return the output layer of a model, also if the model is wrapped by DDP or DeepSpeed."""
     return getattr(model, "module", model).get_output_embeddings()
 
 
-def count_tile_tokens(layer: Any) -> int:
+def _count_tile_tokens(layer: Any) -> int:
     """Return the number of tokens in a tile."""
     vocabulary_size: int = layer.out_features
     return max(1, TILE_BYTES // (4 * vocabulary_size))

@@ -13,6 +13,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule
 from transformers import TrainingArguments
 
 from finetune_api.v1alpha1.job import TrainerSpec
+from finetune_trainer.parallel.full_state import find_saved_buffers
 
 
 def build_fsdp_config(spec: TrainerSpec) -> dict[str, Any] | None:
@@ -69,15 +70,11 @@ def protect_buffers(model: torch.nn.Module) -> Iterator[None]:
 
     accelerate distributes all persistent tensors as parameters, which fails for buffers.
     """
-    persistent_names = [
-        (module, name)
-        for module in model.modules()
-        for name in module._buffers.keys() - module._non_persistent_buffers_set
-    ]
-    for module, name in persistent_names:
+    saved_buffers = tuple(find_saved_buffers(model))
+    for _, module, name in saved_buffers:
         module._non_persistent_buffers_set.add(name)
     yield
-    for module, name in persistent_names:
+    for _, module, name in saved_buffers:
         module._non_persistent_buffers_set.discard(name)
 
 

@@ -92,11 +92,17 @@ def gather_weights(model: torch.nn.Module, access: FullStateAccess, *, keep_resu
 def list_saved_buffers(model: torch.nn.Module) -> Tensors:
     """Return the buffers that belong to the files of a model, such as the biases of routers; they are never sharded."""
     return {
-        f"{prefix}.{name}" if prefix else name: buffer
-        for prefix, module in model.named_modules()
-        for name, buffer in module.named_buffers(recurse=False)
-        if name not in module._non_persistent_buffers_set
+        f"{module_name}.{name}".lstrip("."): module.get_buffer(name)
+        for module_name, module, name in find_saved_buffers(model)
     }
+
+
+def find_saved_buffers(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module, str]]:
+    """Yield the module name, the module and the buffer name of the buffers that belong to the files of a model."""
+    for module_name, module in model.named_modules():
+        for name, _ in module.named_buffers(recurse=False):
+            if name not in module._non_persistent_buffers_set:
+                yield module_name, module, name
 
 
 def extract_weights(state: Tensors) -> Tensors:

@@ -1,9 +1,11 @@
-"""Finds the vision, audio and speech towers of a model in its config, and the class that loads the model with them."""
+"""Finds the vision, audio and speech towers of a model in its config, and the class that builds the model with them."""
 
+import copy
 import re
 from collections.abc import Iterator
 from typing import Any
 
+import torch
 from transformers import AutoModelForCausalLM, AutoModelForMultimodalLM, PretrainedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES
 
@@ -16,6 +18,13 @@ def choose_auto_class(config: PretrainedConfig) -> Any:
     AutoModelForCausalLM would load a model with a vision tower, such as Qwen3.5, without the tower (decisions/605).
     """
     return AutoModelForMultimodalLM if find_towers(config) else AutoModelForCausalLM
+
+
+def build_on_meta(config: PretrainedConfig, **options: Any) -> Any:
+    """Build the model with all its parts on the meta device, without weights. options: arguments of `from_config`."""
+    config = copy.deepcopy(config)  # from_config changes it
+    with torch.device("meta"):
+        return choose_auto_class(config).from_config(config, **options)
 
 
 def find_towers(config: PretrainedConfig) -> tuple[str, ...]:
