@@ -46,7 +46,7 @@ KERNELS = (
     ),
     GpuCheckCase(
         "varlen attention",
-        "varlen_attn computes the same output as SDPA for packed rows",
+        "torch's varlen_attn, as the trainer calls it, has the outputs and gradients of SDPA for each row of a pack",
         f"{CHECKS}.varlen:check_varlen",
         40,
         requires=(CUDA, "torch.nn.attention.varlen"),

@@ -50,7 +50,12 @@ def apply_repair(spec: FineTuneJobSpec, repair: Repair | None) -> FineTuneJobSpe
     if repair is None:
         return spec
     update: dict[str, object] = {}
-    names = ("per_device_train_batch_size", "gradient_accumulation_steps", "gradient_checkpointing")
+    names = (
+        "per_device_train_batch_size",
+        "gradient_accumulation_steps",
+        "gradient_checkpointing",
+        "gradient_checkpointing_interval",
+    )
     if training := {name: value for name in names if (value := getattr(repair, name)) is not None}:
         update["training"] = spec.training.model_copy(update=training)
     if repair.expandable_segments:
@@ -70,7 +75,12 @@ def explain_unsupported_repair(repair: Repair | None) -> str:
     """Return why this release cannot apply a repair, which another release may have written; empty if it can."""
     if repair is None:
         return ""
-    minimums = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 1, "num_workers": 0}
+    minimums = {
+        "per_device_train_batch_size": 1,
+        "gradient_accumulation_steps": 1,
+        "gradient_checkpointing_interval": 1,
+        "num_workers": 0,
+    }
     for name, minimum in minimums.items():
         if (number := getattr(repair, name)) is not None and not minimum <= number <= _MAX_NUMBER:
             return f"status.repair: {name} is {number}, not between {minimum} and {_MAX_NUMBER}"
@@ -178,9 +188,13 @@ def _reduce_micro_batch(shortage: MemoryShortage) -> tuple[Repair, str] | None:
 
 
 def _enable_gradient_checkpointing(shortage: MemoryShortage) -> tuple[Repair, str] | None:
-    if shortage.batch is None or shortage.effective_spec.training.gradient_checkpointing:
+    """Recompute the activations of all layers."""
+    interval = shortage.effective_spec.training.recomputation_interval
+    if shortage.batch is None or interval == 1:
         return None
-    return shortage.extend_repair(gradient_checkpointing=True), "gradientCheckpointing: true"
+    if interval is None:
+        return shortage.extend_repair(gradient_checkpointing=True), "gradientCheckpointing: true"
+    return shortage.extend_repair(gradient_checkpointing_interval=1), f"gradientCheckpointingInterval {interval} -> 1"
 
 
 def _enable_expandable_segments(shortage: MemoryShortage) -> tuple[Repair, str] | None:

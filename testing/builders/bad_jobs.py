@@ -282,6 +282,11 @@ BAD_JOBS: dict[str, BadJob] = {
     "loadBestModelAtEnd without evaluation rows": BadJob(
         {"training": {"loadBestModelAtEnd": True, "evalSteps": 10}}, "dataset.eval is empty", "dataset.eval is empty"
     ),
+    "gradientCheckpointingInterval without gradientCheckpointing": BadJob(
+        {"training": {"gradientCheckpointingInterval": 2}},
+        "requires gradientCheckpointing: true",
+        "requires gradientCheckpointing: true",
+    ),
     "earlyStoppingThreshold without earlyStoppingPatience": BadJob(
         {"training": {"earlyStoppingThreshold": 0.1}},
         "requires earlyStoppingPatience",

@@ -162,7 +162,9 @@ def forecast_row(row: PublishedRow) -> int:
     uniform_dtype = source.uses_16_bit_states or row.lora is None or row.zero_strategy is not None
     architecture = Architecture(config, bf16, row.lora, uniform_dtype=uniform_dtype)
     autocast = None if uniform_dtype else bf16
-    step = SimulatedStep(row.batch_size, row.length, row.gradient_checkpointing, autocast, has_full_logits=True)
+    step = SimulatedStep(
+        row.batch_size, row.length, 1 if row.gradient_checkpointing else None, autocast, without_savings=True
+    )
     shape, peak = measure_shape(architecture), measure_step_peak(architecture, step)
     if source.has_unfused_adamw and row.zero_strategy is None and shape.trained_bytes > peak.total:
         peak = ActivationMemory(activations=shape.trained_bytes)

@@ -1,5 +1,7 @@
 """Helpers for unit tests with tiny vision-language models."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -8,13 +10,17 @@ import torch
 
 from finetune_api.v1alpha1.dataset import Dataset
 from finetune_api.v1alpha1.model_source import ModelSource
-from finetune_trainer.data.collator import MultimodalCollator
+from finetune_trainer.data.collator import BatchLayout, MultimodalCollator
 from finetune_trainer.data.load import TokenizationConfig, TrainingData, load_data
+from finetune_trainer.data.micro_batch import MicroBatch
 from finetune_trainer.data.row_filter import RowRules
 from finetune_trainer.data.row_rendering import RowRenderer, build_sft_renderer
-from finetune_trainer.data.token_dataset import Features
+from finetune_trainer.data.token_cache import CacheRole
 from finetune_trainer.data_sources.media import Modality
+from finetune_trainer.model.attention_backend import SDPA
 from finetune_trainer.model.load import ModelDescription, describe_model, get_pad_token_id
+from finetune_trainer.model.varlen_attention import VARLEN
+from finetune_trainer.model.varlen_support import select_text_attention
 from finetune_trainer.training.token_losses import compute_target_losses
 from testing.fakes.downloads import NO_DOWNLOADS
 from testing.models import tiny_text
@@ -40,17 +46,26 @@ class LoadedVisionModel:
             rules=rules or RowRules(),
             seed=1,
             cache=self.folder / "cache",
-            is_writer=True,
+            role=CacheRole.WRITER,
             send_heartbeat=lambda: None,
             downloads=NO_DOWNLOADS,
             vision=self.model_description.vision,
         )
         return load_data(Dataset.model_validate({"train": [{"name": str(rows)}], **fields}), config)
 
-    def create_collator(self, *required_modalities: Modality) -> MultimodalCollator:
+    @contextmanager
+    def use_varlen(self) -> Iterator[None]:
+        """Use attention over several sequences in one row in the `with` block."""
+        config = self.model.config
+        self.model.set_attn_implementation(select_text_attention(config, VARLEN))
+        yield
+        self.model.set_attn_implementation(select_text_attention(config, SDPA))
+
+    def create_collator(self, *required_modalities: Modality, padding_free: bool = False) -> MultimodalCollator:
         assert self.model_description.vision is not None
         return MultimodalCollator(
             get_pad_token_id(self.model_description.tokenizer),
+            BatchLayout(padding_free=padding_free),
             self.model_description.vision,
             required_modalities=required_modalities,
         )
@@ -65,7 +80,7 @@ def write_rows(folder: Path, *rows: dict[str, Any]) -> Path:
     return folder / "rows.jsonl"
 
 
-def compute_gradients(model: torch.nn.Module, batch: Features) -> dict[str, torch.Tensor]:
+def compute_gradients(model: torch.nn.Module, batch: MicroBatch) -> dict[str, torch.Tensor]:
     model.zero_grad(set_to_none=True)
     compute_target_losses(model, batch).sum().backward()  # type: ignore[no-untyped-call]
     gradients = {name: weight.grad for name, weight in model.named_parameters() if weight.grad is not None}

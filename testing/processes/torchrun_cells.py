@@ -22,9 +22,10 @@ import shutil
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
+from functools import wraps
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -38,7 +39,8 @@ from finetune_api.v1alpha1.job import TrainerSpec
 from finetune_supervisor.contract import RunFolder
 from finetune_supervisor.launch.rank_process import exit_without_teardown
 from finetune_trainer import build_trainer, train
-from finetune_trainer.data.token_dataset import Features
+from finetune_trainer.data.epoch_order import Item
+from finetune_trainer.data.micro_batch import MicroBatch
 from finetune_trainer.distributed.collectives import run_on_rank_zero
 from finetune_trainer.distributed.hardware_check import RankHardware, describe_rank_hardware
 from finetune_trainer.distributed.heartbeat_writer import HeartbeatWriter
@@ -47,7 +49,9 @@ from finetune_trainer.errors import MixedHardware, NonFiniteLoss
 from finetune_trainer.methods.sft import SftTrainer
 from finetune_trainer.metrics.throughput import LOGGED_METRICS
 from finetune_trainer.model import tiled_losses
+from finetune_trainer.training import auto_batch_size
 from finetune_trainer.training.base_trainer import GlobalMeanTrainer
+from finetune_trainer.training.preflight import run_forward_and_backward
 from testing.models.allocation_tracker import AllocationCallback, AllocationTracker
 
 MEMORY_VARIANT = re.compile(r" \((in (?P<mib>\d+) MiB|at most (?P<most>\d+) sequences)\)$")
@@ -121,20 +125,21 @@ def limit_memory(name: str, context: RankContext) -> Iterator[None]:
         elif variant:
             stack.enter_context(patch.object(build_trainer, "can_run_batch_size_trial", return_value=True))
             if not context.ranks.is_rank_zero:
-                limit = int(variant["most"])
-                stack.enter_context(patch.object(torch.nn.Embedding, "forward", limit_embedding_batch(limit)))
+                limited = limit_sequences(int(variant["most"]))
+                stack.enter_context(patch.object(auto_batch_size, limited.__name__, limited))
         yield
 
 
-def limit_embedding_batch(max_sequences: int) -> Callable[[torch.nn.Embedding, torch.Tensor], torch.Tensor]:
-    embed = torch.nn.Embedding.forward
+def limit_sequences(max_sequences: int) -> Callable[..., None]:
+    """Return a trial that runs out of memory with more sequences, each of which is a row, a pack or a completion."""
 
-    def embed_or_fail(embedding: torch.nn.Embedding, ids: torch.Tensor) -> torch.Tensor:
-        if len(ids) > max_sequences:
+    @wraps(run_forward_and_backward)
+    def run_or_fail(trainer: GlobalMeanTrainer, model: torch.nn.Module, items: Sequence[Item]) -> None:
+        if len(items) * (1 if trainer.inputs.plan.spec.dpo is None else 2) > max_sequences:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
-        return embed(embedding, ids)
+        run_forward_and_backward(trainer, model, items)
 
-    return embed_or_fail
+    return run_or_fail
 
 
 def rewind_output(output: Path, *, last_step: int | None) -> None:
@@ -175,7 +180,7 @@ def slow_down() -> None:
     """Slow this rank down, like a thermally throttled GPU."""
     compute = SftTrainer.sum_losses
 
-    def compute_slowly(trainer: SftTrainer, model: torch.nn.Module, batch: Features) -> tuple[torch.Tensor, ...]:
+    def compute_slowly(trainer: SftTrainer, model: torch.nn.Module, batch: MicroBatch) -> tuple[torch.Tensor, ...]:
         time.sleep(0.15)
         return compute(trainer, model, batch)
 

@@ -8,11 +8,11 @@ from transformers import AutoModelForImageTextToText
 
 from finetune_api.v1alpha1.dataset import Dataset
 from finetune_api.v1alpha1.model_source import ModelSource
-from finetune_trainer.data.collator import MultimodalCollator
+from finetune_trainer.data.collator import BatchLayout, MultimodalCollator
 from finetune_trainer.data.load import TokenizationConfig, load_data
 from finetune_trainer.data.row_filter import RowRules
 from finetune_trainer.data.row_rendering import build_sft_renderer
-from finetune_trainer.data.token_dataset import IGNORE_INDEX
+from finetune_trainer.data.token_cache import CacheRole
 from finetune_trainer.model.load import describe_model
 from finetune_trainer.training.token_losses import compute_logits
 from testing.fakes.downloads import NO_DOWNLOADS
@@ -57,19 +57,19 @@ def compute_accuracy(result_folder: Path, rows: Path) -> float:
         rules=RowRules(),
         seed=0,
         cache=rows.parent / "cache",
-        is_writer=True,
+        role=CacheRole.WRITER,
         send_heartbeat=lambda: None,
         downloads=NO_DOWNLOADS,
         vision=model_description.vision,
     )
     samples = load_data(Dataset.model_validate({"train": [{"name": str(rows)}]}), config)
-    batch = MultimodalCollator(0, model_description.vision, required_modalities=())(
+    batch = MultimodalCollator(0, BatchLayout(), model_description.vision, required_modalities=())(
         [samples.samples[i] for i in range(len(samples.train))]
     )
     predictions = compute_logits(AutoModelForImageTextToText.from_pretrained(result_folder).eval(), batch).argmax(
         dim=-1
     )
-    has_label = batch["labels"][:, 1:] != IGNORE_INDEX
-    first = has_label.int().argmax(dim=1, keepdim=True)
-    predicted, expected = predictions[:, :-1].gather(1, first), batch["labels"][:, 1:].gather(1, first)
-    return float((predicted == expected).double().mean())
+    targets = batch.targets
+    is_first = targets.sequences.diff(prepend=torch.tensor([-1])) != 0  # of each row
+    predicted = predictions.flatten()[targets.positions]
+    return float((predicted == targets.ids)[is_first].double().mean())

@@ -135,6 +135,12 @@ def two_rank_results(
         "2x4x2, full, checkpointing": build_spec(
             tiny_files, (2, 4, 2), lora=None, training={"learningRate": 0.001, "gradientCheckpointing": True}
         ),
+        "2x4x2, full, checkpointing every 2 layers": build_spec(
+            tiny_files,
+            (2, 4, 2),
+            lora=None,
+            training={"learningRate": 0.001, "gradientCheckpointing": True, "gradientCheckpointingInterval": 2},
+        ),
         "2x4x2, full, bfloat16": build_spec(
             tiny_files, (2, 4, 2), lora=None, torch_dtype="bfloat16", training={"learningRate": 0.001, "maxSteps": 2}
         ),
@@ -195,6 +201,13 @@ def single_rank_results(tiny_files: tiny_text.TinyFiles, tmp_path_factory: pytes
         "1x16x1, 4 bits": build_spec(tiny_files, (1, 16, 1), lora=NF4_LORA),
         "1x16x1, weighted": build_spec(tiny_files, (1, 16, 1), row_variant=WEIGHTED),
         "1x16x1, full": build_spec(tiny_files, (1, 16, 1), lora=None, training={"learningRate": 0.001}),
+        "1x16x1, sdpa": build_spec(tiny_files, (1, 16, 1), attention="sdpa"),
+        "1x16x1, full, sdpa": build_spec(
+            tiny_files, (1, 16, 1), attention="sdpa", lora=None, training={"learningRate": 0.001}
+        ),
+        "1x4x1, packed, sdpa": build_spec(tiny_files, (1, 4, 1), attention="sdpa", dataset=PACKED_DATASET),
+        "1x16x1, dpo, sdpa": build_spec(tiny_files, (1, 16, 1), attention="sdpa", sft=None, dpo=DPO, row_variant=PAIRS),
+        "1x16x1, weighted, sdpa": build_spec(tiny_files, (1, 16, 1), attention="sdpa", row_variant=WEIGHTED),
     }
     return run_cells(tmp_path_factory.mktemp("one") / "cells", cells, ranks=1)
 
@@ -213,6 +226,16 @@ def test_metrics_do_not_depend_on_the_batch_layout(
     assert len(layouts[0][metric]) == (1 if metric == "eval_loss" else STEPS)
     for layout in layouts[1:]:
         assert layout[metric] == pytest.approx(layouts[0][metric], rel=FOUR_DIGITS)
+
+
+@pytest.mark.parametrize("cell", ["1x16x1", "1x16x1, full", "1x4x1, packed", "1x16x1, dpo", "1x16x1, weighted"])
+def test_metrics_do_not_depend_on_padding(single_rank_results: Results, cell: str) -> None:
+    """By default, all sequences of a micro-batch are in one row; sdpa pads them."""
+    actual, expected = single_rank_results[cell], single_rank_results[f"{cell}, sdpa"]
+
+    assert actual["loss"][0] == pytest.approx(expected["loss"][0], rel=1e-6)
+    for metric in ("loss", "grad_norm", "eval_loss"):
+        assert actual[metric] == pytest.approx(expected[metric], rel=FOUR_DIGITS)
 
 
 def test_full_fine_tuning_does_not_depend_on_the_batch_layout(
@@ -348,8 +371,9 @@ def test_restart_after_the_last_step_only_publishes_the_result(single_rank_resul
     assert single_rank_results["1x16x1 (again)"] == single_rank_results["1x16x1"]
 
 
-def test_gradient_checkpointing_does_not_change_the_loss(two_rank_results: Results) -> None:
-    assert two_rank_results["2x4x2, full, checkpointing"]["loss"] == pytest.approx(
+@pytest.mark.parametrize("layers", ["", " every 2 layers"])
+def test_gradient_checkpointing_does_not_change_the_loss(two_rank_results: Results, layers: str) -> None:
+    assert two_rank_results[f"2x4x2, full, checkpointing{layers}"]["loss"] == pytest.approx(
         two_rank_results["2x4x2, full"]["loss"], rel=FOUR_DIGITS
     )
 

@@ -85,7 +85,7 @@ def test_two_out_of_memory_repairs_do_not_change_the_losses(tmp_path: Path, tiny
     training = {"maxSteps": 8, "saveSteps": 3, "learningRate": 1e-2, "perDeviceTrainBatchSize": 4}
     reference = write_job(tmp_path / "reference", tiny_files, training=training)
     path = os.pathsep.join([str(FAULT_INJECTION), *(str(Path(each).resolve()) for each in sys.path if each)])
-    env = {"PYTHONPATH": path, "OOM_ABOVE_SAMPLES": "1", "PASSES_BEFORE_FAULT": "6"}
+    env = {"PYTHONPATH": path, "OOM_ABOVE_SAMPLES": "1", "PASSES_BEFORE_FAULT": "8"}
     job = write_job(
         tmp_path / "job",
         tiny_files,
@@ -101,7 +101,7 @@ def test_two_out_of_memory_repairs_do_not_change_the_losses(tmp_path: Path, tiny
     assert (first.reason, first.action, second.action) == ("CudaOutOfMemory", "Repair", "Repair"), output
     log = (job.output / "logs/attempt-0/node-0.log").read_text()
     assert re.search(r"perDeviceTrainBatchSize auto: 4, forecast to need .*; it is the largest possible size", log), log
-    assert "at step 5 with a micro-batch of 4 x " in first.message
+    assert "at step 5 with a micro-batch of 4 sequences in 1 x " in first.message
     assert "perDeviceTrainBatchSize 4 -> 2, gradientAccumulationSteps 1 -> 2 (effective batch stays 8)" in first.message
     assert last.first_step == 3
     batch = job.status.batch

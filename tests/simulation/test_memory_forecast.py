@@ -153,7 +153,7 @@ def architectures(draw: st.DrawFn) -> Architecture:
 
 def forecast_total_bytes(architecture: Architecture, **fields: Any) -> int:
     step_fields = {
-        "gradient_checkpointing": False,
+        "recomputation_interval": None,
         "autocast": torch.bfloat16,
         **fields,
     }
@@ -161,22 +161,22 @@ def forecast_total_bytes(architecture: Architecture, **fields: Any) -> int:
 
 
 @settings(max_examples=6, deadline=None)
-@given(architectures(), st.integers(1, 3), st.integers(16, 200), st.integers(1, 100), st.booleans())
+@given(architectures(), st.integers(1, 3), st.integers(16, 200), st.integers(1, 100), st.sampled_from((None, 1, 2)))
 def test_step_memory_does_not_decrease_with_batch_size_or_sequence_length(
-    architecture: Architecture, batch_size: int, sequence_length: int, added_tokens: int, gradient_checkpointing: bool
+    architecture: Architecture, batch_size: int, sequence_length: int, added_tokens: int, interval: int | None
 ) -> None:
     total_bytes = forecast_total_bytes(
-        architecture, batch=batch_size, length=sequence_length, gradient_checkpointing=gradient_checkpointing
+        architecture, batch=batch_size, length=sequence_length, recomputation_interval=interval
     )
 
     assert total_bytes <= forecast_total_bytes(
-        architecture, batch=batch_size + 1, length=sequence_length, gradient_checkpointing=gradient_checkpointing
+        architecture, batch=batch_size + 1, length=sequence_length, recomputation_interval=interval
     )
     assert total_bytes <= forecast_total_bytes(
         architecture,
         batch=batch_size,
         length=sequence_length + added_tokens,
-        gradient_checkpointing=gradient_checkpointing,
+        recomputation_interval=interval,
     )
 
 
@@ -187,9 +187,7 @@ def test_gradient_checkpointing_adds_at_most_the_layer_inputs(
 ) -> None:
     """With one layer, gradient checkpointing saves no memory and adds at most the stored layer inputs."""
     stored = forecast_total_bytes(architecture, batch=batch_size, length=sequence_length)
-    recomputed = forecast_total_bytes(
-        architecture, batch=batch_size, length=sequence_length, gradient_checkpointing=True
-    )
+    recomputed = forecast_total_bytes(architecture, batch=batch_size, length=sequence_length, recomputation_interval=1)
 
     assert recomputed <= stored + 2 * batch_size * sequence_length * architecture.config.hidden_size * 4
 

@@ -11,7 +11,7 @@ from finetune_api.v1alpha1.job import TrainerSpec
 from finetune_trainer.cgroup import Cgroup
 from finetune_trainer.checkpoint.checkpoints import Checkpoints
 from finetune_trainer.checkpoint.output_folder import OutputFolder
-from finetune_trainer.data.collator import Collate, Collator, MultimodalCollator
+from finetune_trainer.data.collator import BatchLayout, Collate, Collator, MultimodalCollator
 from finetune_trainer.data.load import TrainingData
 from finetune_trainer.data_sources.media import Modality
 from finetune_trainer.distributed.collectives import run_on_rank_zero
@@ -23,8 +23,10 @@ from finetune_trainer.memory.breakdown import MemoryBreakdown
 from finetune_trainer.memory.run_forecast import forecast_rank_memory
 from finetune_trainer.methods.dpo import DpoTrainer
 from finetune_trainer.methods.sft import SftTrainer
+from finetune_trainer.model.attention_backend import SDPA
 from finetune_trainer.model.load import ModelDescription, get_pad_token_id, load_model, load_reference_model
 from finetune_trainer.model.param_groups import check_learning_rates
+from finetune_trainer.model.varlen_attention import VARLEN
 from finetune_trainer.model.weight_loading import WeightLoading, choose_weight_loading
 from finetune_trainer.startup_log import print_on_rank_zero
 from finetune_trainer.training.auto_batch_size import (
@@ -53,6 +55,7 @@ BUILDERS: dict[str, Callable[[TrainerInputs], GlobalMeanTrainer]] = {
     "sft": SftTrainer,
     "dpo": DpoTrainer,
 }  # a test checks that the keys equal METHODS
+PAD_MULTIPLE = 64  # tokens
 
 
 @dataclass(frozen=True)
@@ -128,6 +131,7 @@ def assemble_trainer(
     # Load the models only now: building the arguments enables ZeRO-3, which shards weights during loading.
     models = models or load_models(spec, model_description, choose_weight_loading(spec, setup.device_config.device))
     family = model_description.vision.family if model_description.vision else None
+    layout = choose_batch_layout(spec, model_description, setup.device_config.device)
     check_learning_rates(models.trained_model, family, plan.learning_rates)
     return build_trainer(
         TrainerInputs(
@@ -136,7 +140,8 @@ def assemble_trainer(
             reference_model=models.reference_model,
             tokenizer=model_description.tokenizer,
             data=data,
-            collate=build_collator(data, model_description, models.trained_model),
+            collate=build_collator(data, model_description, models.trained_model, layout),
+            layout=layout,
             family=family,
             frozen_modules=model_description.frozen_modules,
             args=args,
@@ -170,7 +175,25 @@ def build_trainer(inputs: TrainerInputs) -> GlobalMeanTrainer:
     return trainer
 
 
-def build_collator(data: TrainingData, model_description: ModelDescription, model: torch.nn.Module) -> Collate:
+def choose_batch_layout(spec: TrainerSpec, model_description: ModelDescription, device: torch.device) -> BatchLayout:
+    """Choose the layout of micro-batches that suits the attention implementation.
+
+    Padding on the right needs no mask if attention is causal, and a mask excludes the fastest kernels. The auxiliary
+    loss of routers reads it, though, and FlashAttention removes padding by it. On GPUs, some kernels build a plan for
+    each new length, so the lengths are rounded up.
+    """
+    if model_description.attention == VARLEN:
+        return BatchLayout(padding_free=True)
+    is_causal = model_description.attention == SDPA and model_description.vision is None
+    return BatchLayout(
+        pad_multiple=PAD_MULTIPLE if device.type == "cuda" else 1,
+        masks_padding=not is_causal or spec.training.router_aux_loss_coef is not None,
+    )
+
+
+def build_collator(
+    data: TrainingData, model_description: ModelDescription, model: torch.nn.Module, layout: BatchLayout
+) -> Collate:
     """Build the collator; for a vision-language model it adds dummy media to batches without media.
 
     Dummy media are needed if the vision tower is trained or other batches contain media. Then every rank must run the
@@ -178,8 +201,8 @@ def build_collator(data: TrainingData, model_description: ModelDescription, mode
     """
     pad_id = get_pad_token_id(model_description.tokenizer)
     if model_description.vision is None:
-        return Collator(pad_id)
+        return Collator(pad_id, layout)
     required_modalities = data.modalities or (
         (Modality.IMAGE,) if has_trained_vision_weights(model, model_description.vision.family) else ()
     )
-    return MultimodalCollator(pad_id, model_description.vision, required_modalities=required_modalities)
+    return MultimodalCollator(pad_id, layout, model_description.vision, required_modalities=required_modalities)

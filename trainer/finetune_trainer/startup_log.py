@@ -7,6 +7,7 @@ import torch
 from finetune_api.batch import Batch
 from finetune_api.v1alpha1.model_source import ModelSource
 from finetune_trainer.data.batch_sampler import compute_padding_share
+from finetune_trainer.data.collator import BatchLayout
 from finetune_trainer.data.length_stats import describe_lengths, describe_visual_tokens
 from finetune_trainer.data.load import TrainingData
 from finetune_trainer.data.packing import PackOrder
@@ -76,14 +77,17 @@ def describe_data(data: TrainingData) -> Iterator[str]:
     yield from describe_dropped_rows("eval", data.eval.stats, data.rules)
 
 
-def describe_packing(data: TrainingData, batch: Batch) -> Iterator[str]:
+def describe_packing(data: TrainingData, batch: Batch, layout: BatchLayout) -> Iterator[str]:
     """Yield log lines about pack utilization and the share of padding."""
     if isinstance(data.order, PackOrder):
         yield (
             f"packs: {len(data.order)} of up to {data.rules.max_length} tokens for {len(data.train)} rows,"
             f" {data.order.utilization:.1%} full"
         )
-    yield f"padding: {compute_padding_share(data.order, batch):.1%} of the tokens computed"
+    if layout.padding_free:
+        yield "padding: none"
+    else:
+        yield f"padding: {compute_padding_share(data.order, batch, layout.pad_multiple):.1%} of the tokens computed"
 
 
 def describe_dropped_rows(name: str, stats: RowStats, rules: RowRules) -> Iterator[str]:

@@ -4,6 +4,7 @@ import os
 import warnings
 from collections.abc import Iterator
 from dataclasses import replace
+from math import floor
 
 import torch
 import transformers
@@ -16,6 +17,7 @@ from finetune_supervisor.liveness.stack_dump import register_stack_dump
 from finetune_supervisor.messages import Degradation
 from finetune_trainer.atomic_files import raise_storage_faults, translate_disk_errors
 from finetune_trainer.build_trainer import TrainingSetup, assemble_trainer, resolve_auto_batch_size
+from finetune_trainer.cgroup import Cgroup
 from finetune_trainer.checkpoint.checkpoints import ResumePoint
 from finetune_trainer.checkpoint.output_folder import Identity, OutputFolder
 from finetune_trainer.cluster_check.check import check_cluster, measure_foreign_memory
@@ -24,6 +26,7 @@ from finetune_trainer.cluster_check.nccl_log import enable_nccl_log
 from finetune_trainer.data.load import TokenizationConfig, TrainingData, check_same_rows, load_data
 from finetune_trainer.data.row_filter import RowRules
 from finetune_trainer.data.row_rendering import select_row_renderer
+from finetune_trainer.data.token_cache import CacheRole
 from finetune_trainer.distributed.collectives import all_gather_objects, run_on_rank_zero
 from finetune_trainer.distributed.devices import choose_device
 from finetune_trainer.distributed.hardware_check import check_same_hardware, describe_rank_hardware
@@ -60,7 +63,7 @@ from finetune_trainer.startup_log import (
     print_on_rank_zero,
 )
 from finetune_trainer.training.base_trainer import GlobalMeanTrainer
-from finetune_trainer.training_arguments import DeviceConfig
+from finetune_trainer.training_arguments import DeviceConfig, count_cpus
 from finetune_trainer.training_plan import plan_training
 
 
@@ -215,7 +218,7 @@ def describe_trainer(trainer: GlobalMeanTrainer, setup: TrainingSetup) -> Iterat
     """Yield the log lines about the trainer that rank 0 prints before the first step."""
     inputs = trainer.inputs
     yield from describe_run(inputs.plan, setup.context, setup.device_config)
-    yield from describe_packing(inputs.data, inputs.plan.batch)
+    yield from describe_packing(inputs.data, inputs.plan.batch, inputs.layout)
     yield from describe_weights(inputs.model, inputs.family)
 
 
@@ -246,10 +249,17 @@ def build_download_settings(spec: TrainerSpec, context: RankContext, heartbeat: 
     )
 
 
+def choose_cache_role(ranks: Ranks) -> CacheRole:
+    """Return whether this rank tokenizes the rows: rank 0 does, for all nodes, on the storage that they share."""
+    if ranks.is_rank_zero:
+        return CacheRole.WRITER
+    return CacheRole.DEPUTY if ranks.local_rank == 0 else CacheRole.READER
+
+
 def build_tokenization_config(
     spec: TrainerSpec, model_description: ModelDescription, context: RankContext, downloads: DownloadSettings
 ) -> TokenizationConfig:
-    """Build the tokenization config of this rank; one rank per node writes the token cache."""
+    """Build the tokenization config of this rank."""
     return TokenizationConfig(
         tokenizer=model_description.tokenizer,
         model_name=model_description.name,
@@ -259,7 +269,8 @@ def build_tokenization_config(
         ),
         seed=spec.training.seed,
         cache=context.cache,
-        is_writer=context.ranks.local_rank == 0,
+        role=choose_cache_role(context.ranks),
+        processes=max(1, floor(count_cpus(context.planned_cpus, Cgroup()))),
         send_heartbeat=downloads.send_heartbeat,
         downloads=downloads,
         vision=model_description.vision,

@@ -4,6 +4,7 @@ import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import TrainingArguments
@@ -39,6 +40,11 @@ class DeviceConfig:
     dtype: torch.dtype
 
 
+def build_checkpointing_options(interval: int | None) -> dict[str, Any] | None:
+    """Return the arguments of transformers that recompute the activations of every n-th layer; None: of no layer."""
+    return None if interval is None else {"use_reentrant": False, "every_n_layers": interval}
+
+
 def build_training_arguments(
     plan: TrainingPlan, device_config: DeviceConfig, *, checkpoint_folder: Path, loader_workers: int
 ) -> TrainingArguments:
@@ -57,7 +63,7 @@ def build_training_arguments(
         max_grad_norm=training.max_grad_norm,
         max_steps=total_steps,
         activation_checkpointing=training.gradient_checkpointing,
-        activation_checkpointing_kwargs={"use_reentrant": False} if training.gradient_checkpointing else None,
+        activation_checkpointing_kwargs=build_checkpointing_options(training.recomputation_interval),
         bf16=device_config.dtype is torch.bfloat16,
         fp16=device_config.dtype is torch.float16,
         seed=training.seed,

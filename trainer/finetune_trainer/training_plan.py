@@ -20,6 +20,7 @@ _NOT_IN_FINGERPRINT = frozenset(
         "global_batch_size",
         "per_device_eval_batch_size",
         "gradient_checkpointing",
+        "gradient_checkpointing_interval",
         "logging_steps",
         "report_to",
         "save_steps",

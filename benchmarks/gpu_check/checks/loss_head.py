@@ -38,16 +38,16 @@ def check_peak(context: CheckContext) -> None:
     runs = [(compute_losses, tokens) for tokens in lengths] + [(compute_losses_at_once, lengths[0])]
     for function, tokens in runs:
         peak = measure_peak(model, function, tokens)
-        has_full_logits = function is compute_losses_at_once
+        has_all_logits = function is compute_losses_at_once
         step = SimulatedStep(
             batch=1,
             length=tokens,
-            gradient_checkpointing=False,
+            recomputation_interval=None,
             autocast=dtype if context.on_gpu else None,
-            has_full_logits=has_full_logits,
+            without_savings=has_all_logits,
         )
         forecast = measure_step_peak(Architecture(config, dtype, None), step).total
-        name = f"{tokens} tokens, {'all logits' if has_full_logits else 'tiles'}"
+        name = f"{tokens} tokens, {'all logits' if has_all_logits else 'tiles'}"
         context.record(**{f"{name}, peak gib": peak / 2**30, f"{name}, forecast gib": forecast / 2**30})
         require(peak <= MAX_RATIO * forecast, f"{name}: {peak / 2**30:.2f} GiB, forecast {forecast / 2**30:.2f} GiB")
 

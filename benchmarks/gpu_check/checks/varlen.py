@@ -1,7 +1,6 @@
-"""Checks torch's attention for sequences of different lengths (varlen) with packed rows, on a GPU."""
+"""Compares the attention kernel for several sequences in one row with SDPA of each sequence, on a GPU."""
 
-import inspect
-from collections.abc import Callable
+from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
@@ -9,46 +8,85 @@ import torch
 
 from benchmarks.gpu_check.checks.attention import ROWS_PER_PACK, TOLERANCE, choose_lengths, read_clock
 from benchmarks.gpu_check.context import CheckContext, require
+from finetune_trainer.model.varlen_attention import (
+    AttentionInputs,
+    attend_to_each_sequence,
+    can_use_kernel,
+    compute_varlen_attention,
+)
+from finetune_trainer.varlen_inputs import build_varlen_inputs
 
 HEADS, HEAD_DIM = 28, 128  # of a 7B model
+SLIDING_WINDOW = 100
+
+
+@dataclass(frozen=True)
+class VarlenCase:
+    """Shape of one comparison; the rest is that of a 7B model."""
+
+    name: str
+    key_heads: int = HEADS
+    value_dim: int = HEAD_DIM
+    sliding_window: int | None = None
+
+
+CASES = (
+    VarlenCase("equal heads"),
+    VarlenCase("grouped heads", key_heads=4),
+    VarlenCase("sliding window", key_heads=4, sliding_window=SLIDING_WINDOW),
+    VarlenCase("smaller values", value_dim=HEAD_DIM // 2),
+)
 
 
 def check_varlen(context: CheckContext) -> None:
-    """Compare packs of four rows with SDPA for the first row, and record the time of new and repeated lengths."""
-    from torch.nn.attention import varlen
-
-    options = build_causal_options(varlen.varlen_attn)
-
-    def attend(query: Any, key: Any, value: Any, starts: torch.Tensor, longest: int) -> torch.Tensor:
-        output: Any = varlen.varlen_attn(query, key, value, starts, starts, longest, longest, **options)
-        attended: torch.Tensor = output[0] if isinstance(output, tuple) else output
-        return attended
-
-    results = [measure_pack(attend, length) for length in choose_lengths(context)]
-    first, repeated, differences = zip(*results, strict=True)
-    context.record(first_ms=1000 * fmean(first), repeated_ms=1000 * fmean(repeated), difference=max(differences))
-    require(max(differences) <= TOLERANCE[torch.bfloat16], f"outputs differ by {max(differences):.2e}")
+    """Compare outputs and gradients, and record the time of new and repeated lengths."""
+    for case in CASES:
+        differences = [compare(case, length) for length in choose_lengths(context)[:4]]
+        context.record(**{case.name: {"difference": max(differences)}})
+        require(max(differences) <= TOLERANCE[torch.bfloat16], f"{case.name}: results differ by {max(differences):.2e}")
+    results = [measure(CASES[1], length) for length in choose_lengths(context)]
+    first, repeated = (fmean(column) for column in zip(*results, strict=True))
+    context.record(first_ms=1000 * first, repeated_ms=1000 * repeated)
 
 
-def build_causal_options(function: Callable[..., Any]) -> dict[str, Any]:
-    """Return the argument that makes attention causal, which has another name in older versions of torch."""
-    return {"is_causal": True} if "is_causal" in inspect.signature(function).parameters else {"window_size": (-1, 0)}
-
-
-def measure_pack(attend: Callable[..., torch.Tensor], length: int) -> tuple[float, float, float]:
-    """Return the seconds of two passes over a pack, and the relative difference of its first row to SDPA."""
-    device, row = torch.device("cuda"), length // ROWS_PER_PACK
-    query, key, value = (
-        torch.randn(length, HEADS, HEAD_DIM, device=device, dtype=torch.bfloat16, requires_grad=True) for _ in range(3)
+def compare(case: VarlenCase, length: int) -> float:
+    """Return the largest difference of outputs and gradients, relative to the largest element of each."""
+    inputs, options = build_inputs(case, length)
+    require(can_use_kernel(inputs, 0.0), "the kernel is not used on this GPU")
+    actual, _ = compute_varlen_attention(torch.nn.Module(), *inputs, None, **options)
+    expected = attend_to_each_sequence(inputs, options).transpose(1, 2)
+    direction = torch.randn_like(expected)
+    pairs = zip(
+        (actual, *torch.autograd.grad(actual, inputs, direction)),
+        (expected, *torch.autograd.grad(expected, inputs, direction)),
+        strict=True,
     )
-    starts = torch.tensor([*range(0, row * ROWS_PER_PACK, row), length], device=device, dtype=torch.int32)
+    return max(float((left - right).abs().max() / right.abs().max()) for left, right in pairs)
+
+
+def build_inputs(case: VarlenCase, length: int) -> tuple[AttentionInputs, dict[str, Any]]:
+    """Return random inputs of a pack of four rows, and the options of the attention function."""
+    device, row = torch.device("cuda"), length // ROWS_PER_PACK
+    lengths = [row] * (ROWS_PER_PACK - 1) + [length - row * (ROWS_PER_PACK - 1)]
+    shapes = ((HEADS, HEAD_DIM), (case.key_heads, HEAD_DIM), (case.key_heads, case.value_dim))
+    inputs = AttentionInputs(
+        *(
+            torch.randn(1, heads, length, dim, device=device, dtype=torch.bfloat16, requires_grad=True)
+            for heads, dim in shapes
+        )
+    )
+    varlen_inputs = build_varlen_inputs(lengths)
+    boundaries = varlen_inputs["cu_seq_lens_q"].to(device)
+    return inputs, {**varlen_inputs, "cu_seq_lens_q": boundaries, "sliding_window": case.sliding_window}
+
+
+def measure(case: VarlenCase, length: int) -> tuple[float, float]:
+    """Return the seconds of the first and of the second pass with this length, forward and backward."""
+    inputs, options = build_inputs(case, length)
     durations = []
     for _ in range(2):
-        started_at = read_clock(device)
-        output = attend(query, key, value, starts, length - row * (ROWS_PER_PACK - 1))
+        started_at = read_clock(torch.device("cuda"))
+        output, _ = compute_varlen_attention(torch.nn.Module(), *inputs, None, **options)
         output.float().sum().backward()  # type: ignore[no-untyped-call]
-        durations.append(read_clock(device) - started_at)
-    first, repeated = durations
-    rows = [tensor[:row].transpose(0, 1).unsqueeze(0) for tensor in (query, key, value, output)]
-    expected = torch.nn.functional.scaled_dot_product_attention(rows[0], rows[1], rows[2], is_causal=True)
-    return first, repeated, float((rows[3] - expected).abs().max() / expected.abs().max())
+        durations.append(read_clock(torch.device("cuda")) - started_at)
+    return durations[0], durations[1]

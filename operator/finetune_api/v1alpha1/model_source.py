@@ -37,10 +37,10 @@ class ModelSource(ModelWithRules):
     torch_dtype: Literal["auto", "bfloat16", "float16", "float32"] = Field(
         default="auto", description="Data type of the weights; auto uses the one in the model's config."
     )
-    attn_implementation: Literal["auto", "sdpa", "eager", "flash_attention_2", "flash_attention_3"] = Field(
+    attn_implementation: Literal["auto", "varlen", "sdpa", "eager", "flash_attention_2", "flash_attention_3"] = Field(
         default="auto",
-        description="Attention implementation; auto uses the fastest one installed for the GPU, otherwise sdpa,"
-        " or eager if the model has no sdpa.",
+        description="Attention implementation; varlen computes no padding. auto uses varlen if the model supports it,"
+        " otherwise the fastest one installed for the GPU, sdpa, or eager if the model has no sdpa.",
     )
     text_only: bool = Field(
         default=False,

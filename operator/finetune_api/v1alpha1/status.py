@@ -271,6 +271,9 @@ class Repair(StatusModel):
         default=None, description="Micro-batches per optimizer step and rank."
     )
     gradient_checkpointing: bool | None = Field(default=None, description="Whether activations are recomputed.")
+    gradient_checkpointing_interval: int | None = Field(
+        default=None, description="n if the activations of every n-th layer are recomputed."
+    )
     expandable_segments: bool | None = Field(
         default=None, description="Whether torch's allocator uses expandable segments, which reduces fragmentation."
     )

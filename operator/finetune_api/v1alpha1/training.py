@@ -124,6 +124,13 @@ class Training(ModelWithRules):
     gradient_checkpointing: bool = Field(
         default=False, description="Recompute activations in the backward pass to save memory."
     )
+    gradient_checkpointing_interval: int | None = Field(
+        default=None,
+        ge=1,
+        le=1000,
+        description="With gradientCheckpointing: recompute every n-th layer only, which is faster and needs more memory"
+        " (default: 1, all layers).",
+    )
     seed: int = Field(default=42, ge=0, le=4_294_967_295, description="Random seed of weights, dropout and data order.")
     logging_steps: int = Field(default=1, ge=1, description="Optimizer steps between log entries.")
     report_to: tuple[Literal["tensorboard", "wandb", "mlflow", "swanlab", "none"], ...] | None = Field(
@@ -228,6 +235,17 @@ class Training(ModelWithRules):
             ),
         ),
         CrossFieldRule.from_cel_rule(
+            "interval needs gradient checkpointing",
+            lambda training: (
+                training.gradient_checkpointing_interval is not None and not training.gradient_checkpointing
+            ),
+            CelRule(
+                "!has(self.gradientCheckpointingInterval)"
+                " || (has(self.gradientCheckpointing) && self.gradientCheckpointing)",
+                "gradientCheckpointingInterval requires gradientCheckpointing: true; set it, or remove the interval",
+            ),
+        ),
+        CrossFieldRule.from_cel_rule(
             "scaling needs a rate",
             lambda training: training.lr_scaling is not None and training.learning_rate is None,
             CelRule(
@@ -254,6 +272,11 @@ class Training(ModelWithRules):
             ),
         ),
     )
+
+    @property
+    def recomputation_interval(self) -> int | None:
+        """n if the activations of every n-th layer are recomputed; None if none are."""
+        return (self.gradient_checkpointing_interval or 1) if self.gradient_checkpointing else None
 
     @property
     def learning_rates_by_part(self) -> dict[str, float | None]:

@@ -32,15 +32,21 @@ if "INJECT_STATUS" in os.environ and os.environ.get("NODE_RANK") == "0":
 if ("LOCAL_RANK" in os.environ or "ranks" in sys.orig_argv) and "PASSES_BEFORE_FAULT" in os.environ:
     import torch
 
-    _embed = torch.nn.Embedding.forward
-    _passes = 0
+    _call, _embed = torch.nn.Module.__call__, torch.nn.Embedding.forward
+    _passes = _sequences = 0
+
+    def _call_and_count(self: torch.nn.Module, *arguments: object, **options: object) -> object:
+        global _sequences
+        if "input_ids" in options:
+            _sequences = len(options.get("sequence_lengths", options["input_ids"]))  # type: ignore[arg-type]
+        return _call(self, *arguments, **options)
 
     def _embed_or_fail(self: torch.nn.Embedding, ids: torch.Tensor) -> torch.Tensor:
         global _passes
         _passes += type(ids) is torch.Tensor  # do not count the fake tensors of the memory forecast
         if _passes <= int(os.environ["PASSES_BEFORE_FAULT"]):
             return _embed(self, ids)
-        if "OOM_ABOVE_SAMPLES" in os.environ and len(ids) > int(os.environ["OOM_ABOVE_SAMPLES"]):
+        if "OOM_ABOVE_SAMPLES" in os.environ and _sequences > int(os.environ["OOM_ABOVE_SAMPLES"]):
             print(f"fault injected at {time.time()}", flush=True)
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
         if "INJECT_NAN" in os.environ:
@@ -48,4 +54,5 @@ if ("LOCAL_RANK" in os.environ or "ranks" in sys.orig_argv) and "PASSES_BEFORE_F
             return _embed(self, ids) * torch.nan
         return _embed(self, ids)
 
+    torch.nn.Module.__call__ = _call_and_count  # type: ignore[method-assign]
     torch.nn.Embedding.forward = _embed_or_fail  # type: ignore[assignment,method-assign]

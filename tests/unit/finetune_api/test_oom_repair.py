@@ -159,6 +159,16 @@ def test_repair_replaces_auto_batch_size_with_a_smaller_micro_batch() -> None:
     assert not apply_repair(job_spec, repair).training.has_auto_batch_size
 
 
+def test_repair_recomputes_all_layers_before_it_shards() -> None:
+    training = {"gradientCheckpointing": True, "gradientCheckpointingInterval": 3, "perDeviceTrainBatchSize": 1}
+    job_spec = build_single_rank_spec(numNodes=2, training=training)
+
+    repair, change = find_next_repair(build_shortage(job_spec, batch=Batch(1, 1, 2))) or (None, "")
+
+    assert change == "gradientCheckpointingInterval 3 -> 1"
+    assert apply_repair(job_spec, repair).training.recomputation_interval == 1
+
+
 def test_repair_keeps_auto_batch_size_if_the_micro_batch_is_one() -> None:
     job_spec = build_single_rank_spec(numNodes=2, training={"globalBatchSize": 24, "perDeviceTrainBatchSize": "auto"})
 

@@ -5,8 +5,8 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from finetune_trainer.data.collator import Collator
-from finetune_trainer.data.token_dataset import FILLER, IGNORE_INDEX, REFERENCE_LOGPS, Features
+from finetune_trainer.data.collator import BatchLayout, Collator
+from finetune_trainer.data.token_dataset import FILLER, REFERENCE_LOGPS, Features
 from finetune_trainer.methods.reference_logps import ReferenceDataset, ReferenceLogps, _save, load_saved_logps
 
 LOGPS = {"train": torch.tensor([[-1.0, -2.0], [-3.0, -4.0]]), "eval": torch.tensor([[-5.0, -6.0]])}
@@ -48,8 +48,8 @@ def test_each_sequence_of_a_batch_has_its_value() -> None:
     assert REFERENCE_LOGPS not in samples[0][0]
     logps.by_dataset = LOGPS
 
-    batch = Collator(pad_id=0)([samples[1], samples[0], samples[FILLER]])
+    batch = Collator(0, BatchLayout())([samples[1], samples[0], samples[FILLER]])
 
-    assert batch[REFERENCE_LOGPS].tolist() == [[-3.0], [-1.0], [0.0], [-4.0], [-2.0], [0.0]]
-    assert batch["labels"].shape == (6, 4)
-    assert batch["labels"][3].tolist() == [1, 2, IGNORE_INDEX, IGNORE_INDEX]
+    assert batch.reference_logps is not None
+    assert batch.reference_logps.tolist() == [-3.0, -1.0, 0.0, -4.0, -2.0, 0.0]
+    assert batch.lengths == (4, 4, 4, 2, 2, 2)

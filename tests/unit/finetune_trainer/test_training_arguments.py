@@ -41,6 +41,7 @@ def test_training_fields_of_the_spec_are_passed_as_training_arguments(tmp_path: 
             "weightDecay": 0.25,
             "maxGradNorm": 0.5,
             "gradientCheckpointing": True,
+            "gradientCheckpointingInterval": 3,
             "seed": 7,
             "loggingSteps": 2,
             "saveSteps": 11,
@@ -59,6 +60,7 @@ def test_training_fields_of_the_spec_are_passed_as_training_arguments(tmp_path: 
 
     assert args.lr_scheduler_type == "polynomial"
     assert (args.warmup_steps, args.weight_decay, args.max_grad_norm) == (3, 0.25, 0.5)
+    assert args.activation_checkpointing_kwargs == {"use_reentrant": False, "every_n_layers": 3}
     assert (args.activation_checkpointing, args.seed, args.logging_steps, args.save_steps) == (True, 7, 2, 11)
     assert (args.ddp_timeout, args.average_tokens_across_devices, args.dataloader_num_workers) == (99, False, 3)
     assert (args.per_device_train_batch_size, args.gradient_accumulation_steps) == (2, 4)

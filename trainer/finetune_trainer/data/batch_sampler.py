@@ -73,27 +73,38 @@ class RankDataLoader(DataLoader[tuple[Features, ...]]):
 
 
 def build_dataloader(
-    dataset: Dataset[tuple[Features, ...]], sampler: BatchSampler, collate: Collate, *, worker_count: int
+    dataset: Dataset[tuple[Features, ...]],
+    sampler: BatchSampler,
+    collate: Collate,
+    *,
+    worker_count: int,
+    is_persistent: bool = False,
 ) -> RankDataLoader:
     """Build the data loader for one rank.
 
-    worker_count: number of loader processes; if it is 0, the training process loads the samples.
+    worker_count: number of loader processes; if it is 0, the training process loads the samples. is_persistent: whether
+    the processes are used again in the next epoch.
     """
     return RankDataLoader(
         dataset,
         batch_sampler=sampler,
         collate_fn=collate,
         num_workers=worker_count,
+        persistent_workers=is_persistent and worker_count > 0,
         pin_memory=torch.cuda.is_available(),
         # Use a separate generator, because the data loader must not change the random state that dropout uses.
         generator=torch.Generator(),
     )
 
 
-def compute_padding_share(order: ItemOrder, batch: Batch) -> float:
-    """Return the fraction of tokens in the first epoch that are padding, from 0 to 1."""
+def compute_padding_share(order: ItemOrder, batch: Batch, pad_multiple: int = 1) -> float:
+    """Return the fraction of tokens in the first epoch that are padding, from 0 to 1.
+
+    pad_multiple: the length of padded rows is a multiple of this.
+    """
     lengths, computed = order.get_epoch(0).lengths, 0
     for first in range(0, len(lengths), batch.effective):
         longest_first = np.sort(lengths[first : first + batch.effective])[::-1]
-        computed += int(longest_first[:: batch.micro_batch_size].sum()) * batch.micro_batch_size
+        row_lengths = -(-longest_first[:: batch.micro_batch_size] // pad_multiple) * pad_multiple
+        computed += int(row_lengths.sum()) * batch.micro_batch_size
     return 1 - float(lengths.sum()) / computed

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, field
 from functools import cached_property
 from hashlib import sha256
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,10 @@ from finetune_trainer.chat_template.conversation_template import list_template_n
 from finetune_trainer.chat_template.example_renderer import ExampleRenderer
 from finetune_trainer.data.epoch_order import Item, ItemOrder, RowOrder
 from finetune_trainer.data.packing import PackedDataset, PackOrder
+from finetune_trainer.data.process_pool import map_in_order
 from finetune_trainer.data.row_filter import RowRules
 from finetune_trainer.data.row_rendering import RenderedRow, RowRenderer
-from finetune_trainer.data.token_cache import compute_cache_key, load_or_tokenize
+from finetune_trainer.data.token_cache import CacheRole, compute_cache_key, load_or_tokenize
 from finetune_trainer.data.token_dataset import Features, MultimodalDataset, TokenDataset
 from finetune_trainer.data.train_test_split import hold_out_rows
 from finetune_trainer.data_sources.media import Modality
@@ -90,9 +92,10 @@ class TokenizationConfig:
     rules: RowRules
     seed: int  # seed for drawing rows from sources and for the evaluation split
     cache: Path
-    is_writer: bool  # whether this process writes the cache
+    role: CacheRole
     send_heartbeat: Callable[[], None]
     downloads: DownloadSettings
+    processes: int = 1  # processes that render and tokenise rows
     vision: VisionProcessor | None = None
     model_revision: str | None = None  # commit of a model on the Hub
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)  # variables for the chat template
@@ -166,7 +169,7 @@ def _load_rows(
             config.cache / "tokens" / _build_cache_key(sources, config),
             lambda: _render_rows(sources, config),
             rules=config.rules,
-            is_writer=config.is_writer,
+            role=config.role,
             send_heartbeat=config.send_heartbeat,
         )
     if len(data) == 0:
@@ -196,17 +199,17 @@ def _render_rows(sources: Sequence[RowSource], config: TokenizationConfig) -> It
         vision=config.vision,
         template_kwargs=config.template_kwargs,
     )
-    for row, repeats in read_sources(sources, seed=config.seed):
-        rendered = row if isinstance(row, DatasetError) else _render_row(example_renderer, row, config.row_renderer)
-        for _ in range(repeats):
-            yield rendered
 
+    def render(draw: tuple[Row | DatasetError, int]) -> tuple[RenderedRow | TrainerError, int]:
+        row, repeats = draw
+        try:
+            return row if isinstance(row, DatasetError) else config.row_renderer.render(example_renderer, row), repeats
+        except (DatasetError, ChatTemplateError) as error:
+            return error, repeats
 
-def _render_row(example_renderer: ExampleRenderer, row: Row, row_renderer: RowRenderer) -> RenderedRow | TrainerError:
-    try:
-        return row_renderer.render(example_renderer, row)
-    except (DatasetError, ChatTemplateError) as error:
-        return error
+    draws = read_sources(sources, seed=config.seed)
+    for rendered, repeats in map_in_order(render, draws, processes=config.processes):
+        yield from repeat(rendered, repeats)
 
 
 def _explain_empty_dataset(data: TokenDataset, rules: RowRules) -> str:

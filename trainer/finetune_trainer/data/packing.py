@@ -29,13 +29,22 @@ class PackedDataset(Dataset[tuple[Features, ...]]):
         self._compute_mrope_ids = compute_mrope_ids
 
     def __getitem__(self, pack: Item) -> tuple[Features, ...]:
-        members = [self._rows[row][0] for row in ([pack] if isinstance(pack, int) else pack)]
+        members = [
+            add_position_ids(self._rows[row][0], self._compute_mrope_ids)
+            for row in ([pack] if isinstance(pack, int) else pack)
+        ]
         names = dict.fromkeys(name for member in members for name in member)
-        packed = {name: torch.cat([member[name] for member in members if name in member]) for name in names}
-        packed[POSITION_IDS] = torch.cat([torch.arange(len(member["input_ids"])) for member in members])
-        if self._compute_mrope_ids:
-            packed[MROPE_POSITION_IDS] = torch.cat([self._compute_mrope_ids(member) for member in members])
-        return (packed,)
+        return ({name: torch.cat([member[name] for member in members if name in member]) for name in names},)
+
+
+def add_position_ids(sequence: Features, compute_mrope_ids: MropeFunction | None) -> Features:
+    """Add the position ids of a sequence, unless it has them already."""
+    if POSITION_IDS in sequence:
+        return sequence
+    position_ids = {POSITION_IDS: torch.arange(len(sequence["input_ids"]))}
+    if compute_mrope_ids:
+        position_ids[MROPE_POSITION_IDS] = compute_mrope_ids(sequence)
+    return {**sequence, **position_ids}
 
 
 class PackOrder:

@@ -1,4 +1,4 @@
-"""Cache of tokenized rows, which one process per node writes and every rank reads."""
+"""Cache of tokenized rows, which one process per job writes and every rank reads."""
 
 import hashlib
 import json
@@ -7,6 +7,8 @@ import shutil
 import time
 from array import array
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from enum import Enum, auto
 from pathlib import Path
 
 import numpy as np
@@ -19,8 +21,19 @@ from finetune_trainer.data_sources.row_origins import RowOriginWriter
 from finetune_trainer.errors import TrainerError
 
 _FORMAT = 6
+_TOKENS_FILE = "tokens.bin"
+_POLL_SECONDS = 0.1
+TAKEOVER_SECONDS = 60.0  # time without progress after which a deputy writes; network file systems report sizes late
 
 RenderedRows = Iterable[RenderedRow | TrainerError]
+
+
+class CacheRole(Enum):
+    """What a process does if the cache is empty."""
+
+    WRITER = auto()  # tokenizes the rows
+    DEPUTY = auto()  # waits for the writer, and tokenizes the rows if it makes no progress
+    READER = auto()  # waits
 
 
 def compute_cache_key(files: Sequence[Path], *parameters: object) -> str:
@@ -34,20 +47,46 @@ def load_or_tokenize(
     render_rows: Callable[[], RenderedRows],
     *,
     rules: RowRules,
-    is_writer: bool,
+    role: CacheRole,
     send_heartbeat: Callable[[], None],
 ) -> TokenDataset:
     """Load the cached rows. If the cache is empty, the writer tokenizes the rows and the other processes wait.
 
-    Waiting has no timeout: if the writer fails, the supervisor terminates the waiting processes.
+    A deputy writes the cache if the writer makes no progress, for example because the storage is not shared. Waiting
+    has no timeout: if the process that writes fails, the supervisor terminates the waiting processes.
     """
-    if is_writer:
+    if role is CacheRole.DEPUTY and not folder.exists():
+        _wait_for_writer(folder, send_heartbeat)
+    if role is not CacheRole.READER:
         if not folder.exists():
             _write_cache(folder, render_rows(), rules=rules, send_heartbeat=send_heartbeat)
         send_heartbeat()
     while not folder.exists():
-        time.sleep(0.1)
+        time.sleep(_POLL_SECONDS)
     return TokenDataset(folder)
+
+
+def _wait_for_writer(folder: Path, send_heartbeat: Callable[[], None]) -> None:
+    """Wait until the cache exists, or until its temporary folders have not grown for some time."""
+    written_bytes, last_progress = _measure_progress(folder), time.monotonic()
+    while not folder.exists() and time.monotonic() - last_progress < TAKEOVER_SECONDS:
+        time.sleep(_POLL_SECONDS)
+        if (size := _measure_progress(folder)) != written_bytes:
+            written_bytes, last_progress = size, time.monotonic()
+            send_heartbeat()
+
+
+def _measure_progress(folder: Path) -> int:
+    """Return the bytes that all processes have written for the cache; folders may vanish meanwhile."""
+    total = 0
+    for file in folder.parent.glob(f"{_build_temporary_prefix(folder)}*/{_TOKENS_FILE}"):
+        with suppress(OSError):
+            total += file.stat().st_size
+    return total
+
+
+def _build_temporary_prefix(folder: Path) -> str:
+    return f".{folder.name}-"
 
 
 def _write_cache(folder: Path, rows: RenderedRows, *, rules: RowRules, send_heartbeat: Callable[[], None]) -> None:
@@ -55,7 +94,7 @@ def _write_cache(folder: Path, rows: RenderedRows, *, rules: RowRules, send_hear
 
     If another node has already created `folder`, delete the temporary folder.
     """
-    temporary = folder.with_name(f".{folder.name}-{os.uname().nodename}-{os.getpid()}")
+    temporary = folder.with_name(f"{_build_temporary_prefix(folder)}{os.uname().nodename}-{os.getpid()}")
     temporary.mkdir(parents=True)
     try:
         meta = _write_files(temporary, rows, rules=rules, send_heartbeat=send_heartbeat)
@@ -75,7 +114,7 @@ def _write_files(
     ends, total, sequences, weighted = array("q"), 0, 1, False
     row_filter, origins = RowFilter(rules), RowOriginWriter()
     with (
-        (folder / "tokens.bin").open("wb") as tokens_file,
+        (folder / _TOKENS_FILE).open("wb") as tokens_file,
         (folder / "weights.bin").open("wb") as weights_file,
         MediaStoreWriter(folder) as media,
     ):

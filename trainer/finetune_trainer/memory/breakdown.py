@@ -72,13 +72,8 @@ class ShardingStrategy(Protocol):
 class DdpStrategy:
     """DDP, where every rank holds the full model. Gradients always count, because gradient accumulation keeps them."""
 
-    on_gpu: bool
-
     def compute_footprint(self, shape: ModelShape, world_size: int) -> ModelStateFootprint:
-        """Return the memory of the model states on one rank, including the gradient buckets of DDP.
-
-        accelerate chooses DDP for more than one GPU, and always on CPU.
-        """
+        """Return the memory of the model states on one rank, including the gradient buckets of more than one rank."""
         weights = shape.frozen_bytes + shape.buffer_bytes
         adapters = shape.trained_bytes if shape.has_adapters else 0
         resident_parts = (
@@ -88,8 +83,7 @@ class DdpStrategy:
             MemoryPart("gradients", shape.trained_bytes),
             MemoryPart("optimizer states", ADAMW_STATES * shape.trained_bytes),
         )
-        uses_ddp = world_size > 1 or not self.on_gpu
-        buckets = MemoryPart("gradient buckets", shape.trained_bytes if uses_ddp else 0)
+        buckets = MemoryPart("gradient buckets", shape.trained_bytes if world_size > 1 else 0)
         return ModelStateFootprint(resident_parts, forward_backward_parts=(buckets,))
 
 
@@ -105,7 +99,7 @@ class RankLayout:
 
     def compute_footprint(self, shape: ModelShape) -> ModelStateFootprint:
         """Return the memory of the model states on one rank."""
-        return (self.sharding or DdpStrategy(self.on_gpu)).compute_footprint(shape, self.world_size)
+        return (self.sharding or DdpStrategy()).compute_footprint(shape, self.world_size)
 
 
 def build_activation_parts(peak: ActivationMemory) -> tuple[MemoryPart, ...]:

@@ -10,7 +10,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from finetune_trainer.memory.fused_kernels import use_fused_attention, use_fused_dropout
+from finetune_trainer.memory.fused_kernels import MaskUse, use_fused_attention, use_fused_dropout
+from finetune_trainer.model.lora import set_input_casts
 from finetune_trainer.model.supported_types import ROUTER_LOGITS_OPTION
 from finetune_trainer.model.tiled_losses import Targets, compute_losses, compute_losses_at_once
 from finetune_trainer.vision.video_processor import Features
@@ -48,12 +49,12 @@ class SimulatedStep:
 
     batch: int  # number of sequences
     length: int  # tokens per sequence
-    gradient_checkpointing: bool
+    recomputation_interval: int | None  # n: every n-th layer recomputes its activations; None: none does
     autocast: torch.dtype | None  # dtype of matrix products; None: dtype of the weights
     is_training: bool = True  # False: evaluation, without a backward pass
-    packed: bool = False  # True: several rows per sequence
+    mask_use: MaskUse = MaskUse.PADDED_ROWS
     has_router_loss: bool = False  # True: the loss includes the auxiliary loss that balances experts
-    has_full_logits: bool = False  # True: all logits exist at once, as in other trainers
+    without_savings: bool = False  # True: as in other trainers, with all logits and float32 inputs of adapters
 
 
 @dataclass(frozen=True)
@@ -70,10 +71,12 @@ def simulate_step(
     """Return the peak memory of each phase. All parameters of `model` must be fake tensors."""
     # Prepare the model as the trainer does, and simulate GPU kernels.
     model.train(step.is_training)
-    use_fused_attention(model, packed=step.packed)
+    use_fused_attention(model, step.mask_use)
     use_fused_dropout(model)
-    if step.gradient_checkpointing:
-        model.activation_checkpointing_enable({"use_reentrant": False})
+    if step.without_savings:
+        set_input_casts(model, enabled=True)
+    if step.recomputation_interval is not None:
+        model.activation_checkpointing_enable({"use_reentrant": False}, every_n_layers=step.recomputation_interval)
     for parameter in model.parameters():
         if parameter.requires_grad and step.is_training:
             parameter.grad = torch.empty_like(parameter)  # gradients that earlier micro-batches accumulated
@@ -81,7 +84,7 @@ def simulate_step(
     inputs = multimodal.inputs if multimodal else {"input_ids": torch.zeros(step.batch, step.length, dtype=torch.int64)}
     ids = inputs["input_ids"]
     tracker = _StorageTracker(
-        model, multimodal.vision_tower if multimodal else None, has_full_logits=step.has_full_logits
+        model, multimodal.vision_tower if multimodal else None, without_savings=step.without_savings
     )
     for tensor in inputs.values():
         if tensor.is_floating_point():
@@ -90,7 +93,7 @@ def simulate_step(
     with tracker, torch.set_grad_enabled(step.is_training):
         with torch.autocast("cpu", dtype=step.autocast or torch.bfloat16, enabled=step.autocast is not None):
             options = {ROUTER_LOGITS_OPTION: True} if step.has_router_loss else {}
-            compute = compute_losses_at_once if step.has_full_logits else compute_losses
+            compute = compute_losses_at_once if step.without_savings else compute_losses
             losses, output = compute(model, {**inputs, **options, "use_cache": False}, select_all_tokens(ids))
         tracker.phase = StepPhase.LOSS
         loss = losses.sum() + output.aux_loss if step.has_router_loss else losses.sum()
@@ -109,10 +112,10 @@ def select_all_tokens(ids: torch.Tensor) -> Targets:
 class _StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts the bytes of each storage until it is freed; excludes the storages of the model states."""
 
-    def __init__(self, model: Any, vision_tower: str | None, *, has_full_logits: bool) -> None:
+    def __init__(self, model: Any, vision_tower: str | None, *, without_savings: bool) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.phase = StepPhase.FORWARD
-        self._output_layer_phase = StepPhase.FORWARD if has_full_logits else StepPhase.OUTPUT_LAYER
+        self._output_layer_phase = StepPhase.FORWARD if without_savings else StepPhase.OUTPUT_LAYER
         self.peaks: dict[StepPhase, ActivationMemory] = {phase: ActivationMemory() for phase in StepPhase}
         self._vocab_size = model.get_output_embeddings().weight.shape[0]
         # Keep references, so that no tracked storage can reuse the address of a model state.

@@ -16,6 +16,7 @@ from finetune_trainer.memory.breakdown import (
     break_down_rank_memory,
 )
 from finetune_trainer.memory.fake_step import SimulatedStep
+from finetune_trainer.memory.fused_kernels import MaskUse
 from finetune_trainer.memory.model_shape import Architecture, ModelShape, measure_shape, measure_step_peak
 from finetune_trainer.memory.sharded import build_sharding_strategy
 from finetune_trainer.memory.vision_sample import VisionSample, build_blank_sample
@@ -23,6 +24,7 @@ from finetune_trainer.model.attention_backend import SDPA, choose_simulated_atte
 from finetune_trainer.model.load import choose_dtype, choose_training_dtype, describe_model, max_length, read_config
 from finetune_trainer.model.quantization import check_quantizable
 from finetune_trainer.model.supported_types import check_router_loss, find_frozen_modules
+from finetune_trainer.model.varlen_attention import VARLEN
 from finetune_trainer.training_arguments import MAX_LOADER_WORKERS
 from finetune_trainer.training_plan import TrainingPlan
 from finetune_trainer.vision.families import FAMILIES
@@ -38,7 +40,7 @@ class ForecastModel:
     config: PretrainedConfig
     dtype: torch.dtype  # dtype of the published result
     vision: VisionProcessor | None = None  # None for a text model
-    attention: str = SDPA  # eager, or SDPA for all fused implementations
+    attention: str = SDPA  # eager, varlen, or SDPA for other fused implementations
     frozen_modules: tuple[str, ...] = ()  # modules that text does not reach (spec.model.textOnly)
 
 
@@ -121,7 +123,7 @@ def forecast(
     needs_autocast = sharding is None and model.dtype is not torch.float32
     autocast = model.dtype if needs_autocast else None
     peak = max(
-        (measure_step_peak(architecture, step) for step in _build_steps(plan, length, autocast)),
+        (measure_step_peak(architecture, step) for step in _build_steps(plan, model, length, autocast)),
         key=lambda peak: peak.total,
     )
     # Break down the memory of a rank and of a node.
@@ -137,7 +139,19 @@ def has_gpu_limits(spec: TrainerSpec) -> bool:
     return count_devices(spec.resources.limits) > 0
 
 
-def _build_steps(plan: TrainingPlan, length: int, autocast: torch.dtype | None) -> list[SimulatedStep]:
+def choose_mask_use(spec: TrainerSpec, model: ForecastModel) -> MaskUse:
+    """Return when attention gets a mask, as the layout of the trainer's micro-batches determines it."""
+    if model.attention == VARLEN:
+        return MaskUse.NEVER
+    if spec.dataset.packing:
+        return MaskUse.PACKS
+    has_masked_padding = model.vision is not None or spec.training.router_aux_loss_coef is not None
+    return MaskUse.PADDED_ROWS if has_masked_padding else MaskUse.WINDOWS
+
+
+def _build_steps(
+    plan: TrainingPlan, model: ForecastModel, length: int, autocast: torch.dtype | None
+) -> list[SimulatedStep]:
     """Return a training step and, if the evaluation batch is larger, an evaluation step."""
     spec, batch = plan.spec, plan.batch
     # A DPO row has two sequences. The forward pass of the reference model needs less memory than a training step.
@@ -145,15 +159,15 @@ def _build_steps(plan: TrainingPlan, length: int, autocast: torch.dtype | None) 
     train = SimulatedStep(
         batch=sequences * batch.micro_batch_size,
         length=length,
-        gradient_checkpointing=spec.training.gradient_checkpointing,
+        recomputation_interval=spec.training.recomputation_interval,
         autocast=autocast,
-        packed=spec.dataset.packing,
+        mask_use=choose_mask_use(spec, model),
         has_router_loss=spec.training.router_aux_loss_coef is not None,
     )
     eval_per_device = plan.eval_batch.micro_batch_size
     if not spec.dataset.has_evaluation or eval_per_device <= batch.micro_batch_size:
         return [train]
-    return [train, replace(train, batch=sequences * eval_per_device, gradient_checkpointing=False, is_training=False)]
+    return [train, replace(train, batch=sequences * eval_per_device, recomputation_interval=None, is_training=False)]
 
 
 def _compute_reference_bytes(spec: TrainerSpec, model: ForecastModel, vision_sample: VisionSample | None) -> int:

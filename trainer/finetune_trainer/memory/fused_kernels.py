@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from enum import StrEnum
 from functools import partial
 from typing import Any
 
@@ -15,22 +16,35 @@ _NAME = "finetune_forecast"
 _FUSED = ("sdpa", "flash_attention_2", "flash_attention_3")
 
 
-def use_fused_attention(model: Any, *, packed: bool) -> None:
+class MaskUse(StrEnum):
+    """When fused attention gets a mask."""
+
+    NEVER = "never"  # the lengths of the sequences are arguments
+    WINDOWS = "windows"  # if a row is longer than a sliding window
+    PADDED_ROWS = "padded_rows"  # as for windows, and if rows are padded to equal length
+    PACKS = "packs"  # always, to isolate the rows of a pack
+
+
+def use_fused_attention(model: Any, mask_use: MaskUse) -> None:
     """Replace fused attention by a function that only allocates memory; eager attention needs no replacement."""
-    if model.config._attn_implementation in _FUSED:
+    if model.config.get_text_config()._attn_implementation in _FUSED:
         AttentionInterface.register(_NAME, _attention_forward)
-        AttentionMaskInterface.register(_NAME, partial(_build_mask, packed=packed))
+        AttentionMaskInterface.register(_NAME, partial(_build_mask, mask_use=mask_use))
         base = model.get_base_model() if hasattr(model, "get_base_model") else model
         base.set_attn_implementation(_NAME)
 
 
 def _build_mask(
-    batch_size: int, q_length: int, kv_length: int, local_size: int | None = None, *, packed: bool, **_: Any
+    batch_size: int, q_length: int, kv_length: int, local_size: int | None = None, *, mask_use: MaskUse, **_: Any
 ) -> torch.Tensor | None:
-    """Return a mask for padded samples, packed rows and sliding windows; a single sample needs none."""
-    if batch_size == 1 and not packed and (local_size is None or kv_length < local_size):
-        return None
-    return torch.empty(batch_size, 1, q_length, kv_length, dtype=torch.bool)
+    """Return the mask of a layer, or None if attention uses none. local_size: size of a sliding window."""
+    is_masked = {
+        MaskUse.NEVER: False,
+        MaskUse.WINDOWS: local_size is not None and kv_length >= local_size,
+        MaskUse.PADDED_ROWS: batch_size > 1 or (local_size is not None and kv_length >= local_size),
+        MaskUse.PACKS: True,
+    }[mask_use]
+    return torch.empty(batch_size, 1, q_length, kv_length, dtype=torch.bool) if is_masked else None
 
 
 def _attention_forward(

@@ -22,6 +22,8 @@ from finetune_trainer.model.fake_weights import replace_meta_tensors
 from finetune_trainer.model.lora import add_unloaded_adapters
 from finetune_trainer.model.text_part import build_module_pattern, freeze_modules, is_inside
 from finetune_trainer.model.truncated_config import find_per_layer_fields, truncate_layers
+from finetune_trainer.model.varlen_attention import VARLEN
+from finetune_trainer.model.varlen_support import select_text_attention
 from finetune_trainer.vision.freeze import PEFT_PREFIX, find_group, freeze_groups
 from finetune_trainer.vision.towers import choose_auto_class
 
@@ -67,7 +69,7 @@ class Architecture:
     lora: Lora | None
     uniform_dtype: bool = False  # True: adapters have `dtype` too, instead of float32
     vision_sample: VisionSample | None = None  # None for a text model
-    attention: str = SDPA  # eager, or SDPA for all fused implementations
+    attention: str = SDPA  # eager, varlen, or SDPA for other fused implementations
     frozen_modules: tuple[str, ...] = ()  # modules that text does not reach (spec.model.textOnly)
 
     @property
@@ -83,7 +85,7 @@ class Architecture:
         try:
             with torch.device("meta"):
                 model = choose_auto_class(config).from_config(
-                    config, dtype=self.dtype, attn_implementation=self.attention
+                    config, dtype=self.dtype, attn_implementation=_choose_simulated_option(config, self.attention)
                 )
                 freeze_modules(model, self.frozen_modules)
                 exclude_modules = build_module_pattern(self.frozen_modules)
@@ -125,15 +127,17 @@ def measure_shape(architecture: Architecture) -> ModelShape:
 def measure_step_peak(architecture: Architecture, step: SimulatedStep) -> ActivationMemory:
     """Return the activation memory at the peak of a step. Raises ModelError.
 
-    If all layers are equal, two truncated models are simulated and the result is extrapolated to all layers.
+    If all layers are equal, two truncated models are simulated and the result is extrapolated to all layers. Both have
+    as many layers as the full model after whole periods of recomputed layers.
     """
-    layers = _count_layers(architecture.config)
-    if layers <= _FEWEST_LAYERS + 1 or not _has_equal_layers(architecture):
+    layers, period = _count_layers(architecture.config), step.recomputation_interval or 1
+    base_layers = _FEWEST_LAYERS + (layers - _FEWEST_LAYERS) % period
+    if layers <= base_layers + period or not _has_equal_layers(architecture):
         peaks = _simulate(architecture, step, None)
     else:
-        base_peaks, next_peaks = (_simulate(architecture, step, n) for n in (_FEWEST_LAYERS, _FEWEST_LAYERS + 1))
-        added_layers = layers - _FEWEST_LAYERS
-        peaks = {phase: _extrapolate(base_peaks[phase], next_peaks[phase], added_layers) for phase in StepPhase}
+        base_peaks, next_peaks = (_simulate(architecture, step, n) for n in (base_layers, base_layers + period))
+        periods = (layers - base_layers) // period
+        peaks = {phase: _extrapolate(base_peaks[phase], next_peaks[phase], periods) for phase in StepPhase}
     # bitsandbytes dequantizes one weight at a time for its matrix product.
     dequantized_bytes = max((weight.nbytes for weight in _find_quantized_weights(architecture)), default=0)
     for phase in (StepPhase.FORWARD, StepPhase.LAYERS):
@@ -158,11 +162,11 @@ def _compute_nf4_bytes(weight: torch.Tensor) -> int:
     return int(weight.numel() * (0.5 + 1 / 64 + 4 / (64 * 256)))
 
 
-def _extrapolate(base_peak: ActivationMemory, next_peak: ActivationMemory, added_layers: int) -> ActivationMemory:
-    """Extrapolate linearly from two models that differ by one layer."""
+def _extrapolate(base_peak: ActivationMemory, next_peak: ActivationMemory, periods: int) -> ActivationMemory:
+    """Extrapolate linearly from two models that differ by one period of layers."""
     return ActivationMemory(
-        base_peak.activations + added_layers * (next_peak.activations - base_peak.activations),
-        base_peak.logits + added_layers * (next_peak.logits - base_peak.logits),
+        base_peak.activations + periods * (next_peak.activations - base_peak.activations),
+        base_peak.logits + periods * (next_peak.logits - base_peak.logits),
     )
 
 
@@ -183,6 +187,14 @@ def _simulate(architecture: Architecture, step: SimulatedStep, layers: int | Non
         raise ModelError(
             f"the activations of a {architecture.config.model_type} model cannot be forecast: {first_line(error)}"
         ) from error
+
+
+def _choose_simulated_option(config: PretrainedConfig, attention: str) -> str | dict[str, str]:
+    """Return the argument attn_implementation of transformers, with SDPA for all fused implementations.
+
+    varlen applies to the text part only, so that towers may have no SDPA.
+    """
+    return select_text_attention(config, SDPA) if attention == VARLEN else attention
 
 
 def _count_layers(config: PretrainedConfig) -> int:

@@ -1,26 +1,28 @@
 """Build the message of GPU out-of-memory errors, with the micro-batch and the memory use."""
 
-from collections.abc import Mapping
-
 import torch
 
+from finetune_trainer.data.micro_batch import MicroBatch
 from finetune_trainer.errors import CudaOutOfMemory, first_line
 from finetune_trainer.units import GIB
 
+_MAX_LISTED_SEQUENCES = 16
 
-def build_out_of_memory_error(
-    error: torch.OutOfMemoryError, batch: Mapping[str, torch.Tensor], *, step: int
-) -> CudaOutOfMemory:
+
+def build_out_of_memory_error(error: torch.OutOfMemoryError, batch: MicroBatch, *, step: int) -> CudaOutOfMemory:
     """Return an error that describes the micro-batch and the memory use; the supervisor adds the rank.
 
-    step: number of completed optimizer steps. batch: input_ids and attention_mask are (batch, seq).
+    step: number of completed optimizer steps.
     """
-    ids = batch["input_ids"]
-    lengths = batch["attention_mask"].sum(dim=1).tolist()
-    shapes = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in batch.items())
+    ids = batch.inputs["input_ids"]
+    lengths = sorted(batch.lengths, reverse=True)[:_MAX_LISTED_SEQUENCES]
+    shapes = ", ".join(
+        f"{name} {tuple(value.shape)}" for name, value in batch.inputs.items() if isinstance(value, torch.Tensor)
+    )
     return CudaOutOfMemory(
-        f"ran out of GPU memory at step {step + 1} with a micro-batch of {len(ids)} x {ids.shape[1]} tokens (samples of"
-        f" {', '.join(map(str, lengths))}; {shapes}); {_describe_memory_use(ids.device, error)}"
+        f"ran out of GPU memory at step {step + 1} with a micro-batch of {len(batch.lengths)} sequences in"
+        f" {len(ids)} x {ids.shape[1]} tokens (longest: {', '.join(map(str, lengths))}; {shapes});"
+        f" {_describe_memory_use(ids.device, error)}"
     )
 
 

@@ -10,6 +10,7 @@ from finetune_trainer.memory.forecast import ForecastModel, forecast
 from finetune_trainer.memory.vision_sample import find_text_token_id
 from finetune_trainer.model.attention_backend import EAGER, SDPA
 from finetune_trainer.model.load import ModelDescription
+from finetune_trainer.model.varlen_attention import VARLEN
 from finetune_trainer.training_plan import TrainingPlan
 from finetune_trainer.units import GIB
 from finetune_trainer.vision.processor import VISION_INPUTS, VisionProcessor
@@ -27,7 +28,7 @@ def forecast_rank_memory(
         model_description.config,
         model_description.dtype,
         model_description.vision,
-        EAGER if model_description.attention == EAGER else SDPA,
+        model_description.attention if model_description.attention in (EAGER, VARLEN) else SDPA,
         model_description.frozen_modules,
     )
     try:

@@ -36,10 +36,14 @@ class SpecVariant:
     changes: tuple[str, ...] = ()
 
     def with_gradient_checkpointing(self) -> "SpecVariant":
-        """Return a copy with gradient checkpointing, or self if it is enabled already."""
-        if self.spec.training.gradient_checkpointing:
+        """Return a copy that recomputes the activations of all layers, or self if it does so already."""
+        interval = self.spec.training.recomputation_interval
+        if interval == 1:
             return self
-        return self._change_section("training", "training.gradientCheckpointing: true", gradient_checkpointing=True)
+        if interval is None:
+            return self._change_section("training", "training.gradientCheckpointing: true", gradient_checkpointing=True)
+        change = "training.gradientCheckpointingInterval: 1"
+        return self._change_section("training", change, gradient_checkpointing_interval=1)
 
     def with_micro_batch_size(self, micro_batch_size: int, accumulation_steps: int) -> "SpecVariant":
         """Return a copy with a smaller micro-batch; the caller keeps the effective batch the same."""

@@ -11,7 +11,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from finetune_api.v1alpha1.methods import Dpo
 from finetune_trainer.data.load import SampleDataset
-from finetune_trainer.data.token_dataset import IGNORE_INDEX, REFERENCE_LOGPS, Features
+from finetune_trainer.data.micro_batch import MicroBatch
 from finetune_trainer.methods.reference_logps import ReferenceDataset, ReferenceLogps
 from finetune_trainer.model.lora import REFERENCE_ADAPTER, TRAINED_ADAPTER
 from finetune_trainer.parallel.reference_model import prepare_reference_model
@@ -105,23 +105,22 @@ class DpoTrainer(GlobalMeanTrainer):
         if self._dpo.precompute_ref_log_probs:
             self.add_callback(_PrecomputeReferenceCallback(self))
 
-    def count_loss_units(self, batch: Features) -> tuple[float, ...]:
+    def count_loss_units(self, batch: MicroBatch) -> tuple[float, ...]:
         """Return the number of pairs and of the loss units of further terms, without fillers."""
-        chosen_tokens, _ = _build_target_mask(batch["labels"]).sum(dim=1).chunk(2)
-        pairs = float((chosen_tokens > 0).sum())
-        sft_units = (float(chosen_tokens.sum()),) if self._dpo.rpo_alpha else ()
+        chosen_counts = batch.target_counts[: len(batch.target_counts) // 2]
+        pairs = float(sum(count > 0 for count in chosen_counts))
+        sft_units = (float(sum(chosen_counts)),) if self._dpo.rpo_alpha else ()
         return (pairs, *sft_units, *count_router_units(self.inputs.plan.spec.training, batch))
 
-    def sum_losses(self, model: torch.nn.Module, batch: Features) -> tuple[torch.Tensor, ...]:
+    def sum_losses(self, model: torch.nn.Module, batch: MicroBatch) -> tuple[torch.Tensor, ...]:
         """Return the summed preference loss and, if the spec requests them, weighted SFT loss and router loss."""
         reference = self._get_reference_logps(batch)
         router_loss = RouterLossTerm(self.inputs.plan.spec.training, batch, is_training=model.training)
         policy = compute_sequence_logps(model, batch, receive_router_loss=router_loss.receiver)
-        chosen_tokens, rejected_tokens = _build_target_mask(batch["labels"]).sum(dim=1).chunk(2)
-        pairs = PairLogps(policy, reference, chosen_tokens, rejected_tokens)
-        is_pair = chosen_tokens > 0  # fillers have no target tokens
+        pairs = PairLogps(policy, reference, *_count_sequence_targets(batch).chunk(2))
+        is_pair = pairs.chosen_tokens > 0  # fillers have no target tokens
         self._accumulate_pair_metrics(pairs, is_pair)
-        preference_loss = LOSSES[self._dpo.loss_type](pairs, self._dpo)[is_pair].sum()
+        preference_loss = _sum_where(is_pair, LOSSES[self._dpo.loss_type](pairs, self._dpo))
         sft_losses = (-self._dpo.rpo_alpha * policy.chosen.sum(),) if self._dpo.rpo_alpha else ()
         return (preference_loss, *sft_losses, *router_loss.sums)
 
@@ -138,7 +137,7 @@ class DpoTrainer(GlobalMeanTrainer):
     def precompute_reference(self) -> None:
         """Compute the log-probabilities of the reference model for all rows, and release a separate model."""
 
-        def compute(batch: Features) -> torch.Tensor:
+        def compute(batch: MicroBatch) -> torch.Tensor:
             logps = self._get_reference_logps(self._prepare_inputs(batch))
             return torch.stack((logps.chosen, logps.rejected), dim=1)
 
@@ -146,10 +145,10 @@ class DpoTrainer(GlobalMeanTrainer):
         self._reference = None
         self.inputs = replace(self.inputs, reference_model=None)
 
-    def _get_reference_logps(self, batch: Features) -> SequenceLogps:
+    def _get_reference_logps(self, batch: MicroBatch) -> SequenceLogps:
         """Return the precomputed log-probabilities of a micro-batch, or compute them."""
-        if REFERENCE_LOGPS in batch:
-            return SequenceLogps(*batch[REFERENCE_LOGPS][:, 0].chunk(2))
+        if batch.reference_logps is not None:
+            return SequenceLogps(*batch.reference_logps.chunk(2))
         with torch.no_grad(), self._use_reference_model() as reference_model:
             return compute_sequence_logps(reference_model, batch)
 
@@ -179,17 +178,20 @@ class DpoTrainer(GlobalMeanTrainer):
         model.train(was_training)
 
     def _accumulate_pair_metrics(self, pairs: PairLogps, is_pair: torch.Tensor) -> None:
-        chosen_rewards = self._dpo.beta * pairs.chosen_logratios[is_pair]
-        rejected_rewards = self._dpo.beta * pairs.rejected_logratios[is_pair]
+        chosen_rewards = self._dpo.beta * pairs.chosen_logratios
+        rejected_rewards = self._dpo.beta * pairs.rejected_logratios
         self.accumulate_metrics(
             is_pair.sum(),
             {
-                "rewards/chosen": chosen_rewards.sum(),
-                "rewards/rejected": rejected_rewards.sum(),
-                "rewards/margins": (chosen_rewards - rejected_rewards).sum(),
-                "rewards/accuracies": (chosen_rewards > rejected_rewards).sum(),
-                "logps/chosen": pairs.policy.chosen[is_pair].sum(),
-                "logps/rejected": pairs.policy.rejected[is_pair].sum(),
+                name: _sum_where(is_pair, values)
+                for name, values in (
+                    ("rewards/chosen", chosen_rewards),
+                    ("rewards/rejected", rejected_rewards),
+                    ("rewards/margins", chosen_rewards - rejected_rewards),
+                    ("rewards/accuracies", chosen_rewards > rejected_rewards),
+                    ("logps/chosen", pairs.policy.chosen),
+                    ("logps/rejected", pairs.policy.rejected),
+                )
             },
         )
 
@@ -216,7 +218,7 @@ def _restore_requires_grad(parameters: Sequence[torch.nn.Parameter]) -> None:
 
 
 def compute_sequence_logps(
-    model: torch.nn.Module, batch: Features, *, receive_router_loss: RouterLossReceiver | None = None
+    model: torch.nn.Module, batch: MicroBatch, *, receive_router_loss: RouterLossReceiver | None = None
 ) -> SequenceLogps:
     """Return the sum of the log-probabilities of the target tokens of each sequence.
 
@@ -224,12 +226,19 @@ def compute_sequence_logps(
     Source: DPO, arXiv 2305.18290, equation 7.
     """
     losses = compute_target_losses(model, batch, receive_router_loss=receive_router_loss)
-    target_mask = _build_target_mask(batch["labels"])
-    sums = torch.zeros(len(target_mask), device=losses.device)
-    sums = sums.index_add(0, target_mask.nonzero()[:, 0], -losses)
+    sums = torch.zeros(len(batch.lengths), device=losses.device)
+    sums = sums.index_add(0, batch.targets.sequences, -losses)
     return SequenceLogps(*sums.chunk(2))
 
 
-def _build_target_mask(labels: torch.Tensor) -> torch.Tensor:
-    """Return the mask of target tokens, (batch, seq - 1), without the first token, which is not predicted."""
-    return labels[:, 1:] != IGNORE_INDEX
+def _count_sequence_targets(batch: MicroBatch) -> torch.Tensor:
+    """Return the number of target tokens of each sequence, (sequences,), without waiting for the GPU."""
+    sequences = batch.targets.sequences
+    return torch.zeros(len(batch.lengths), device=sequences.device).index_add(
+        0, sequences, torch.ones_like(sequences, dtype=torch.float32)
+    )
+
+
+def _sum_where(mask: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """Return the sum of the values where the mask is True; unlike an index, the mask needs no wait for the GPU."""
+    return torch.where(mask, values, 0).sum()

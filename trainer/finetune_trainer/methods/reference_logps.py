@@ -16,6 +16,7 @@ from finetune_trainer.atomic_files import translate_disk_errors
 from finetune_trainer.data.batch_sampler import BatchSampler, build_dataloader
 from finetune_trainer.data.epoch_order import RowOrder
 from finetune_trainer.data.load import SampleDataset
+from finetune_trainer.data.micro_batch import MicroBatch
 from finetune_trainer.data.token_dataset import FILLER, REFERENCE_LOGPS, Features, TokenDataset
 from finetune_trainer.distributed.collectives import run_on_rank_zero
 from finetune_trainer.training.trainer_inputs import TrainerInputs
@@ -23,7 +24,7 @@ from finetune_trainer.training.trainer_inputs import TrainerInputs
 _FOLDER, _FILE = "reference-logps", "logps.safetensors"
 _KEY = "settings and rows"
 
-ComputeLogps = Callable[[Features], torch.Tensor]  # returns the log-probabilities of a micro-batch, (pairs, 2)
+ComputeLogps = Callable[[MicroBatch], torch.Tensor]  # returns the log-probabilities of a micro-batch, (pairs, 2)
 
 
 class ReferenceLogps:

@@ -7,12 +7,10 @@ from typing import Any
 
 import torch
 
-from finetune_trainer.data.token_dataset import IGNORE_INDEX, Features
+from finetune_trainer.data.micro_batch import MicroBatch
 from finetune_trainer.model.parameter_size import get_full_numel, get_full_shape
 from finetune_trainer.model.text_part import is_inside
 from finetune_trainer.vision.freeze import PEFT_PREFIX
-
-_POSITIONS = "position_ids"  # only packed batches contain them; they restart at 0 in each row
 
 # Dense 16-bit TFLOP/s with float32 accumulation, from the vendors' data sheets. The first name that matches the device
 # name of torch applies, so "H100 PCIe" has to precede "H100".
@@ -129,20 +127,11 @@ class MicroBatchCounts:
     longest_sequence: int  # length of the longest sequence in tokens
 
     @classmethod
-    def from_batch(cls, batch: Features, *, sequences_per_sample: int) -> "MicroBatchCounts":
-        """Count the content of a collated batch with tensors of shape (batch, seq).
-
-        sequences_per_sample: 2 for preferences.
-        """
-        is_token = batch["attention_mask"].bool()
-        if _POSITIONS in batch:
-            positions = batch[_POSITIONS].where(is_token, -1)
-        else:
-            positions = torch.arange(is_token.shape[1], device=is_token.device).where(is_token, -1)
-        has_targets = (batch["labels"] != IGNORE_INDEX).any(dim=1, keepdim=True)  # False for fillers
+    def from_batch(cls, batch: MicroBatch, *, sequences_per_sample: int) -> "MicroBatchCounts":
+        """Count the content of a micro-batch. sequences_per_sample: 2 for preferences."""
         return cls(
-            samples=int(((positions == 0) & has_targets).sum()) // sequences_per_sample,
-            tokens=int(is_token.sum()),
-            attention_pairs=int((positions + 1).sum()),
-            longest_sequence=int(is_token.sum(dim=1).max()),
+            samples=sum(count > 0 for count in batch.target_counts) // sequences_per_sample,  # excludes fillers
+            tokens=sum(batch.lengths),
+            attention_pairs=sum(length * (length + 1) // 2 for length in batch.lengths),
+            longest_sequence=max(batch.lengths),
         )

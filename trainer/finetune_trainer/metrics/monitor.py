@@ -54,6 +54,7 @@ def build_monitor(
 
     unused_modules: modules that text does not reach (spec.model.textOnly).
     """
+    options = args.activation_checkpointing_kwargs  # None without activation checkpointing
     device, on_gpu = args.device, args.device.type == "cuda"
     dtype = torch.bfloat16 if args.bf16 else torch.float16 if args.fp16 else torch.float32
     meter = StepMeter(
@@ -62,7 +63,7 @@ def build_monitor(
         ),
         sequences_per_sample=1 if dpo is None else 2,
         device=device,
-        recomputes=bool(args.activation_checkpointing),
+        recomputed_share=1 / options["every_n_layers"] if options else 0.0,
     )
     peak = peak_flops(torch.cuda.get_device_name(device), dtype) if on_gpu else None
     return Monitor(meter, peak_flops=peak)

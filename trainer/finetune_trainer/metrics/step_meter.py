@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 
 from finetune_trainer.cluster_check.gpu_counters import NvmlGpu
+from finetune_trainer.data.micro_batch import MicroBatch
 from finetune_trainer.distributed.heartbeat_writer import measure_peak_memory
 from finetune_trainer.metrics.flops import FlopsEstimate, MicroBatchCounts
 
@@ -48,16 +49,16 @@ class StepMeter:
     """Measures training steps, excluding evaluation and checkpoints."""
 
     def __init__(
-        self, flops: FlopsEstimate, *, sequences_per_sample: int, device: torch.device, recomputes: bool
+        self, flops: FlopsEstimate, *, sequences_per_sample: int, device: torch.device, recomputed_share: float
     ) -> None:
         """Create a meter.
 
-        sequences_per_sample: 2 for preferences, otherwise 1. recomputes: whether the backward pass repeats the forward
-        pass, as activation checkpointing does.
+        sequences_per_sample: 2 for preferences, otherwise 1. recomputed_share: part of the forward pass that
+        activation checkpointing repeats in the backward pass.
         """
         on_gpu = device.type == "cuda"
         self._flops = flops
-        self._compute_multiple = flops.forward_multiple + recomputes
+        self._compute_multiple = flops.forward_multiple + recomputed_share
         self._gpu = NvmlGpu(device)
         self._sequences_per_sample = sequences_per_sample
         self._loss_stopwatch = _GpuStopwatch() if on_gpu else _Stopwatch()
@@ -82,7 +83,7 @@ class StepMeter:
         yield
         self._loss_stopwatch.stop()
 
-    def add_micro_batches(self, batches: Sequence[dict[str, torch.Tensor]]) -> None:
+    def add_micro_batches(self, batches: Sequence[MicroBatch]) -> None:
         """Count the samples, tokens and FLOPs of the micro-batches of a step."""
         counts = [
             MicroBatchCounts.from_batch(batch, sequences_per_sample=self._sequences_per_sample) for batch in batches

@@ -1,6 +1,6 @@
-"""Chooses the fastest installed attention implementation that computes the same output as torch's SDPA.
+"""Chooses the attention implementation: one that needs no padding, or else the fastest one that is installed.
 
-Models whose classes have no SDPA, such as Gemma 2 and gpt-oss, are trained with eager attention instead.
+Models whose classes have no SDPA, such as Gemma 2 and gpt-oss, are trained with eager attention.
 """
 
 import importlib.util
@@ -11,7 +11,9 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import AutoModel, PretrainedConfig
@@ -23,6 +25,9 @@ from finetune_trainer.atomic_files import write_json
 from finetune_trainer.distributed.devices import get_device_name
 from finetune_trainer.errors import InvalidSpec, first_line
 from finetune_trainer.model.truncated_config import truncate_layers
+from finetune_trainer.model.varlen_attention import VARLEN
+from finetune_trainer.model.varlen_support import find_varlen_obstacle
+from finetune_trainer.varlen_inputs import build_varlen_inputs
 from finetune_trainer.vision.towers import build_on_meta
 
 SDPA = "sdpa"  # included in torch and supported on every device
@@ -35,6 +40,7 @@ _FILE = "attention.json"
 _RELATIVE_TOLERANCE = 0.02  # 16-bit rounding error, relative to the largest output element
 _MAX_RELATIVE_TIME = 0.97  # a candidate must be 3 % faster than the baseline; smaller differences are noise
 _WARMUP_ROUNDS, _ROUNDS = 2, 5
+_REQUESTED = "set in spec.model.attnImplementation"
 _MISSING_SDPA = "scaled_dot_product_attention"  # part of the error message of transformers
 
 
@@ -68,33 +74,46 @@ class AttentionTrial:
 def select_attention(
     spec: TrainerSpec, trial: AttentionTrial, checkpoint_folder: Path, *, is_multimodal: bool
 ) -> AttentionChoice:
-    """Return the attention implementation in the spec, or the fastest one for `auto`.
+    """Return the attention implementation in the spec.
 
-    Called on rank 0 only. Raises: InvalidSpec.
+    `auto`: varlen, or the fastest installed one if the model does not support varlen. Called on rank 0 only.
+    Raises: InvalidSpec.
     """
     requested = spec.model.attn_implementation
-    has_sdpa = supports_sdpa(trial.config)
-    if requested != "auto":
+    if requested not in ("auto", VARLEN):
         check_backend_installed(requested)
-        check_backend_supported(requested, spec, trial.config, has_sdpa=has_sdpa)
-        return AttentionChoice(requested, "set in spec.model.attnImplementation")
+        check_backend_supported(requested, spec, trial.config, has_sdpa=supports_sdpa(trial.config))
+        return AttentionChoice(requested, _REQUESTED)
+    obstacle = find_varlen_obstacle(trial.config, text_only=spec.model.text_only) or _find_kernel_obstacle(trial)
+    if requested == VARLEN and obstacle:
+        raise _build_varlen_error(spec, obstacle)
+    if obstacle is None:
+        return AttentionChoice(VARLEN, "no padding" if requested == "auto" else _REQUESTED)
+    has_sdpa = supports_sdpa(trial.config)
     if not has_sdpa:
         trial = replace(trial, baseline=EAGER)
     if is_multimodal:
         choice = AttentionChoice(trial.baseline, "the default for vision-language models")
     else:
         choice = choose_fastest_backend(trial, find_installed_backends(), checkpoint_folder / _FILE)
-    return choice if has_sdpa else _explain_missing_sdpa(choice, trial.config)
+    choice = choice if has_sdpa else _explain_missing_sdpa(choice, trial.config)
+    return replace(choice, reason=f"{choice.reason}; {VARLEN} is not supported: {obstacle}")
 
 
 def choose_simulated_attention(spec: TrainerSpec, config: PretrainedConfig) -> str:
-    """Return the implementation that the memory forecast simulates: eager, or SDPA for all fused implementations.
+    """Return the implementation that the memory forecast simulates: eager, varlen, or SDPA for other fused ones.
 
-    Raises: InvalidSpec if the spec requests SDPA for a model without SDPA.
+    Raises: InvalidSpec if the model does not support the implementation that the spec requests.
     """
     requested = spec.model.attn_implementation
     if requested == EAGER:
         return EAGER
+    if requested in ("auto", VARLEN):
+        obstacle = find_varlen_obstacle(config, text_only=spec.model.text_only)
+        if obstacle is None:
+            return VARLEN
+        if requested == VARLEN:
+            raise _build_varlen_error(spec, obstacle)
     has_sdpa = supports_sdpa(config)
     check_backend_supported(requested, spec, config, has_sdpa=has_sdpa)
     return SDPA if has_sdpa else EAGER
@@ -120,6 +139,12 @@ def check_backend_supported(name: str, spec: TrainerSpec, config: PretrainedConf
             f'spec.model.attnImplementation: model "{spec.model.name}" of type {config.model_type} has no sdpa; set'
             f" {EAGER}, or auto"
         )
+
+
+def _build_varlen_error(spec: TrainerSpec, obstacle: str) -> InvalidSpec:
+    return InvalidSpec(
+        f'spec.model.attnImplementation: {VARLEN} does not work with model "{spec.model.name}": {obstacle}; set auto'
+    )
 
 
 def _explain_missing_sdpa(choice: AttentionChoice, config: PretrainedConfig) -> AttentionChoice:
@@ -222,6 +247,24 @@ def benchmark_backends(trial: AttentionTrial, candidates: Iterable[str]) -> Atte
     return AttentionChoice(fastest, f"ms per layer, forward and backward, {shape}: {', '.join(results)}")
 
 
+def _find_kernel_obstacle(trial: AttentionTrial) -> str | None:
+    """Return why varlen fails for one layer on this GPU, or that its output is wrong; None on a CPU."""
+    if not _runs_kernel(trial.device):
+        return None
+    with _restore_rng_and_memory(trial.device):
+        try:
+            layer = _build_layer(trial)
+            expected_output, _ = _time_layer(layer, trial.baseline, trial)
+        except Exception:  # not fatal, because the full model may still work
+            return None
+        outcome = _try_backend(layer, VARLEN, trial, expected_output)
+    return outcome if isinstance(outcome, str) else None
+
+
+def _runs_kernel(device: torch.device) -> bool:
+    return device.type == "cuda"
+
+
 def _try_backend(
     layer: torch.nn.Module, name: str, trial: AttentionTrial, expected_output: torch.Tensor
 ) -> float | str:
@@ -241,23 +284,36 @@ def _build_layer(trial: AttentionTrial) -> torch.nn.Module:
 
 
 def _time_layer(layer: torch.nn.Module, name: str, trial: AttentionTrial) -> tuple[torch.Tensor, float]:
-    """Return the output, (batch, seq, hidden), and the median time of a forward and backward pass in seconds."""
+    """Return the output, (tokens, hidden), and the median time of a forward and backward pass in seconds."""
     layer.set_attn_implementation(name)  # type: ignore[operator]
-    shape = (trial.row_count, trial.tokens_per_row)
-    ids = torch.arange(math.prod(shape), device=trial.device).view(shape)
-    ids = ids % trial.config.get_text_config().vocab_size
-    positions = torch.arange(trial.tokens_per_row, device=trial.device)
-    if trial.is_packed:
-        positions = positions % max(trial.tokens_per_row // 4, 1)  # simulate packs of four rows
-    inputs = {"input_ids": ids, "position_ids": positions.expand(trial.row_count, -1), "use_cache": False}
-    durations = []
+    inputs, durations = _build_inputs(trial, padding_free=name == VARLEN), []
     for _ in range(_WARMUP_ROUNDS + _ROUNDS):
         layer.zero_grad(set_to_none=True)
         started = _read_clock(trial.device)
         output: torch.Tensor = layer(**inputs).last_hidden_state
         output.float().sum().backward()  # type: ignore[no-untyped-call]
         durations.append(_read_clock(trial.device) - started)
-    return output.detach(), statistics.median(durations[_WARMUP_ROUNDS:])
+    return output.detach().flatten(0, 1), statistics.median(durations[_WARMUP_ROUNDS:])
+
+
+def _build_inputs(trial: AttentionTrial, *, padding_free: bool) -> dict[str, Any]:
+    """Return the inputs of the layer. padding_free: whether all sequences are in one row."""
+    shape = (trial.row_count, trial.tokens_per_row)
+    ids = torch.arange(math.prod(shape), device=trial.device).view(shape)
+    ids = ids % trial.config.get_text_config().vocab_size
+    rows_per_pack = 4 if trial.is_packed else 1
+    length = max(trial.tokens_per_row // rows_per_pack, 1)
+    positions = torch.arange(trial.tokens_per_row, device=trial.device) % length
+    inputs = {"input_ids": ids, "position_ids": positions.expand(trial.row_count, -1), "use_cache": False}
+    if not padding_free:
+        return inputs
+    starts = (inputs["position_ids"].flatten() == 0).nonzero()[:, 0].tolist()
+    lengths = [end - start for start, end in pairwise((*starts, ids.numel()))]
+    varlen_inputs = build_varlen_inputs(lengths)
+    return {
+        **{name: value.reshape(1, -1) if isinstance(value, torch.Tensor) else value for name, value in inputs.items()},
+        **{name: v.to(trial.device) if isinstance(v, torch.Tensor) else v for name, v in varlen_inputs.items()},
+    }
 
 
 def _is_outside_tolerance(output: torch.Tensor, expected_output: torch.Tensor) -> bool:

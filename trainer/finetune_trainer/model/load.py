@@ -36,6 +36,8 @@ from finetune_trainer.model.supported_types import (
     find_frozen_modules,
 )
 from finetune_trainer.model.text_part import build_module_pattern, freeze_modules
+from finetune_trainer.model.varlen_attention import VARLEN
+from finetune_trainer.model.varlen_support import select_text_attention
 from finetune_trainer.model.weight_loading import DEFAULT_LOADING, WeightLoading, load_on_rank_zero
 from finetune_trainer.vision.freeze import freeze_groups, resolve_frozen_groups
 from finetune_trainer.vision.processor import VisionProcessor, build_vision_processor
@@ -54,8 +56,13 @@ class ModelDescription:
     dtype: torch.dtype  # dtype of the published result; training may use float32
     vision: VisionProcessor | None = None  # None for text models, and for the text part of others
     frozen_modules: tuple[str, ...] = ()  # modules that text does not reach (spec.model.textOnly)
-    attention: str = SDPA  # value of attn_implementation in transformers
+    attention: str = SDPA  # name of the attention implementation
     revision: str | None = None  # branch, tag or commit on the Hub; in training the commit, None for a path
+
+    @property
+    def attention_option(self) -> str | dict[str, str]:
+        """Argument attn_implementation of transformers; varlen applies to the text part only."""
+        return select_text_attention(self.config, VARLEN) if self.attention == VARLEN else self.attention
 
     @property
     def max_length(self) -> int | None:
@@ -158,7 +165,7 @@ def load_weights(
         model: torch.nn.Module = load_on_rank_zero(
             lambda: _read_weights(model_description, dtype, loading.device, quantize=quantize),
             lambda: build_on_meta(
-                model_description.config, dtype=dtype, attn_implementation=model_description.attention
+                model_description.config, dtype=dtype, attn_implementation=model_description.attention_option
             ),
         )
         return model
@@ -184,7 +191,7 @@ def _read_weights(
             revision=model_description.revision,
             config=model_description.config,
             dtype=dtype,
-            attn_implementation=model_description.attention,
+            attn_implementation=model_description.attention_option,
             **options,
         ),
     )

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from peft import LoraConfig, PeftConfig, PeftModel, TaskType, get_peft_model
+from peft.tuners.tuners_utils import BaseTunerLayer
 from peft.utils.transformers_weight_conversion import convert_peft_config_for_transformers
 from transformers import set_seed
 
@@ -48,9 +49,11 @@ def add_adapters(
     _exclude_fused_parameters(config, model)
     set_seed(seed)
     try:
-        return get_peft_model(model, config, autocast_adapter_dtype=upcast_adapters)  # type: ignore[no-any-return]
+        adapted: torch.nn.Module = get_peft_model(model, config, autocast_adapter_dtype=upcast_adapters)
     except ValueError as error:
         raise InvalidSpec(f"spec.lora.targetModules: {error}") from error
+    set_input_casts(adapted, enabled=False)
+    return adapted
 
 
 def add_unloaded_adapters(model: torch.nn.Module, lora: Lora, *, exclude_modules: str | None = None) -> torch.nn.Module:
@@ -62,7 +65,9 @@ def add_unloaded_adapters(model: torch.nn.Module, lora: Lora, *, exclude_modules
         return add_adapters(model, lora, seed=0, exclude_modules=exclude_modules)
     config = _read_config(lora.adapter)
     config.inference_mode = False  # otherwise, the adapters are frozen
-    return get_peft_model(model, config)  # type: ignore[no-any-return]
+    adapted: torch.nn.Module = get_peft_model(model, config)
+    set_input_casts(adapted, enabled=False)
+    return adapted
 
 
 def _continue_adapter(model: torch.nn.Module, lora: Lora, adapter: str, *, upcast_adapters: bool) -> torch.nn.Module:
@@ -78,7 +83,19 @@ def _continue_adapter(model: torch.nn.Module, lora: Lora, adapter: str, *, upcas
             f'spec.lora.adapter: "{adapter}" does not fit the model ({first_line(error)}); its base model is'
             f" {config.base_model_name_or_path or 'another one'}"
         ) from error
+    set_input_casts(adapted, enabled=False)
     return adapted
+
+
+def set_input_casts(model: torch.nn.Module, *, enabled: bool) -> None:
+    """Set whether peft casts the input of each adapter to the dtype of the adapter.
+
+    If weights are in 16 bits and adapters in float32, training always uses autocast, which would cast the inputs back.
+    Without these casts, the results are the same, and the backward pass needs no float32 copy of the inputs.
+    """
+    for module in model.modules():
+        if isinstance(module, BaseTunerLayer):
+            module.cast_input_dtype_enabled = enabled
 
 
 def add_reference_adapter(model: Any, adapter: str, *, upcast_adapters: bool = True) -> None:

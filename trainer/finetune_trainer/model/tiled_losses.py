@@ -40,7 +40,7 @@ def compute_losses(model: Any, inputs: Mapping[str, Any], targets: Targets) -> t
         return _compute_cross_entropy(_apply(operations, compute_logits(hidden)), ids)
 
     def compute_all(hidden: torch.Tensor) -> torch.Tensor:
-        selected, tile_size = hidden.flatten(0, -2)[targets.positions], _count_tile_tokens(layer)
+        selected, tile_size = hidden.flatten(0, -2).index_select(0, targets.positions), _count_tile_tokens(layer)
         if len(selected) <= tile_size:
             losses = compute_tile(selected, targets.ids)
         else:
@@ -64,7 +64,7 @@ def compute_losses(model: Any, inputs: Mapping[str, Any], targets: Targets) -> t
 def compute_losses_at_once(model: Any, inputs: Mapping[str, Any], targets: Targets) -> tuple[torch.Tensor, Any]:
     """Return the same as `compute_losses`, computed from the logits of all tokens."""
     output = model(**inputs)
-    return _compute_cross_entropy(output.logits.flatten(0, 1)[targets.positions], targets.ids), output
+    return _compute_cross_entropy(output.logits.flatten(0, 1).index_select(0, targets.positions), targets.ids), output
 
 
 def _compute_cross_entropy(logits: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:

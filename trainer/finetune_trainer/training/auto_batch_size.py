@@ -73,7 +73,7 @@ def build_cache_key(spec: TrainerSpec, device: torch.device, *, world_size: int)
         "worldSize": world_size,
         "device": get_device_name(device),
         "parallelism": describe_parallelism(spec),
-        "gradientCheckpointing": spec.training.gradient_checkpointing,
+        "recomputationInterval": spec.training.recomputation_interval,
     }
 
 

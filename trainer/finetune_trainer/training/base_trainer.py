@@ -17,7 +17,7 @@ from finetune_supervisor import contract
 from finetune_trainer.checkpoint.random_state import random_state, restore_random_state
 from finetune_trainer.data.batch_sampler import BatchSampler, RankDataLoader, build_dataloader
 from finetune_trainer.data.load import SampleDataset
-from finetune_trainer.data.token_dataset import Features
+from finetune_trainer.data.micro_batch import MicroBatch
 from finetune_trainer.memory.oom_message import build_out_of_memory_error
 from finetune_trainer.metrics.monitor import build_monitor
 from finetune_trainer.model.param_groups import build_parameter_groups
@@ -29,7 +29,7 @@ from finetune_trainer.training.checkpoint_state import (
     save_checkpoint,
 )
 from finetune_trainer.training.early_stopping import EvaluationPolicy
-from finetune_trainer.training.evaluation import compute_evaluation_loss
+from finetune_trainer.training.evaluation import LossSums, compute_evaluation_loss
 from finetune_trainer.training.loss_averaging import MetricSums, compute_divisors
 from finetune_trainer.training.trainer_inputs import TrainerInputs
 
@@ -65,6 +65,9 @@ class GlobalMeanTrainer(Trainer):  # type: ignore[misc]
         assert inputs.ranks.world_size == 1 or uses_fsdp == bool(inputs.args.fsdp), "accelerate ignored args.fsdp"
         if uses_fsdp:
             reduce_gradients_in_float32(self.accelerator)
+        elif inputs.ranks.world_size == 1 and self.accelerator.distributed_type is DistributedType.MULTI_CPU:
+            # On a CPU, accelerate would wrap the model by DDP also for one rank.
+            self.accelerator.state.distributed_type = DistributedType.NO
         self.remove_callback(PrinterCallback)
         self.monitor = build_monitor(
             inputs.model, self.args, inputs.plan.spec.dpo, unused_modules=inputs.frozen_modules
@@ -87,11 +90,11 @@ class GlobalMeanTrainer(Trainer):  # type: ignore[misc]
         optimizer: torch.optim.Optimizer = super().create_optimizer(model)
         return optimizer
 
-    def count_loss_units(self, batch: Features) -> tuple[float, ...]:
+    def count_loss_units(self, batch: MicroBatch) -> tuple[float, ...]:
         """Return the number of loss units in a micro-batch, one value per loss term."""
         raise NotImplementedError
 
-    def sum_losses(self, model: torch.nn.Module, batch: Features) -> tuple[torch.Tensor, ...]:
+    def sum_losses(self, model: torch.nn.Module, batch: MicroBatch) -> tuple[torch.Tensor, ...]:
         """Return the summed loss of all units of a micro-batch, one scalar per loss term."""
         raise NotImplementedError
 
@@ -114,11 +117,13 @@ class GlobalMeanTrainer(Trainer):  # type: ignore[misc]
         """Return this rank's data loader; the sample order of accelerate's data loader depends on the batch split."""
         inputs, worker_count = self.inputs, self.args.dataloader_num_workers
         sampler = BatchSampler(inputs.data.order, inputs.plan.batch, rank=inputs.ranks.rank)
-        return build_dataloader(self.train_samples, sampler, inputs.collate, worker_count=worker_count)
+        return build_dataloader(
+            self.train_samples, sampler, inputs.collate, worker_count=worker_count, is_persistent=True
+        )
 
     def get_batch_samples(
-        self, epoch_iterator: Iterator[Features], num_batches: int, device: torch.device
-    ) -> tuple[list[Features], torch.Tensor]:
+        self, epoch_iterator: Iterator[MicroBatch], num_batches: int, _device: torch.device
+    ) -> tuple[list[MicroBatch], torch.Tensor]:
         """Return the micro-batches of one step and the divisor of each loss term, shape (terms,); set `stop_agreed`."""
         with self.monitor.meter.measure_data_wait():
             micro_batches = [next(epoch_iterator) for _ in range(num_batches)]
@@ -127,12 +132,11 @@ class GlobalMeanTrainer(Trainer):  # type: ignore[misc]
             [self.count_loss_units(micro_batch) for micro_batch in micro_batches],
             across_ranks=self.args.average_tokens_across_devices,
             stop_requested=self.inputs.is_stop_requested(),
-            device=device,
         )
         return micro_batches, divisors
 
     def training_step(
-        self, model: torch.nn.Module, inputs: Features, num_items_in_batch: torch.Tensor | None = None
+        self, model: torch.nn.Module, inputs: MicroBatch, num_items_in_batch: torch.Tensor | None = None
     ) -> torch.Tensor:
         """Run the forward and backward pass of a micro-batch. Raises CudaOutOfMemory, with the micro-batch size."""
         try:
@@ -144,7 +148,7 @@ class GlobalMeanTrainer(Trainer):  # type: ignore[misc]
     def compute_loss(
         self,
         model: torch.nn.Module,
-        inputs: Features,
+        inputs: MicroBatch,
         return_outputs: bool = False,
         num_items_in_batch: torch.Tensor | None = None,
     ) -> torch.Tensor:
@@ -152,7 +156,8 @@ class GlobalMeanTrainer(Trainer):  # type: ignore[misc]
         assert num_items_in_batch is not None
         assert not return_outputs  # only transformers' evaluation loop needs outputs; `evaluate` replaces it
         with self.monitor.meter.measure_loss():
-            contribution = (torch.stack(self.sum_losses(model, inputs)) / num_items_in_batch).sum()
+            losses, divisors = self.sum_losses(model, inputs), num_items_in_batch.tolist()
+            contribution = torch.stack([loss / divisor for loss, divisor in zip(losses, divisors, strict=True)]).sum()
         # Gradients are averaged over the ranks, but with a global divisor the contributions must be summed.
         return contribution * self.inputs.ranks.world_size if self.args.average_tokens_across_devices else contribution
 
@@ -188,16 +193,26 @@ class GlobalMeanTrainer(Trainer):  # type: ignore[misc]
         self.inputs.heartbeat.enter_phase(contract.TRAIN)
         return metrics
 
-    def _sum_micro_batch(self, batch: Features) -> torch.Tensor:
-        """Return the summed losses and the unit counts of a micro-batch, shape (2, terms)."""
-        units = torch.tensor(self.count_loss_units(batch), dtype=torch.float64, device=self.args.device)
+    def _sum_micro_batch(self, batch: MicroBatch) -> LossSums:
+        """Return the summed losses and the unit counts of a micro-batch."""
         losses = torch.stack(self.sum_losses(self.model, self._prepare_inputs(batch)))
-        return torch.stack((losses.double(), units))
+        return LossSums(losses.double(), self.count_loss_units(batch))
+
+    def _prepare_inputs(self, inputs: MicroBatch) -> MicroBatch:
+        """Move a micro-batch to the device.
+
+        With DeepSpeed, transformers would round all floats to 16 bits, also the weights of targets.
+        """
+        dtype = self.accelerator.state.deepspeed_plugin.hf_ds_config.dtype() if self.is_deepspeed_enabled else None
+        return inputs.to(self.args.device, pixel_dtype=dtype)
+
+    def floating_point_ops(self, _inputs: MicroBatch) -> int:
+        """Return 0: `monitor` counts FLOPs, and transformers would iterate over all parameters in each micro-batch."""
+        return 0
 
     def _save_checkpoint(self, _model: torch.nn.Module, _trial: object) -> None:
         """Save a checkpoint; the checkpoint of the best evaluation is never pruned."""
         self.inputs.heartbeat.enter_phase(contract.SAVE)
-        self.store_flos()
         policy = self.evaluation_policy
         best_step = policy.find_best_step(self.state.log_history) if policy else None
         self.inputs.heartbeat.record_checkpoint(save_checkpoint(self, self.inputs, retained_step=best_step))

@@ -11,9 +11,9 @@ _UNITS = "units"
 
 
 def compute_divisors(
-    unit_counts: Iterable[tuple[float, ...]], *, across_ranks: bool, stop_requested: bool, device: torch.device
+    unit_counts: Iterable[tuple[float, ...]], *, across_ranks: bool, stop_requested: bool
 ) -> tuple[torch.Tensor, bool]:
-    """Return the divisor of each loss term, shape (terms,), and whether any rank has a stop request (collective).
+    """Return the divisor of each loss term, (terms,) on the CPU, and whether any rank has a stop request (collective).
 
     unit_counts: one tuple per micro-batch of this rank, one value per loss term.
     across_ranks: whether to sum over all ranks.
@@ -21,7 +21,7 @@ def compute_divisors(
     """
     local_units = tuple(sum(term) for term in zip(*unit_counts, strict=True))
     *global_units, stop_requests = sum_over_ranks((*local_units, stop_requested))
-    units = torch.tensor(global_units if across_ranks else local_units, device=device)
+    units = torch.tensor(global_units if across_ranks else local_units, dtype=torch.float64)
     # Avoid a division by zero: the samples of a rank may all be fillers, which have no units.
     return torch.where(units > 0, units, 1.0), stop_requests > 0
 

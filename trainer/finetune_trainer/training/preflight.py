@@ -12,15 +12,17 @@ from finetune_trainer.data.epoch_order import Item
 from finetune_trainer.data.length_stats import format_rows, select_cheapest_item, select_costliest_items
 from finetune_trainer.data.packing import PackOrder
 from finetune_trainer.distributed.heartbeat_writer import measure_peak_memory
-from finetune_trainer.errors import ModelError
+from finetune_trainer.errors import InvalidSpec, ModelError
+from finetune_trainer.model.attention_backend import SDPA
+from finetune_trainer.model.varlen_attention import VARLEN
 from finetune_trainer.parallel.full_state import iterate_trained_parameters
 from finetune_trainer.training.base_trainer import GlobalMeanTrainer
-from finetune_trainer.training.packing_check import build_probe_packs, check_pack_isolation
+from finetune_trainer.training.isolation_check import build_probe, is_isolated
 from finetune_trainer.units import GIB
 
 
 class PreflightCallback(TrainerCallback):  # type: ignore[misc]
-    """Checks pack isolation, gradients and memory before training, with the wrapped model on every rank."""
+    """Checks the isolation of sequences, gradients and memory before training, with the wrapped model on every rank."""
 
     def __init__(self, trainer: GlobalMeanTrainer) -> None:
         self._trainer = trainer
@@ -28,18 +30,55 @@ class PreflightCallback(TrainerCallback):  # type: ignore[misc]
     def on_train_begin(
         self, _args: TrainingArguments, _state: TrainerState, _control: TrainerControl, **_: Any
     ) -> None:
-        trainer, spec = self._trainer, self._trainer.inputs.plan.spec
+        trainer = self._trainer
         with trainer.discard_side_effects():
-            if isinstance(trainer.inputs.data.order, PackOrder):
-                pack_count = min(trainer.inputs.plan.batch.micro_batch_size, 2)
-                vision = trainer.inputs.data.vision
-                use_mrope = vision is not None and vision.family.uses_mrope
-                packs = build_probe_packs(pack_count, trainer.args.device, use_mrope=use_mrope)
-                check_pack_isolation(trainer.model_wrapped, packs, name=spec.model.name)
+            check_isolation(trainer)
             if isinstance(trainer.model_wrapped, DistributedDataParallel):
                 warm_up_ddp(trainer, trainer.model_wrapped)
-            if spec.training.probe:
+            if trainer.inputs.plan.spec.training.probe:
                 probe_memory(trainer)
+
+
+def check_isolation(trainer: GlobalMeanTrainer) -> None:
+    """Check what the layout of the micro-batches relies on (collective).
+
+    Raises: InvalidSpec if sequences in one row influence each other, or if a model that gets no mask for padding
+    attends to later tokens.
+    """
+    inputs = trainer.inputs
+    layout, has_packs = inputs.layout, isinstance(inputs.data.order, PackOrder)
+    packed = has_packs or layout.padding_free
+    if not packed and layout.masks_padding:
+        return
+    vision = inputs.data.vision
+    probe = build_probe(
+        layout,
+        rows=min(inputs.plan.batch.micro_batch_size, 2),
+        packed=packed,
+        use_mrope=vision is not None and vision.family.uses_mrope,
+    )
+    name = f'model "{inputs.plan.spec.model.name}"'
+    try:
+        if is_isolated(trainer.model_wrapped, probe, trainer.args.device):
+            return
+    except TypeError as error:
+        raise InvalidSpec(
+            f"spec.dataset.packing: {name} does not accept position_ids ({error}); leave packing out"
+        ) from error
+    if layout.padding_free:
+        raise InvalidSpec(
+            f"spec.model.attnImplementation: with {VARLEN}, the sequences of a micro-batch of {name} influence each"
+            f" other; set {SDPA}"
+        )
+    if has_packs:
+        raise InvalidSpec(
+            f"spec.dataset.packing: {name} does not isolate the rows of a pack: one row changes the logits of another;"
+            " leave packing out"
+        )
+    raise InvalidSpec(
+        f"spec.model.name: {name} attends to later tokens, so it cannot be trained to predict the next token; choose"
+        " a causal language model"
+    )
 
 
 def run_forward_and_backward(trainer: GlobalMeanTrainer, model: torch.nn.Module, items: Sequence[Item]) -> None:

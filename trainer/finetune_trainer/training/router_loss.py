@@ -3,13 +3,13 @@
 import torch
 
 from finetune_api.v1alpha1.training import Training
-from finetune_trainer.data.token_dataset import IGNORE_INDEX, Features
+from finetune_trainer.data.micro_batch import MicroBatch
 from finetune_trainer.training.token_losses import RouterLossReceiver
 
 
-def count_router_units(training: Training, batch: Features) -> tuple[float, ...]:
+def count_router_units(training: Training, batch: MicroBatch) -> tuple[float, ...]:
     """Return the loss units of the router loss, which are tokens without padding and fillers; () without that loss."""
-    return () if training.router_aux_loss_coef is None else (float(_count_tokens(batch)),)
+    return () if training.router_aux_loss_coef is None else (float(batch.real_token_count),)
 
 
 class RouterLossTerm:
@@ -19,7 +19,7 @@ class RouterLossTerm:
     loss of a step is the mean over its micro-batches, weighted by their numbers of tokens.
     """
 
-    def __init__(self, training: Training, batch: Features, *, is_training: bool) -> None:
+    def __init__(self, training: Training, batch: MicroBatch, *, is_training: bool) -> None:
         self._coefficient = training.router_aux_loss_coef
         self._batch = batch
         self._is_training = is_training
@@ -36,14 +36,8 @@ class RouterLossTerm:
         if self._coefficient is None or self._loss is None:
             return ()
         # Evaluations compare models by their answers only.
-        weight = self._coefficient * _count_tokens(self._batch) if self._is_training else 0.0
+        weight = self._coefficient * self._batch.real_token_count if self._is_training else 0.0
         return (weight * self._loss,)
 
     def _receive(self, loss: torch.Tensor) -> None:
         self._loss = loss
-
-
-def _count_tokens(batch: Features) -> torch.Tensor:
-    """Return the number of tokens in rows with targets, without waiting for the GPU."""
-    has_targets = (batch["labels"] != IGNORE_INDEX).any(dim=1, keepdim=True)
-    return (batch["attention_mask"] * has_targets).sum()

@@ -1,18 +1,21 @@
 """Tests the assignment of samples to optimizer steps, ranks and micro-batches."""
 
+import os
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from torch.utils.data import Dataset
 
 from finetune_api.batch import Batch
-from finetune_trainer.data.batch_sampler import BatchSampler, compute_padding_share
-from finetune_trainer.data.collator import Collator
+from finetune_trainer.data.batch_sampler import BatchSampler, build_dataloader, compute_padding_share
+from finetune_trainer.data.collator import BatchLayout, Collator
 from finetune_trainer.data.epoch_order import Item, ItemOrder, RowOrder
 from finetune_trainer.data.packing import PackOrder
-from finetune_trainer.data.token_dataset import FILLER, IGNORE_INDEX, Features
+from finetune_trainer.data.token_dataset import FILLER, Features
 
 BATCHES = [Batch(8, 1, 2), Batch(4, 2, 2), Batch(1, 16, 1), Batch(16, 1, 1), Batch(1, 4, 4)]
 
@@ -171,35 +174,29 @@ def test_the_padding_share_matches_the_padding_in_the_micro_batches(
     assert compute_padding_share(order, batch) == pytest.approx(1 - sum(length_of.values()) / computed)
 
 
-def test_padding_is_masked_and_has_no_labels() -> None:
-    samples = [
-        ({"input_ids": torch.tensor([1, 2, 3]), "labels": torch.tensor([IGNORE_INDEX, 2, 3])},),
-        ({"input_ids": torch.tensor([4]), "labels": torch.tensor([IGNORE_INDEX])},),
-    ]
+class ProcessIds(Dataset[tuple[Features, ...]]):
+    """Rows whose token is the id of the process that loads them."""
 
-    batch = Collator(pad_id=9)(samples)
-
-    assert batch["input_ids"].tolist() == [[1, 2, 3], [4, 9, 9]]
-    assert batch["labels"].tolist() == [[IGNORE_INDEX, 2, 3], [IGNORE_INDEX, IGNORE_INDEX, IGNORE_INDEX]]
-    assert batch["attention_mask"].tolist() == [[1, 1, 1], [1, 0, 0]]
+    def __getitem__(self, _index: Item) -> tuple[Features, ...]:
+        ids = torch.tensor([os.getpid()])
+        return ({"input_ids": ids, "labels": ids},)
 
 
-def test_padding_tokens_of_a_pack_have_position_id_0() -> None:
-    def build_pack(positions: list[int]) -> tuple[Features]:
-        ids = torch.arange(len(positions))
-        return ({"input_ids": ids, "labels": ids, "position_ids": torch.tensor(positions)},)
+@pytest.mark.parametrize("is_persistent", [False, True])
+def test_persistent_processes_load_all_epochs(*, is_persistent: bool) -> None:
+    sampler = BatchSampler(RowOrder(np.array([1, 1]), seed=0), Batch(1, 2, 1), rank=0)
+    loader = build_dataloader(
+        ProcessIds(), sampler, Collator(0, BatchLayout()), worker_count=1, is_persistent=is_persistent
+    )
 
-    batch = Collator(pad_id=9)([build_pack([0, 1, 0, 1, 2]), build_pack([0, 1])])
+    epochs = [{int(batch.inputs["input_ids"]) for batch in loader} for _ in range(2)]
 
-    assert batch["position_ids"].tolist() == [[0, 1, 0, 1, 2], [0, 1, 0, 0, 0]]
-    assert batch["attention_mask"].sum() == 7
+    assert len(epochs[0]) == 1
+    assert os.getpid() not in epochs[0]
+    assert (epochs[0] == epochs[1]) == is_persistent
 
 
-def test_chosen_sequences_precede_rejected_sequences_in_a_batch() -> None:
-    def build_sequence(token: int) -> Features:
-        return {"input_ids": torch.tensor([token]), "labels": torch.tensor([token]), "weights": torch.tensor([0.5])}
+def test_the_padding_share_includes_the_padding_to_a_multiple() -> None:
+    order = RowOrder(np.array([60, 64, 65, 1]), seed=0)
 
-    batch = Collator(pad_id=9)([(build_sequence(1), build_sequence(2)), (build_sequence(3), build_sequence(4))])
-
-    assert batch["input_ids"].flatten().tolist() == [1, 3, 2, 4]
-    assert batch["weights"].shape == (4, 1)
+    assert compute_padding_share(order, Batch(2, 2, 1), 64) == pytest.approx(1 - 190 / (2 * 128 + 2 * 64))

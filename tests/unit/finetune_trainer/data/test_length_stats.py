@@ -20,7 +20,7 @@ from finetune_trainer.data.length_stats import (
 )
 from finetune_trainer.data.packing import PackOrder
 from finetune_trainer.data.row_filter import RowRules
-from finetune_trainer.data.token_cache import load_or_tokenize
+from finetune_trainer.data.token_cache import CacheRole, load_or_tokenize
 from finetune_trainer.data.token_dataset import FILLER, TokenDataset
 
 
@@ -29,7 +29,9 @@ def build_dataset(folder: Path, lengths: list[int], *, lines: list[int] | None =
         (Sample(f"rows.jsonl line {line}", [1] * length, [0.0] + [1.0] * (length - 1)),)
         for line, length in zip(lines or range(1, len(lengths) + 1), lengths, strict=True)
     ]
-    return load_or_tokenize(folder / "key", lambda: rows, rules=RowRules(), is_writer=True, send_heartbeat=lambda: None)
+    return load_or_tokenize(
+        folder / "key", lambda: rows, rules=RowRules(), role=CacheRole.WRITER, send_heartbeat=lambda: None
+    )
 
 
 def test_the_log_contains_a_histogram_and_the_longest_rows(tmp_path: Path) -> None:
@@ -62,7 +64,7 @@ def test_only_multimodal_rows_are_in_the_histogram_of_visual_tokens(tmp_path: Pa
         (Sample(f"rows.jsonl line {number}", ids, [1.0] * len(ids)),) for number, ids in enumerate(input_ids, start=1)
     ]
     data = load_or_tokenize(
-        tmp_path / "key", lambda: rows, rules=RowRules(), is_writer=True, send_heartbeat=lambda: None
+        tmp_path / "key", lambda: rows, rules=RowRules(), role=CacheRole.WRITER, send_heartbeat=lambda: None
     )
 
     assert list(describe_visual_tokens(data, (image, video))) == [
@@ -80,7 +82,7 @@ def test_only_multimodal_rows_are_in_the_histogram_of_visual_tokens(tmp_path: Pa
 def test_a_pair_has_the_larger_token_count_of_its_two_sequences(tmp_path: Path) -> None:
     pair = tuple(Sample("rows.jsonl line 1", [7] * count + [1], [1.0] * (count + 1)) for count in (2, 5))
     data = load_or_tokenize(
-        tmp_path / "key", lambda: [pair], rules=RowRules(), is_writer=True, send_heartbeat=lambda: None
+        tmp_path / "key", lambda: [pair], rules=RowRules(), role=CacheRole.WRITER, send_heartbeat=lambda: None
     )
 
     assert data.count_token_ids((7,)).tolist() == [5]

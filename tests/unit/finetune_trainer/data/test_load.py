@@ -13,6 +13,7 @@ from finetune_api.v1alpha1.dataset import Dataset
 from finetune_trainer.data.load import TokenizationConfig, TrainingData, check_same_rows, load_data
 from finetune_trainer.data.row_filter import RowRules
 from finetune_trainer.data.row_rendering import build_sft_renderer
+from finetune_trainer.data.token_cache import CacheRole
 from finetune_trainer.errors import ChatTemplateError, DatasetError, InvalidSpec, OutputError
 from finetune_trainer.startup_log import describe_data
 from testing.fakes.downloads import NO_DOWNLOADS
@@ -41,7 +42,7 @@ def load_files(
         rules=rules or RowRules(),
         seed=1,
         cache=folder / "cache",
-        is_writer=True,
+        role=CacheRole.WRITER,
         send_heartbeat=lambda: None,
         downloads=NO_DOWNLOADS,
         model_revision=model_revision,

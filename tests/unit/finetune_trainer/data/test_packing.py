@@ -18,14 +18,14 @@ from transformers import (
 
 from finetune_api.v1alpha1.training import Training
 from finetune_trainer.chat_template.samples import Sample
-from finetune_trainer.data.collator import Collator
+from finetune_trainer.data.collator import BatchLayout, Collator
+from finetune_trainer.data.micro_batch import MicroBatch
 from finetune_trainer.data.packing import PackedDataset
 from finetune_trainer.data.row_filter import RowRules
-from finetune_trainer.data.token_cache import load_or_tokenize
+from finetune_trainer.data.token_cache import CacheRole, load_or_tokenize
 from finetune_trainer.data.token_dataset import Features, TokenDataset
-from finetune_trainer.errors import InvalidSpec
 from finetune_trainer.methods.sft import SftTrainer
-from finetune_trainer.training.packing_check import build_probe_packs, check_pack_isolation
+from finetune_trainer.model.varlen_attention import VARLEN
 from finetune_trainer.training.token_losses import compute_logits
 from testing.models import tiny_text
 
@@ -77,12 +77,16 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> TokenDataset:
     ]
     folder: Path = tmp_path_factory.mktemp("tokens") / "key"
     return load_or_tokenize(
-        folder, lambda: [(sample,) for sample in samples], rules=RowRules(), is_writer=True, send_heartbeat=lambda: None
+        folder,
+        lambda: [(sample,) for sample in samples],
+        rules=RowRules(),
+        role=CacheRole.WRITER,
+        send_heartbeat=lambda: None,
     )
 
 
-def collate(*samples: tuple[Features, ...]) -> Features:
-    return Collator(pad_id=0)(samples)
+def collate(*samples: tuple[Features, ...], padding_free: bool = False) -> MicroBatch:
+    return Collator(0, BatchLayout(padding_free=padding_free))(samples)
 
 
 def build_trainer() -> SftTrainer:
@@ -97,23 +101,32 @@ def build_trainer() -> SftTrainer:
 @torch.no_grad()
 def test_packed_and_separate_rows_have_the_same_logits(rows: TokenDataset, build_model: type[PreTrainedModel]) -> None:
     model, packs = build_model(), PackedDataset(rows)
-
-    together = compute_logits(model, collate(packs[(0, 1, 3)], packs[(2,)]))
-
-    first, second = together
     separate = [compute_logits(model, collate(rows[index]))[0] for index in range(4)]
-    for row, packed in ((0, first[:9]), (1, first[9:13]), (3, first[13:15]), (2, second[:7])):
-        torch.testing.assert_close(packed, separate[row], rtol=1e-5, atol=1e-5)
-    assert (first[9:13] - compute_logits(model, collate(rows[1]))[0].roll(1, dims=0)).abs().max() > 0.01
+
+    first, second = compute_logits(model, collate(packs[(0, 1, 3)], packs[(2,)]))
+    model.set_attn_implementation(VARLEN)
+    row = compute_logits(model, collate(packs[(0, 1, 3)], packs[(2,)], padding_free=True))[0]
+
+    for logits, packed in (
+        (separate[0], (first[:9], row[:9])),
+        (separate[1], (first[9:13], row[9:13])),
+        (separate[3], (first[13:15], row[13:15])),
+        (separate[2], (second[:7], row[15:])),
+    ):
+        for actual in packed:
+            torch.testing.assert_close(actual, logits, rtol=1e-5, atol=1e-5)
+    assert (first[9:13] - separate[1].roll(1, dims=0)).abs().max() > 0.01
 
 
 @torch.no_grad()
 def test_packed_rows_with_an_attention_mask_attend_to_each_other(rows: TokenDataset) -> None:
-    """`compute_logits` omits the attention mask of packed rows for this reason."""
+    """The collator omits the attention mask of packed rows for this reason."""
     model = build_llama()
-    batch = collate(PackedDataset(rows)[(0, 1)])
+    inputs = collate(PackedDataset(rows)[(0, 1)]).inputs
+    assert "attention_mask" not in inputs
 
-    together = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"], use_cache=False).logits[0]
+    mask = torch.ones_like(inputs["input_ids"])
+    together = model(**inputs, attention_mask=mask, use_cache=False).logits[0]
 
     assert (together[9:] - compute_logits(model, collate(rows[1]))[0]).abs().max() > 0.1
 
@@ -123,40 +136,17 @@ def test_packed_rows_with_an_attention_mask_attend_to_each_other(rows: TokenData
 def test_packed_and_separate_rows_have_the_same_loss(rows: TokenDataset, build_model: type[PreTrainedModel]) -> None:
     trainer, model, packs = build_trainer(), build_model(), PackedDataset(rows)
     packed, separate = collate(packs[(1, 2)], packs[(0, 3)]), collate(*(rows[index] for index in range(4)))
+    padding_free = collate(packs[(1, 2)], packs[(0, 3)], padding_free=True)
 
-    assert trainer.count_loss_units(packed) == trainer.count_loss_units(separate) == (10.5,)
-    assert float(*trainer.sum_losses(model, packed)) == pytest.approx(
-        float(*trainer.sum_losses(model, separate)), rel=1e-5
-    )
+    assert {trainer.count_loss_units(batch) for batch in (packed, separate, padding_free)} == {(10.5,)}
+    expected, actual = (float(*trainer.sum_losses(model, batch)) for batch in (separate, packed))
+    assert actual == pytest.approx(expected, rel=1e-6)
+    model.set_attn_implementation(VARLEN)
+    assert float(*trainer.sum_losses(model, padding_free)) == pytest.approx(expected, rel=1e-6)
 
 
 def test_a_filler_pack_has_no_loss_units(rows: TokenDataset) -> None:
     batch = collate(PackedDataset(rows)[-1])
 
     assert build_trainer().count_loss_units(batch) == (0.0,)
-    assert batch["position_ids"].tolist() == [[0]]
-
-
-@pytest.mark.parametrize("build_model", [build_qwen, build_llama, build_mistral])
-def test_the_isolation_check_accepts_suitable_models_and_keeps_their_training_mode(
-    build_model: type[PreTrainedModel],
-) -> None:
-    model = build_model().train()
-
-    check_pack_isolation(model, build_probe_packs(2, torch.device("cpu"), use_mrope=False), name="tiny")
-
-    assert model.training
-
-
-def test_a_model_that_carries_state_across_rows_is_rejected() -> None:
-    with pytest.raises(InvalidSpec, match=r'spec\.dataset\.packing: model "tiny" does not isolate the rows'):
-        check_pack_isolation(
-            build_recurrent_model(), build_probe_packs(2, torch.device("cpu"), use_mrope=False), name="tiny"
-        )
-
-
-def test_a_model_without_position_ids_is_rejected() -> None:
-    with pytest.raises(InvalidSpec, match=r'spec\.dataset\.packing: model "tiny" does not accept position_ids'):
-        check_pack_isolation(
-            torch.nn.Linear(1, 1), build_probe_packs(2, torch.device("cpu"), use_mrope=False), name="tiny"
-        )
+    assert batch.inputs["position_ids"].tolist() == [[0]]

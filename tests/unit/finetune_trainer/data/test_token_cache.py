@@ -1,15 +1,20 @@
 """Tests that the token cache returns rows, stats, weights and origins unchanged."""
 
 import os
+import threading
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from finetune_trainer.chat_template.samples import Sample
+from finetune_trainer.data import token_cache
 from finetune_trainer.data.row_filter import RowRules
 from finetune_trainer.data.row_rendering import RenderedRow
-from finetune_trainer.data.token_cache import compute_cache_key, load_or_tokenize
+from finetune_trainer.data.token_cache import CacheRole, compute_cache_key, load_or_tokenize
 from finetune_trainer.data.token_dataset import IGNORE_INDEX, TokenDataset
 
 SAMPLES = [
@@ -19,12 +24,15 @@ SAMPLES = [
 ]
 
 
+WRITER_OPTIONS: dict[str, Any] = {"rules": RowRules(), "role": CacheRole.WRITER, "send_heartbeat": lambda: None}
+
+
 def load_tokens(
     folder: Path, rows: Sequence[RenderedRow] | None = None, *, max_length: int | None = None
 ) -> TokenDataset:
     rows = [(sample,) for sample in SAMPLES] if rows is None else rows
     return load_or_tokenize(
-        folder, lambda: rows, rules=RowRules(max_length), is_writer=True, send_heartbeat=lambda: None
+        folder, lambda: rows, rules=RowRules(max_length), role=CacheRole.WRITER, send_heartbeat=lambda: None
     )
 
 
@@ -81,14 +89,79 @@ def test_select_returns_a_dataset_of_the_selected_rows(tmp_path: Path) -> None:
 def test_cached_rows_are_not_rendered_again(tmp_path: Path) -> None:
     load_tokens(tmp_path / "key")
 
-    def fail_if_called() -> Iterator[RenderedRow]:
-        raise AssertionError
-
     data = load_or_tokenize(
-        tmp_path / "key", fail_if_called, rules=RowRules(), is_writer=True, send_heartbeat=lambda: None
+        tmp_path / "key", fail_if_called, rules=RowRules(), role=CacheRole.WRITER, send_heartbeat=lambda: None
     )
 
     assert len(data) == 2
+
+
+class SlowWriter:
+    """Writes the cache in a thread, one row at a time."""
+
+    def __init__(self, folder: Path) -> None:
+        self._row_written = threading.Semaphore(0)
+        self._thread = threading.Thread(target=load_or_tokenize, args=(folder, self._render), kwargs=WRITER_OPTIONS)
+        self._thread.start()
+
+    def _render(self) -> Iterator[RenderedRow]:
+        for number in range(4):
+            self._row_written.acquire()
+            yield (Sample(f"row {number}", [1] * 10_000, [0.0] + [1.0] * 9_999),)  # more than a file buffer
+
+    def write_rows(self, count: int) -> None:
+        self._row_written.release(count)
+
+    def join(self) -> None:
+        self._thread.join()
+
+
+def fail_if_called() -> Iterator[RenderedRow]:
+    raise AssertionError
+
+
+@pytest.mark.parametrize("role", [CacheRole.DEPUTY, CacheRole.READER])
+def test_other_processes_use_the_rows_of_the_writer(tmp_path: Path, role: CacheRole) -> None:
+    writer = SlowWriter(tmp_path / "key")
+    writer.write_rows(4)
+
+    data = load_or_tokenize(tmp_path / "key", fail_if_called, **{**WRITER_OPTIONS, "role": role})
+
+    writer.join()
+    assert len(data) == 4
+
+
+def test_a_deputy_writes_if_the_writer_makes_no_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The storage may not be shared, or the writer may have failed."""
+    monkeypatch.setattr(token_cache, "TAKEOVER_SECONDS", 0.3)
+    (tmp_path / ".key-gone-1").mkdir()
+    (tmp_path / ".key-gone-1" / "tokens.bin").write_bytes(b"1234")
+
+    data = load_or_tokenize(tmp_path / "key", lambda: [(SAMPLES[0],)], **{**WRITER_OPTIONS, "role": CacheRole.DEPUTY})
+
+    assert len(data) == 1
+
+
+def test_a_deputy_waits_as_long_as_the_writer_makes_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, heartbeats = [0.0], list[None]()
+    writer = SlowWriter(tmp_path / "key")
+
+    def sleep(seconds: float) -> None:
+        """Let 50 seconds pass on the clock of the deputy, while the writer writes a row."""
+        if clock[0] < 4 * 50:
+            writer.write_rows(1)
+        clock[0] += 50
+        time.sleep(0.2)
+
+    monkeypatch.setattr(token_cache, "time", SimpleNamespace(monotonic=lambda: clock[0], sleep=sleep))
+    options = {**WRITER_OPTIONS, "role": CacheRole.DEPUTY, "send_heartbeat": lambda: heartbeats.append(None)}
+
+    data = load_or_tokenize(tmp_path / "key", fail_if_called, **options)
+
+    writer.join()
+    assert len(data) == 4
+    assert len(heartbeats) >= 3
+    assert clock[0] > token_cache.TAKEOVER_SECONDS
 
 
 def test_a_failed_write_leaves_no_files_behind(tmp_path: Path) -> None:
@@ -98,7 +171,7 @@ def test_a_failed_write_leaves_no_files_behind(tmp_path: Path) -> None:
 
     with pytest.raises(ValueError):  # noqa: PT011
         load_or_tokenize(
-            tmp_path / "key", raise_after_one_row, rules=RowRules(), is_writer=True, send_heartbeat=lambda: None
+            tmp_path / "key", raise_after_one_row, rules=RowRules(), role=CacheRole.WRITER, send_heartbeat=lambda: None
         )
 
     assert list(tmp_path.iterdir()) == []

@@ -6,7 +6,7 @@ import pytest
 
 from finetune_trainer.chat_template.samples import Sample
 from finetune_trainer.data.row_filter import RowRules
-from finetune_trainer.data.token_cache import load_or_tokenize
+from finetune_trainer.data.token_cache import CacheRole, load_or_tokenize
 from finetune_trainer.data.token_dataset import TokenDataset
 from finetune_trainer.data.train_test_split import hold_out_rows
 from finetune_trainer.errors import DatasetError
@@ -14,7 +14,9 @@ from finetune_trainer.errors import DatasetError
 
 def build_dataset(folder: Path, lines: list[int]) -> TokenDataset:
     rows = [(Sample(f"rows line {line}", [line, line], [0.0, 1.0]),) for line in lines]
-    return load_or_tokenize(folder / "key", lambda: rows, rules=RowRules(), is_writer=True, send_heartbeat=lambda: None)
+    return load_or_tokenize(
+        folder / "key", lambda: rows, rules=RowRules(), role=CacheRole.WRITER, send_heartbeat=lambda: None
+    )
 
 
 def get_lines(data: TokenDataset) -> list[int]:

@@ -8,6 +8,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, Qwen2Config, Qwen3Config
 
+from finetune_api.v1alpha1.job import TrainerSpec
 from finetune_api.v1alpha1.lora import Lora
 from finetune_trainer.errors import ModelError
 from finetune_trainer.memory.breakdown import DdpStrategy, RankLayout, break_down_rank_memory
@@ -16,15 +17,20 @@ from finetune_trainer.memory.fake_step import (
     SimulatedStep,
     simulate_step,
 )
-from finetune_trainer.memory.fused_kernels import use_fused_dropout
+from finetune_trainer.memory.forecast import ForecastModel, choose_mask_use
+from finetune_trainer.memory.fused_kernels import MaskUse, use_fused_dropout
 from finetune_trainer.memory.model_shape import Architecture, measure_shape, measure_step_peak
 from finetune_trainer.model.attention_backend import EAGER, SDPA
 from finetune_trainer.model.lora import add_adapters
 from finetune_trainer.model.quantization import build_nf4_config, disable_cpu_repacking
+from finetune_trainer.model.varlen_attention import VARLEN
 from finetune_trainer.training.token_losses import compute_target_losses
+from testing.builders import jobs
 from testing.models import tiny_families, tiny_text
+from testing.models.micro_batches import build_micro_batch
 
 LORA = Lora(r=4, lora_dropout=0.1, target_modules=("all-linear",))
+PACKED = {"train": [{"name": "rows.jsonl"}], "packing": True, "maxLength": 64}
 SIZES = {"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 128}
 
 
@@ -36,7 +42,7 @@ def build_step(**fields: Any) -> SimulatedStep:
     defaults = {
         "batch": 1,
         "length": 48,
-        "gradient_checkpointing": False,
+        "recomputation_interval": None,
         "autocast": None,
     }
     return SimulatedStep(**{**defaults, **fields})
@@ -50,7 +56,7 @@ def test_forecast_of_model_states_is_exact(lora: Lora | None) -> None:
     optimizer = torch.optim.AdamW([parameter for parameter in model.parameters() if parameter.requires_grad])
     ids = torch.zeros(1, 16, dtype=torch.int64)
 
-    compute_target_losses(model, {"input_ids": ids, "labels": ids}).sum().backward()  # type: ignore[no-untyped-call]
+    compute_target_losses(model, build_micro_batch(*ids)).sum().backward()  # type: ignore[no-untyped-call]
     optimizer.step()
 
     states = [tensor for state in optimizer.state.values() for key, tensor in state.items() if key != "step"]
@@ -59,7 +65,7 @@ def test_forecast_of_model_states_is_exact(lora: Lora | None) -> None:
         "gradients": sum(p.grad.nbytes for p in model.parameters() if p.grad is not None),
         "optimizer states": sum(tensor.nbytes for tensor in states),
     }
-    footprint = DdpStrategy(on_gpu=True).compute_footprint(measure_shape(architecture), 1)
+    footprint = DdpStrategy().compute_footprint(measure_shape(architecture), 1)
     forecast = {part.name: part.size for part in footprint.resident_parts}
     assert forecast.pop("reference model") == 0
     assert forecast.pop("weights") + forecast.pop("adapters") == actual.pop("weights")
@@ -98,8 +104,8 @@ def test_loss_backward_pass_needs_twelve_bytes_per_logit() -> None:
     assert peak.logits == pytest.approx(12 * (length - 1) * vocab_size, rel=0.001)
 
 
-@pytest.mark.parametrize("gradient_checkpointing", [False, True], ids=["activations kept", "activations recomputed"])
-def test_forecast_of_4_bit_weights_matches_bitsandbytes(tmp_path: Path, gradient_checkpointing: bool) -> None:
+@pytest.mark.parametrize("interval", [None, 1, 2], ids=["activations kept", "recomputed", "recomputed in every second"])
+def test_forecast_of_4_bit_weights_matches_bitsandbytes(tmp_path: Path, interval: int | None) -> None:
     model_config = build_config(layers=4, hidden_size=128, intermediate_size=512)
     AutoModelForCausalLM.from_config(model_config).save_pretrained(tmp_path)
     quantized = AutoModelForCausalLM.from_pretrained(
@@ -108,7 +114,7 @@ def test_forecast_of_4_bit_weights_matches_bitsandbytes(tmp_path: Path, gradient
     disable_cpu_repacking(quantized)
     lora, micro_batch = (
         LORA.model_copy(update={"quantization": "nf4"}),
-        build_step(gradient_checkpointing=gradient_checkpointing),
+        build_step(recomputation_interval=interval),
     )
 
     architecture = Architecture(model_config, torch.float32, lora)
@@ -127,18 +133,31 @@ def count_frozen_bytes(parameter: torch.nn.Parameter) -> int:
     return 0 if parameter.requires_grad else parameter.nbytes + sum(constant.nbytes for constant in constants)
 
 
-@pytest.mark.parametrize("gradient_checkpointing", [False, True], ids=["activations kept", "activations recomputed"])
+@pytest.mark.parametrize("interval", [None, 1, 2, 3])
+@pytest.mark.parametrize("layers", [6, 9])
 @pytest.mark.parametrize("lora", [None, LORA], ids=["full", "lora"])
 def test_extrapolated_peak_equals_the_peak_of_the_full_model(
-    lora: Lora | None, gradient_checkpointing: bool, monkeypatch: pytest.MonkeyPatch
+    lora: Lora | None, layers: int, interval: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    micro_batch = build_step(gradient_checkpointing=gradient_checkpointing, autocast=torch.bfloat16)
-    architecture = Architecture(build_config(layers=6), torch.float32, lora)
+    micro_batch = build_step(recomputation_interval=interval, autocast=torch.bfloat16)
+    architecture = Architecture(build_config(layers=layers), torch.float32, lora)
     extrapolated = measure_step_peak(architecture, micro_batch)
 
     monkeypatch.setattr("finetune_trainer.memory.model_shape._has_equal_layers", lambda _: False)
 
     assert measure_step_peak(architecture, micro_batch) == extrapolated
+
+
+def test_the_more_layers_recompute_their_activations_the_less_memory_is_needed() -> None:
+    architecture = Architecture(build_config(layers=12), torch.float32, None)
+
+    peaks = [
+        measure_step_peak(architecture, build_step(length=256, recomputation_interval=interval)).activations
+        for interval in (1, 2, 3, 6, None)
+    ]
+
+    assert peaks == sorted(peaks)
+    assert len(set(peaks)) == len(peaks)
 
 
 def test_peak_of_unequal_layers_is_not_extrapolated() -> None:
@@ -164,8 +183,8 @@ def test_forecast_supports_other_architectures(config_class: type) -> None:
     architecture = Architecture(config_class(**fields, vocab_size=500), torch.float32, None)
 
     kept_peak, recomputed_peak = (
-        measure_step_peak(architecture, build_step(length=128, gradient_checkpointing=gradient_checkpointing))
-        for gradient_checkpointing in (False, True)
+        measure_step_peak(architecture, build_step(length=128, recomputation_interval=interval))
+        for interval in (None, 1)
     )
 
     assert 0 < recomputed_peak.activations < kept_peak.activations
@@ -218,9 +237,41 @@ def test_two_samples_need_an_attention_mask_in_every_layer() -> None:
 def test_pack_needs_an_attention_mask_in_every_layer() -> None:
     architecture = Architecture(build_config(layers=3), torch.float32, None)
 
-    one, pack = (measure_step_peak(architecture, build_step(length=1024, packed=packed)) for packed in (False, True))
+    one, pack = (
+        measure_step_peak(architecture, build_step(length=1024, mask_use=mask_use))
+        for mask_use in (MaskUse.PADDED_ROWS, MaskUse.PACKS)
+    )
 
     assert pack.activations - one.activations > 0.9 * 1024**2 * (1 + 3 * 4)
+
+
+def test_two_samples_without_masks_need_twice_the_memory_of_one() -> None:
+    architecture = Architecture(build_config(layers=3), torch.float32, None)
+
+    one, two = (
+        measure_step_peak(architecture, build_step(batch=batch, length=1024, mask_use=MaskUse.NEVER))
+        for batch in (1, 2)
+    )
+
+    assert two.activations == pytest.approx(2 * one.activations, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("fields", "attention", "mask_use"),
+    [
+        ({}, VARLEN, MaskUse.NEVER),
+        ({"dataset": PACKED}, VARLEN, MaskUse.NEVER),
+        ({}, SDPA, MaskUse.WINDOWS),
+        ({"training": {"routerAuxLossCoef": 0.1}}, SDPA, MaskUse.PADDED_ROWS),
+        ({"dataset": PACKED}, SDPA, MaskUse.PACKS),
+    ],
+)
+def test_the_layout_of_the_micro_batches_determines_the_mask(
+    fields: dict[str, Any], attention: str, mask_use: MaskUse
+) -> None:
+    spec = TrainerSpec.model_validate({**jobs.spec(), **fields})
+
+    assert choose_mask_use(spec, ForecastModel(build_config(), torch.float32, attention=attention)) is mask_use
 
 
 def test_dropout_saves_one_byte_per_element() -> None:

@@ -46,7 +46,7 @@ def test_step_allocates_the_forecast_bytes(
     model_description, vision = pretrained_models[recipe], get_vision(pretrained_models[recipe])
     sample = VisionSample(vision, FROZEN[training_scope], build_blank_sample(vision, LENGTH))
     architecture = Architecture(model_description.config, torch.float32, None, vision_sample=sample)
-    step = SimulatedStep(batch=2, length=LENGTH, gradient_checkpointing=False, autocast=None)
+    step = SimulatedStep(batch=2, length=LENGTH, recomputation_interval=None, autocast=None)
     model = AutoModelForImageTextToText.from_config(model_description.config)
     freeze_groups(model, vision, FROZEN[training_scope])
     for parameter in model.parameters():

@@ -8,6 +8,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM
 
 from finetune_api.v1alpha1.lora import Lora
+from finetune_trainer.data.collator import BatchLayout, Collator
+from finetune_trainer.data.micro_batch import MicroBatch
 from finetune_trainer.data.packing import POSITION_IDS
 from finetune_trainer.data.token_dataset import IGNORE_INDEX
 from finetune_trainer.metrics.flops import MicroBatchCounts, estimate_flops, peak_flops
@@ -90,10 +92,11 @@ def test_modules_that_text_does_not_reach_are_not_counted() -> None:
         assert full - without_layer == pytest.approx(2 * passes * layer, rel=0.05)
 
 
-def build_rows(*lengths: int, has_targets: bool = True) -> dict[str, torch.Tensor]:
+def build_rows(*lengths: int, has_targets: bool = True) -> MicroBatch:
     """Build a padded batch of rows with these lengths."""
-    mask = torch.tensor([[1] * length + [0] * (max(lengths) - length) for length in lengths])
-    return {"attention_mask": mask, "labels": torch.where(mask.bool() & has_targets, 1, IGNORE_INDEX)}
+    label = 1 if has_targets else IGNORE_INDEX
+    rows = [{"input_ids": torch.arange(length), "labels": torch.full((length,), label)} for length in lengths]
+    return Collator(0, BatchLayout())([(row,) for row in rows])
 
 
 def test_padding_is_not_counted() -> None:
@@ -103,7 +106,7 @@ def test_padding_is_not_counted() -> None:
 
 
 def test_two_sequences_of_a_preference_are_counted_as_one_sample() -> None:
-    assert MicroBatchCounts.from_batch(build_rows(3, 2, 1, 3), sequences_per_sample=2).samples == 2
+    assert MicroBatchCounts.from_batch(build_rows(3, 2, 2, 3), sequences_per_sample=2).samples == 2
 
 
 def test_filler_is_not_counted_as_a_sample() -> None:
@@ -111,10 +114,14 @@ def test_filler_is_not_counted_as_a_sample() -> None:
 
 
 def test_each_row_of_a_pack_is_counted_as_a_sample() -> None:
-    pack = {**build_rows(5, 4), POSITION_IDS: torch.tensor([[0, 1, 2, 0, 1], [0, 1, 2, 3, 0]])}
+    packs = [
+        ({"input_ids": ids, "labels": ids, POSITION_IDS: ids},)
+        for ids in (torch.tensor([0, 1, 2, 0, 1]), torch.tensor([0, 1, 2, 3]))
+    ]
 
-    counts = MicroBatchCounts.from_batch(pack, sequences_per_sample=1)
-    assert counts == MicroBatchCounts(samples=3, tokens=9, attention_pairs=6 + 3 + 10, longest_sequence=5)
+    for layout in (BatchLayout(), BatchLayout(padding_free=True)):
+        counts = MicroBatchCounts.from_batch(Collator(0, layout)(packs), sequences_per_sample=1)
+        assert counts == MicroBatchCounts(samples=3, tokens=9, attention_pairs=6 + 3 + 10, longest_sequence=4)
 
 
 @pytest.mark.parametrize(

@@ -6,17 +6,17 @@ import time
 import pytest
 import torch
 
-from finetune_trainer.data.token_dataset import IGNORE_INDEX
 from finetune_trainer.metrics.flops import FlopsEstimate
 from finetune_trainer.metrics.step_meter import StepMeter
+from testing.models.micro_batches import build_micro_batch
 
 CPU = torch.device("cpu")
 
 
 def test_meter_measures_the_steps_since_the_last_call_of_collect() -> None:
     flops = FlopsEstimate(per_token=10, per_attention_pair=1)
-    meter = StepMeter(flops, sequences_per_sample=1, device=CPU, recomputes=False)
-    batch = {"attention_mask": torch.tensor([[1, 1, 0]]), "labels": torch.tensor([[1, 1, IGNORE_INDEX]])}
+    meter = StepMeter(flops, sequences_per_sample=1, device=CPU, recomputed_share=0.0)
+    batch = build_micro_batch([1, 1])
 
     for step in (1, 2):
         with meter.measure_data_wait():
@@ -42,8 +42,10 @@ def test_meter_measures_the_steps_since_the_last_call_of_collect() -> None:
 
 def test_recomputed_forward_passes_count_as_computation() -> None:
     meters = [
-        StepMeter(FlopsEstimate(10, 1, forward_multiple=2.5), sequences_per_sample=1, device=CPU, recomputes=recomputes)
-        for recomputes in (False, True)
+        StepMeter(
+            FlopsEstimate(10, 1, forward_multiple=2.5), sequences_per_sample=1, device=CPU, recomputed_share=share
+        )
+        for share in (0.0, 1.0)
     ]
 
     intervals = []

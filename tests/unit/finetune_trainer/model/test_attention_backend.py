@@ -14,7 +14,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from finetune_api.v1alpha1.job import TrainerSpec
 from finetune_trainer.errors import InvalidSpec
-from finetune_trainer.model import attention_backend
+from finetune_trainer.model import attention_backend, varlen_attention
 from finetune_trainer.model.attention_backend import (
     EAGER,
     SDPA,
@@ -29,8 +29,9 @@ from finetune_trainer.model.attention_backend import (
     select_attention,
     supports_sdpa,
 )
+from finetune_trainer.model.varlen_attention import VARLEN
 from testing.builders import jobs
-from testing.models import tiny_families, tiny_vision
+from testing.models import attention_families, tiny_families, tiny_vision
 
 CONFIG = Qwen2Config(
     hidden_size=32,
@@ -152,6 +153,73 @@ def test_the_implementation_set_in_the_spec_is_chosen(tmp_path: Path) -> None:
     assert choice == AttentionChoice("eager", "set in spec.model.attnImplementation")
 
 
+@pytest.mark.parametrize("requested", ["auto", VARLEN])
+def test_attention_without_padding_is_chosen_if_the_model_supports_it(tmp_path: Path, requested: str) -> None:
+    job = parse_spec(model={"name": "m", "attnImplementation": requested})
+
+    for is_multimodal in (False, True):
+        assert select_attention(job, TRIAL, tmp_path, is_multimodal=is_multimodal).name == VARLEN
+    assert choose_simulated_attention(job, CONFIG) == VARLEN
+
+
+def test_attention_without_padding_is_rejected_for_a_model_that_does_not_support_it(tmp_path: Path) -> None:
+    job = parse_spec(model={"name": "m", "attnImplementation": VARLEN})
+    config = tiny_families.build_config("gemma2")
+    message = r'spec\.model\.attnImplementation: varlen does not work with model "m": .* support softcap; set auto'
+
+    with pytest.raises(InvalidSpec, match=message):
+        select_attention(job, replace(TRIAL, config=config), tmp_path, is_multimodal=False)
+    with pytest.raises(InvalidSpec, match=message):
+        choose_simulated_attention(job, config)
+
+
+def test_the_reason_names_the_obstacle_to_attention_without_padding(tmp_path: Path) -> None:
+    config = attention_families.build_linear_attention_config()
+
+    choice = select_attention(parse_spec(), replace(TRIAL, config=config), tmp_path, is_multimodal=False)
+
+    assert choice.name == SDPA
+    assert choice.reason == ("no other is installed; varlen is not supported: the model has layers of linear attention")
+
+
+@pytest.mark.parametrize(
+    ("is_packed", "tokens_per_row"), [(False, 16), (True, 16), (True, 3)], ids=["rows", "packs", "short packs"]
+)
+def test_one_layer_has_the_same_output_with_and_without_padding(is_packed: bool, tokens_per_row: int) -> None:
+    trial = replace(TRIAL, is_packed=is_packed, tokens_per_row=tokens_per_row)
+    layer = attention_backend._build_layer(trial)
+
+    expected, _ = attention_backend._time_layer(layer, SDPA, trial)
+    actual, _ = attention_backend._time_layer(layer, VARLEN, trial)
+
+    torch.testing.assert_close(actual, expected)
+
+
+@pytest.mark.parametrize(
+    ("forward", "obstacle"),
+    [
+        (varlen_attention.compute_varlen_attention, None),
+        (raise_kernel_error, "fails: no kernel image is available"),
+        (lambda _module, query, *_, **__: (torch.zeros_like(query.transpose(1, 2)), None), "wrong output"),
+    ],
+    ids=["correct", "failing", "wrong"],
+)
+def test_the_kernel_is_tried_on_a_gpu(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, forward: Callable[..., Any], obstacle: str | None
+) -> None:
+    monkeypatch.setattr(attention_backend, "_runs_kernel", lambda _: True)
+    monkeypatch.setattr(attention_backend, "find_varlen_obstacle", lambda *_, **__: None)
+    original = ALL_ATTENTION_FUNCTIONS[VARLEN]
+    AttentionInterface.register(VARLEN, forward)
+    try:
+        choice = select_attention(parse_spec(), TRIAL, tmp_path, is_multimodal=False)
+    finally:
+        AttentionInterface.register(VARLEN, original)
+
+    assert choice.name == (VARLEN if obstacle is None else SDPA)
+    assert obstacle is None or obstacle in choice.reason
+
+
 def test_an_implementation_that_is_not_installed_is_rejected(tmp_path: Path) -> None:
     job = parse_spec(model={"name": "m", "attnImplementation": "flash_attention_2"})
 
@@ -182,7 +250,7 @@ WITHOUT_SDPA = (*tiny_families.WITHOUT_SDPA, "gemma4")
 
 
 @pytest.mark.parametrize("is_multimodal", [False, True], ids=["text", "multimodal"])
-@pytest.mark.parametrize("model_type", WITHOUT_SDPA)
+@pytest.mark.parametrize("model_type", tiny_families.WITHOUT_SDPA)
 def test_auto_falls_back_to_eager_for_a_model_without_sdpa(
     tmp_path: Path, model_type: str, is_multimodal: bool
 ) -> None:
@@ -205,6 +273,12 @@ def test_sdpa_is_rejected_for_a_model_without_sdpa(tmp_path: Path, model_type: s
         select_attention(job, replace(TRIAL, config=config), tmp_path, is_multimodal=False)
     with pytest.raises(InvalidSpec, match=message):
         choose_simulated_attention(job, config)
+
+
+def test_the_text_part_needs_no_padding_although_the_audio_tower_has_no_sdpa(tmp_path: Path) -> None:
+    trial = replace(TRIAL, config=build_config_without_sdpa("gemma4"))
+
+    assert select_attention(parse_spec(), trial, tmp_path, is_multimodal=False).name == VARLEN
 
 
 def test_eager_that_the_user_sets_is_no_fallback(tmp_path: Path) -> None:
@@ -256,13 +330,14 @@ def test_candidates_are_compared_with_eager_for_a_model_without_sdpa() -> None:
 @pytest.mark.parametrize(
     ("implementation", "model_type", "simulated"),
     [
-        ("auto", "qwen3_moe", SDPA),
+        ("auto", "qwen3_moe", VARLEN),
+        ("sdpa", "qwen3_moe", SDPA),
         ("flash_attention_2", "qwen3_moe", SDPA),
         ("eager", "qwen3_moe", EAGER),
         ("auto", "gemma2", EAGER),
     ],
 )
-def test_the_forecast_simulates_eager_attention_if_it_is_used(
+def test_the_forecast_simulates_the_attention_that_is_used(
     implementation: str, model_type: str, simulated: str
 ) -> None:
     job = parse_spec(model={"name": "m", "attnImplementation": implementation})

@@ -17,7 +17,9 @@ from finetune_trainer.memory.forecast import forecast, read_model
 from finetune_trainer.model.attention_backend import choose_simulated_attention
 from finetune_trainer.model.load import describe_model, load_model
 from finetune_trainer.model.text_part import build_module_pattern, find_unreached_modules, is_inside
+from finetune_trainer.model.varlen_attention import VARLEN
 from finetune_trainer.training_plan import plan_training
+from finetune_trainer.varlen_inputs import build_varlen_inputs
 from testing.builders import jobs
 from testing.models import tiny_text, tiny_towers, tiny_vision
 from testing.models.vision_fixtures import LoadedVisionModel, describe_folder, write_rows
@@ -60,7 +62,9 @@ def load_trained_model(folder: Path, **fields: Any) -> Any:
 
 
 def compute_gradient_names(model: Any) -> set[str]:
-    model(input_ids=torch.arange(8)[None], use_cache=False).logits.sum().backward()
+    attention = model.config.get_text_config()._attn_implementation
+    lengths = build_varlen_inputs([8]) if attention == VARLEN else {}
+    model(input_ids=torch.arange(8)[None], use_cache=False, **lengths).logits.sum().backward()
     return {name for name, parameter in model.named_parameters() if parameter.grad is not None}
 
 

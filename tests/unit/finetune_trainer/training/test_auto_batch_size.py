@@ -27,7 +27,7 @@ from testing.builders.jobs import spec as build_spec
 SMALLEST = Batch(1, 8, 2)
 CPU = torch.device("cpu")
 GPU = torch.device("cuda", 0)
-CACHE_KEY = {"worldSize": 2, "device": "cpu", "parallelism": "ddp", "gradientCheckpointing": False}
+CACHE_KEY = {"worldSize": 2, "device": "cpu", "parallelism": "ddp", "recomputationInterval": None}
 
 
 def forecast_two_gib_per_sample(batch: Batch) -> MemoryBreakdown:
@@ -154,7 +154,7 @@ def test_cache_key_contains_settings_that_affect_memory_use() -> None:
     assert build_cache_key(checkpointing_spec, CPU, world_size=2) == {
         **CACHE_KEY,
         "parallelism": "fsdp2",
-        "gradientCheckpointing": True,
+        "recomputationInterval": 1,
     }
 
 

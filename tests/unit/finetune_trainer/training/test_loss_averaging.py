@@ -23,9 +23,7 @@ def process_group() -> Iterator[None]:
 def test_divisor_is_the_unit_count_of_a_step_or_one(*, stop_requested: bool) -> None:
     micro_batches = [(2.0, 0.0), (3.0, 0.0)]
 
-    divisors, stop_agreed = compute_divisors(
-        micro_batches, across_ranks=True, stop_requested=stop_requested, device=CPU
-    )
+    divisors, stop_agreed = compute_divisors(micro_batches, across_ranks=True, stop_requested=stop_requested)
 
     assert divisors.tolist() == [5.0, 1.0]
     assert stop_agreed is stop_requested

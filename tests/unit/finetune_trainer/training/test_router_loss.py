@@ -7,6 +7,7 @@ import torch
 
 from finetune_api.v1alpha1.job import TrainerSpec
 from finetune_api.v1alpha1.training import Training
+from finetune_trainer.data.collator import BatchLayout, Collator
 from finetune_trainer.data.token_dataset import IGNORE_INDEX
 from finetune_trainer.errors import InvalidSpec
 from finetune_trainer.model.supported_types import check_router_loss
@@ -16,11 +17,16 @@ from testing.builders import jobs
 from testing.models import tiny_families, tiny_towers
 
 WEIGHTED = Training(router_aux_loss_coef=0.5)
-BATCH = {
-    "input_ids": torch.tensor([[5, 6, 7, 0], [5, 6, 7, 8], [5, 6, 7, 8]]),
-    "attention_mask": torch.tensor([[1, 1, 1, 0], [1, 1, 1, 1], [1, 1, 1, 1]]),
-    "labels": torch.tensor([[IGNORE_INDEX, 6, 7, IGNORE_INDEX], [IGNORE_INDEX] * 4, [IGNORE_INDEX, 6, 7, 8]]),
-}
+BATCH = Collator(0, BatchLayout())(
+    [
+        ({"input_ids": torch.tensor(ids), "labels": torch.tensor(labels)},)
+        for ids, labels in (
+            ([5, 6, 7], [IGNORE_INDEX, 6, 7]),
+            ([5, 6, 7, 8], [IGNORE_INDEX] * 4),
+            ([5, 6, 7, 8], [IGNORE_INDEX, 6, 7, 8]),
+        )
+    ]
+)
 
 
 def parse_spec(**training: Any) -> TrainerSpec:
@@ -34,9 +40,7 @@ def test_the_units_are_tokens_without_padding_and_fillers() -> None:
 
 def test_the_term_is_the_weighted_loss_of_the_model_times_its_units() -> None:
     model = tiny_families.build_model("qwen3_moe")
-    expected = model(
-        input_ids=BATCH["input_ids"], attention_mask=BATCH["attention_mask"], output_router_logits=True
-    ).aux_loss
+    expected = model(**BATCH.inputs, output_router_logits=True).aux_loss
     term = RouterLossTerm(WEIGHTED, BATCH, is_training=True)
 
     losses = compute_target_losses(model, BATCH, receive_router_loss=term.receiver)

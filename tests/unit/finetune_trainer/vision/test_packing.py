@@ -6,12 +6,13 @@ import pytest
 import torch
 from transformers import AutoModelForImageTextToText
 
+from finetune_trainer.data.collator import BatchLayout
 from finetune_trainer.data.load import TrainingData
-from finetune_trainer.data.packing import MROPE_POSITION_IDS, POSITION_IDS
+from finetune_trainer.data.packing import MROPE_POSITION_IDS
 from finetune_trainer.data.row_filter import RowRules
 from finetune_trainer.data_sources.media import Modality
 from finetune_trainer.errors import InvalidSpec
-from finetune_trainer.training.packing_check import build_probe_packs, check_pack_isolation
+from finetune_trainer.training.isolation_check import build_probe, is_isolated
 from finetune_trainer.training.token_losses import compute_logits
 from finetune_trainer.vision.families import FAMILIES
 from testing.models import tiny_vision
@@ -60,6 +61,39 @@ def test_packed_and_separate_rows_have_the_same_logits(loaded_model: LoadedVisio
     torch.testing.assert_close(second[: len(expected)], expected, rtol=1e-4, atol=1e-4)
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("packing", [False, True])
+def test_rows_without_padding_have_the_same_logits(
+    loaded_model: LoadedVisionModel, tmp_path: Path, packing: bool
+) -> None:
+    separate = load_rows(loaded_model, tmp_path, packing=False).samples
+    samples = load_rows(loaded_model, tmp_path, packing=packing).samples
+    collate, model = loaded_model.create_collator(padding_free=True), loaded_model.model.eval()
+
+    batch = collate([samples[(2, 0, 1)], samples[(3,)]] if packing else [samples[row] for row in (2, 0, 1, 3)])
+    with loaded_model.use_varlen():
+        logits = compute_logits(model, batch)[0]
+
+    assert len(logits) == sum(batch.lengths)
+    for row, actual in zip((2, 0, 1, 3), torch.split(logits, list(batch.lengths)), strict=True):
+        expected = compute_logits(model, loaded_model.create_collator()([separate[row]]))[0]
+        torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_rows_without_padding_have_the_same_gradients(loaded_model: LoadedVisionModel, tmp_path: Path) -> None:
+    """One of the rows has no image, so that the collator appends a dummy image if images are required."""
+    rows = [load_rows(loaded_model, tmp_path, packing=False).samples[row] for row in range(4)]
+    model = loaded_model.model.train()
+    expected = compute_gradients(model, loaded_model.create_collator(Modality.IMAGE)(rows))
+
+    with loaded_model.use_varlen():
+        actual = compute_gradients(model, loaded_model.create_collator(Modality.IMAGE, padding_free=True)(rows))
+
+    assert actual.keys() == expected.keys()
+    for name, gradient in expected.items():
+        assert_close_up_to_rounding(actual[name], gradient)
+
+
 def test_packed_and_separate_rows_have_the_same_gradients(loaded_model: LoadedVisionModel, tmp_path: Path) -> None:
     separate, packed = (load_rows(loaded_model, tmp_path, packing=packing).samples for packing in (False, True))
     collate, model = loaded_model.create_collator(), loaded_model.model.train()
@@ -78,11 +112,12 @@ def test_a_dummy_image_in_a_pack_is_a_separate_row(loaded_model: LoadedVisionMod
         collate([packed[(0,)]])
         for collate in (loaded_model.create_collator(), loaded_model.create_collator(Modality.IMAGE))
     )
-    length = plain["input_ids"].shape[1]
+    length = sum(plain.lengths)
 
-    assert "pixel_values" not in plain
-    assert "pixel_values" in with_dummy
-    assert with_dummy[POSITION_IDS][0, length:].tolist() == list(range(with_dummy["input_ids"].shape[1] - length))
+    assert "pixel_values" not in plain.inputs
+    assert "pixel_values" in with_dummy.inputs
+    assert with_dummy.lengths[:-1] == plain.lengths
+    assert with_dummy.target_counts == (*plain.target_counts, 0)
     with torch.no_grad():
         expected, actual = (compute_logits(loaded_model.model.eval(), batch) for batch in (plain, with_dummy))
     torch.testing.assert_close(actual[:, :length], expected, rtol=1e-4, atol=1e-4)
@@ -92,9 +127,14 @@ def test_the_isolation_check_accepts_families_that_support_packing(loaded_model:
     vision = loaded_model.model_description.vision
     assert vision is not None
 
-    check_pack_isolation(
-        loaded_model.model, build_probe_packs(2, torch.device("cpu"), use_mrope=vision.family.uses_mrope), name="tiny"
+    padded, padding_free = (
+        build_probe(layout, rows=2, packed=True, use_mrope=vision.family.uses_mrope)
+        for layout in (BatchLayout(), BatchLayout(padding_free=True))
     )
+
+    assert is_isolated(loaded_model.model, padded, torch.device("cpu"))
+    with loaded_model.use_varlen():
+        assert is_isolated(loaded_model.model, padding_free, torch.device("cpu"))
 
 
 def test_mrope_position_ids_match_the_model(loaded_model: LoadedVisionModel, tmp_path: Path) -> None:
@@ -136,5 +176,5 @@ def test_the_isolation_check_detects_linear_attention(tmp_path: Path, model_type
     """The check also covers text training (textOnly), for which the family does not apply."""
     model = AutoModelForImageTextToText.from_pretrained(tiny_vision.build(tmp_path / "model", model_type))
 
-    with pytest.raises(InvalidSpec, match="does not isolate the rows of a pack"):
-        check_pack_isolation(model, build_probe_packs(2, torch.device("cpu"), use_mrope=True), name="tiny")
+    probe = build_probe(BatchLayout(), rows=2, packed=True, use_mrope=True)
+    assert not is_isolated(model, probe, torch.device("cpu"))

@@ -232,7 +232,7 @@ def test_video_tokens_match_the_number_of_video_embeddings(loaded_model: LoadedV
         assert compute_logits(loaded_model.model, collate([data.samples[index]])).isfinite().all()
     together = collate([data.samples[index] for index in range(5)])
     assert compute_logits(loaded_model.model, together).isfinite().all()
-    assert len(together["video_grid_thw"]) == 5
+    assert len(together.inputs["video_grid_thw"]) == 5
     assert data.modalities == {Modality.IMAGE, Modality.VIDEO}
 
 
@@ -280,8 +280,8 @@ def test_dummy_images_and_videos_do_not_change_gradients(loaded_model: LoadedVis
             collate([data.samples[index]])
             for collate in (loaded_model.create_collator(), loaded_model.create_collator(*Modality))
         )
-        assert missing not in plain
-        assert {"pixel_values", "pixel_values_videos"} <= with_dummies.keys()
+        assert missing not in plain.inputs
+        assert {"pixel_values", "pixel_values_videos"} <= with_dummies.inputs.keys()
         expected, actual = (
             compute_gradients(loaded_model.model, plain),
             compute_gradients(loaded_model.model, with_dummies),

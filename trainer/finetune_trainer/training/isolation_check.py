@@ -1,0 +1,68 @@
+"""Check that the model isolates sequences in one row from each other, and that its attention is causal."""
+
+from dataclasses import dataclass
+
+import torch
+
+from finetune_trainer.data.collator import BatchLayout, Collator
+from finetune_trainer.data.micro_batch import MicroBatch
+from finetune_trainer.data.packing import MROPE_POSITION_IDS, POSITION_IDS
+from finetune_trainer.data.token_dataset import Features
+from finetune_trainer.training.token_losses import compute_logits
+
+_MIN_TOLERANCE, _MAX_ROUNDING_STEPS = 1e-3, 4  # relative to the largest logit; real influence changes logits much more
+_LENGTH = 4  # tokens of each part of a row
+
+
+@dataclass(frozen=True)
+class IsolationProbe:
+    """Two micro-batches whose rows have equal parts, except for the second one."""
+
+    first: MicroBatch
+    second: MicroBatch
+    rows: int
+    parts: int  # per row
+
+
+def build_probe(layout: BatchLayout, *, rows: int, packed: bool, use_mrope: bool) -> IsolationProbe:
+    """Build the micro-batches of a check.
+
+    Use the layout of training and its micro-batch size, at most two, because some attention kernels detect the
+    boundaries of sequences from the position ids only at batch size 1. packed: whether the parts are sequences;
+    otherwise a row is one sequence. use_mrope: whether to add position ids for M-RoPE.
+    """
+    collate = Collator(0, layout)
+    starts = ((0, 4, 8), (0, 12, 8)) if packed else ((0, 4), (0, 12))  # first token id of each part
+    first, second = (collate([(_build_row(ids, packed=packed, use_mrope=use_mrope),)] * rows) for ids in starts)
+    return IsolationProbe(first, second, rows, len(starts[0]))
+
+
+def _build_row(starts: tuple[int, ...], *, packed: bool, use_mrope: bool) -> Features:
+    ids = torch.cat([torch.arange(start, start + _LENGTH) for start in starts])
+    row = {"input_ids": ids, "labels": ids}
+    if packed:
+        row[POSITION_IDS] = torch.arange(len(ids)) % _LENGTH
+        if use_mrope:
+            row[MROPE_POSITION_IDS] = row[POSITION_IDS].unsqueeze(1).expand(-1, 3)
+    return row
+
+
+@torch.no_grad()
+def is_isolated(model: torch.nn.Module, probe: IsolationProbe, device: torch.device) -> bool:
+    """Return whether the second part of a row leaves the logits of the other parts unchanged (collective)."""
+    was_training = model.training
+    model.eval()
+    logits, changed_logits = (
+        _select_unchanged_parts(compute_logits(model, batch.to(device)), probe) for batch in (probe.first, probe.second)
+    )
+    model.train(was_training)
+    tolerance = max(_MIN_TOLERANCE, _MAX_ROUNDING_STEPS * torch.finfo(logits.dtype).eps)
+    is_changed = (logits - changed_logits).abs().max() > tolerance * logits.abs().max()
+    return not bool(is_changed)  # also True if logits are NaN, which the loss reports
+
+
+def _select_unchanged_parts(logits: torch.Tensor, probe: IsolationProbe) -> torch.Tensor:
+    """Return the logits without padding and without the second part of each row, (rows, parts - 1, tokens, vocab)."""
+    by_row = logits.reshape(probe.rows, -1, logits.shape[-1])[:, : probe.parts * _LENGTH]
+    by_part = by_row.reshape(probe.rows, probe.parts, _LENGTH, -1)
+    return torch.cat((by_part[:, :1], by_part[:, 2:]), dim=1)

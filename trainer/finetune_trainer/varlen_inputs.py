@@ -1,0 +1,25 @@
+"""Arguments of the forward pass that describe several sequences of different lengths in one row."""
+
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Any
+
+import torch
+
+SEQUENCE_LENGTHS = "sequence_lengths"
+
+
+def build_varlen_inputs(lengths: Sequence[int]) -> dict[str, Any]:
+    """Return the arguments that models pass on to their attention function.
+
+    The names are those of transformers' FlashAttentionKwargs, except for the lengths themselves, which attention can
+    read without waiting for the GPU. lengths: number of tokens of each sequence.
+    """
+    boundaries, longest = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32), max(lengths)
+    return {
+        "cu_seq_lens_q": boundaries,
+        "cu_seq_lens_k": boundaries,
+        "max_length_q": longest,
+        "max_length_k": longest,
+        SEQUENCE_LENGTHS: tuple(lengths),
+    }
