@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from finetune_operator.plan.run_plan import GRACE_SECONDS
+from finetune_api.v1alpha1.job import GRACE_SECONDS
 from testing.simulator.history import JobScenario, Liveness, Scenario
 from testing.simulator.incidents.job_incidents import (
     OPERATOR_INCIDENTS,

@@ -46,6 +46,7 @@ from finetune_trainer.model.attention_backend import (
     build_attention_trial,
     describe_linear_attention,
     describe_slow_linear_attention,
+    disable_cudnn_attention,
     select_attention,
 )
 from finetune_trainer.model.download import choose_model_downloads, download_model
@@ -128,6 +129,7 @@ def run(spec: TrainerSpec, context: RankContext, heartbeat: HeartbeatWriter) -> 
         run_on_rank_zero(lambda: create_repository(push))
 
     # Choose attention backend and batch size, and build the trainer.
+    disable_cudnn_attention()
     attention = run_on_rank_zero(lambda: choose_attention(spec, model_description, data, output, device))
     print_on_rank_zero(context, [f"attention: {attention.name} ({attention.reason})"])
     print_on_rank_zero(context, describe_linear_attention(model_description.config))

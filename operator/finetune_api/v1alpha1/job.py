@@ -80,6 +80,7 @@ class Network(Model):
 
 
 HANG_SECONDS = 300  # default time limit of one step; one sixth of the default ddpTimeout
+GRACE_SECONDS, MAX_GRACE_SECONDS = 120, 86_400  # default and limit of terminationGracePeriodSeconds
 
 
 class RestartPolicy(Model):
@@ -198,6 +199,13 @@ class FineTuneJobSpec(ModelWithRules):
         ge=0,
         description="Seconds that running nodes wait for others that cannot start (capacity, quota, missing volume);"
         " then all pods are deleted and created again after restartPolicy.maxBackoffSeconds; 0: wait without limit.",
+    )
+    termination_grace_period_seconds: int = Field(
+        default=GRACE_SECONDS,
+        ge=30,
+        le=MAX_GRACE_SECONDS,
+        description="Seconds between SIGTERM and SIGKILL when pods are stopped, in which the ranks finish their step"
+        " and save a checkpoint.",
     )
     ttl_seconds_after_finished: int | None = Field(
         default=None,

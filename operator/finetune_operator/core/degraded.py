@@ -7,6 +7,7 @@ are otherwise: another release, or a repaired spec, continues with them.
 from collections.abc import Iterable
 from datetime import datetime, timedelta
 
+from finetune_api.v1alpha1.job import GRACE_SECONDS, MAX_GRACE_SECONDS
 from finetune_api.v1alpha1.reasons import Reason
 from finetune_api.v1alpha1.status import AttemptState, JobStatus, Phase
 from finetune_operator.core.actions import Action, DeleteJob, DeletePod, EmitEvent
@@ -14,7 +15,6 @@ from finetune_operator.core.conditions import ConditionBuilder, keep_transition_
 from finetune_operator.core.decision import Decision
 from finetune_operator.core.job_context import ABORT_GRACE_SECONDS
 from finetune_operator.observation.ownership import RawBody
-from finetune_operator.plan.run_plan import GRACE_SECONDS
 
 RETRY_INTERVAL = timedelta(seconds=60)
 MAX_PROBLEM_CHARACTERS = 500
@@ -46,7 +46,8 @@ def decide_degraded(
     deadline = _read_seconds(spec, "activeDeadlineSeconds")
     suspended = timedelta(seconds=status.suspended_seconds)
     if deadline is not None and status.start_time is not None and now >= status.start_time + deadline + suspended:
-        return _fail_at_deadline(status, pods, now, generation=metadata.get("generation", 0), limit=deadline)
+        actions = _delete_pods(pods, _read_grace_seconds(spec))
+        return _fail_at_deadline(status, actions, now, generation=metadata.get("generation", 0), limit=deadline)
     message = (
         f"the operator cannot reconcile this job: {problem[:MAX_PROBLEM_CHARACTERS]}; until it can, only suspend,"
         " activeDeadlineSeconds, ttlSecondsAfterFinished and deletion apply"
@@ -55,12 +56,12 @@ def decide_degraded(
     stalled = builder.build("Stalled", True, Reason.RECONCILE_FAILED, message)
     conditions = [c for c in status.conditions if c.type != stalled.type]
     update = {"conditions": keep_transition_times((*conditions, stalled), status.conditions)}
-    actions = _delete_pods(pods, GRACE_SECONDS) if spec.get("suspend") is True else ()
+    actions = _delete_pods(pods, _read_grace_seconds(spec)) if spec.get("suspend") is True else ()
     return Decision(status.model_copy(update=update), actions, requeue_after=RETRY_INTERVAL)
 
 
 def _fail_at_deadline(
-    status: JobStatus, pods: Iterable[RawBody], now: datetime, *, generation: int, limit: timedelta
+    status: JobStatus, actions: tuple[Action, ...], now: datetime, *, generation: int, limit: timedelta
 ) -> Decision:
     message = f"active for longer than activeDeadlineSeconds ({limit.total_seconds():.0f} s)"
     conditions = ConditionBuilder(generation, now).build_failed(Reason.DEADLINE_EXCEEDED, message)
@@ -73,7 +74,7 @@ def _fail_at_deadline(
         ended = {"state": AttemptState.FAILED, "end_time": now, "reason": Reason.DEADLINE_EXCEEDED, "message": message}
         update["attempts"] = (*status.attempts[:-1], status.attempts[-1].model_copy(update=ended))
     event = EmitEvent("Warning", Reason.DEADLINE_EXCEEDED, message, "end")
-    return Decision(status.model_copy(update=update), (*_delete_pods(pods, GRACE_SECONDS), event))
+    return Decision(status.model_copy(update=update), (*actions, event))
 
 
 def _delete_pods(pods: Iterable[RawBody], grace_seconds: int) -> tuple[Action, ...]:
@@ -83,6 +84,13 @@ def _delete_pods(pods: Iterable[RawBody], grace_seconds: int) -> tuple[Action, .
         if not pod["metadata"].get("deletionTimestamp")
         and (pod.get("status") or {}).get("phase") not in ("Succeeded", "Failed")
     )
+
+
+def _read_grace_seconds(spec: RawBody) -> int:
+    grace_period = _read_seconds(spec, "terminationGracePeriodSeconds")
+    if grace_period is None or not ABORT_GRACE_SECONDS <= grace_period.total_seconds() <= MAX_GRACE_SECONDS:
+        return GRACE_SECONDS
+    return int(grace_period.total_seconds())
 
 
 def _read_seconds(spec: RawBody, field: str) -> timedelta | None:

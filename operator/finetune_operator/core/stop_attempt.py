@@ -19,7 +19,7 @@ from finetune_operator.failures.restart_budget import plan_restart
 from finetune_operator.failures.rules import NODE_LOST_DISRUPTIONS, judge
 from finetune_operator.failures.summarise_evidence import restore_evidence
 from finetune_operator.failures.verdict import Verdict, with_verdict
-from finetune_operator.plan.run_plan import GRACE_SECONDS, RunPlan, plan_run
+from finetune_operator.plan.run_plan import RunPlan, plan_run
 
 REQUEUE_INTERVAL = timedelta(seconds=5)
 ROOT_CAUSE_GRACE = timedelta(seconds=3)  # time for the root cause to end on its own after a victim has failed
@@ -77,7 +77,7 @@ def continue_stopping(context: JobContext) -> Decision:
     # delete the pods, with enough time for a checkpoint if the ranks can write one (decisions/113)
     has_failed_node = any(evidence.outcome == Outcome.FAILED for evidence in record.evidence)
     can_save = record.reason in REASONS_WITH_CHECKPOINT and not has_failed_node
-    grace_seconds = GRACE_SECONDS if can_save else ABORT_GRACE_SECONDS
+    grace_seconds = context.job.spec.termination_grace_period_seconds if can_save else ABORT_GRACE_SECONDS
     # the kubelet of a lost Kubernetes node does nothing, so a long grace period would only delay the restart
     lost_nodes = [node for node in running_pods if node.evidence.disruption in NODE_LOST_DISRUPTIONS]
     reachable_nodes = [node for node in running_pods if node not in lost_nodes]

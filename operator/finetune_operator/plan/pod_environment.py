@@ -5,7 +5,7 @@ import math
 from finetune_api.v1alpha1.quantity import parse_quantity
 from finetune_operator import names
 from finetune_operator.plan.object_metadata import Manifest
-from finetune_operator.plan.run_plan import GRACE_SECONDS, NodePlan, RunPlan
+from finetune_operator.plan.run_plan import NodePlan, RunPlan
 
 _NVIDIA_GPU = "nvidia.com/gpu"
 TORCHRUN_MARGIN_SECONDS = 10  # torchrun has to stop its ranks before the kubelet sends SIGKILL
@@ -28,11 +28,12 @@ def build_environment(run_plan: RunPlan, node: NodePlan) -> dict[str, str]:
         "MASTER_ADDR": run_plan.master_addr,
         "MASTER_PORT": str(run_plan.spec.network.master_port),
     }
+    grace_seconds = run_plan.spec.termination_grace_period_seconds
     return {
         **torchrun,
         **{f"PET_{name}": value for name, value in torchrun.items()},
         "OMP_NUM_THREADS": str(compute_threads_per_rank(_read_cpus(run_plan), ranks=run_plan.nproc_per_node)),
-        "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(GRACE_SECONDS - TORCHRUN_MARGIN_SECONDS),
+        "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(grace_seconds - TORCHRUN_MARGIN_SECONDS),
         "HOME": names.TMP_DIR,
         "USER": names.USER,  # torch calls getuser() for its cache paths, which fails for a uid without a passwd entry
         "PYTHONUNBUFFERED": "1",
@@ -48,7 +49,7 @@ def build_environment(run_plan: RunPlan, node: NodePlan) -> dict[str, str]:
         names.ENV_RUN_DIR: names.RUN_DIR,
         names.ENV_TERMINATION_LOG: names.TERMINATION_LOG,
         names.ENV_STATUS_PORT: str(names.STATUS_PORT),
-        names.ENV_GRACE_SECONDS: str(GRACE_SECONDS),
+        names.ENV_GRACE_SECONDS: str(grace_seconds),
         names.ENV_HANG_SECONDS: str(run_plan.spec.hang_seconds),
         **_build_device_environment(run_plan),
         **_build_network_environment(run_plan),

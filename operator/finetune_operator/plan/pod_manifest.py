@@ -10,7 +10,7 @@ from finetune_operator import names
 from finetune_operator.plan.config_map import build_supervisor_start
 from finetune_operator.plan.object_metadata import Manifest, build_metadata
 from finetune_operator.plan.pod_environment import build_env_list
-from finetune_operator.plan.run_plan import GRACE_SECONDS, NodePlan, RunPlan
+from finetune_operator.plan.run_plan import NodePlan, RunPlan
 from finetune_supervisor.contract import to_camel
 
 LOST_NODE_SECONDS = 60  # time until pods on an unreachable Kubernetes node are evicted
@@ -52,7 +52,7 @@ def build_pod(run_plan: RunPlan, node: NodePlan) -> Manifest:
             "subdomain": run_plan.service_name,
             "automountServiceAccountToken": False,
             "enableServiceLinks": False,
-            "terminationGracePeriodSeconds": GRACE_SECONDS,
+            "terminationGracePeriodSeconds": run_plan.spec.termination_grace_period_seconds,
             "securityContext": RESTRICTED_POD if template.security_context is None else template.security_context,
             "tolerations": _build_tolerations(run_plan),
             "topologySpreadConstraints": [_build_topology_spread(run_plan)],

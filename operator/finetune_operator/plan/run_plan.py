@@ -11,7 +11,6 @@ from finetune_api.v1alpha1.job import FineTuneJob, FineTuneJobSpec
 from finetune_operator import names
 from finetune_operator.settings import Settings
 
-GRACE_SECONDS = 120  # time between SIGTERM and SIGKILL, in which ranks save a checkpoint
 # No program in a pod reads these fields. Without them, an edit of the job does not change the ConfigMap of an attempt.
 _OMITTED_FIELDS = {name for name, field in FineTuneJobSpec.model_fields.items() if field.alias in MUTABLE}
 

@@ -100,6 +100,14 @@ def select_attention(
     return replace(choice, reason=f"{choice.reason}; {VARLEN} is not supported: {obstacle}")
 
 
+def disable_cudnn_attention() -> None:
+    """Exclude cuDNN from the kernels among which SDPA chooses.
+
+    On recent GPUs, torch prefers it, but it builds a plan for each new shape, and micro-batches differ in length.
+    """
+    torch.backends.cuda.enable_cudnn_sdp(False)
+
+
 def choose_simulated_attention(spec: TrainerSpec, config: PretrainedConfig) -> str:
     """Return the implementation that the memory forecast simulates: eager, varlen, or SDPA for other fused ones.
 

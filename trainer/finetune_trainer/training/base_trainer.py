@@ -3,6 +3,7 @@
 Each training method is a subclass that adds its loss.
 """
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,6 +24,7 @@ from finetune_trainer.metrics.monitor import build_monitor
 from finetune_trainer.model.param_groups import build_parameter_groups
 from finetune_trainer.parallel.fsdp import enable_fsdp_on_cpu, protect_buffers, reduce_gradients_in_float32
 from finetune_trainer.training.checkpoint_state import (
+    describe_save,
     load_trainer_state,
     restore_checkpoint,
     restore_rank_random_state,
@@ -215,7 +217,12 @@ class GlobalMeanTrainer(Trainer):  # type: ignore[misc]
         self.inputs.heartbeat.enter_phase(contract.SAVE)
         policy = self.evaluation_policy
         best_step = policy.find_best_step(self.state.log_history) if policy else None
-        self.inputs.heartbeat.record_checkpoint(save_checkpoint(self, self.inputs, retained_step=best_step))
+        started_at = time.monotonic()
+        name = save_checkpoint(self, self.inputs, retained_step=best_step)
+        self.inputs.heartbeat.record_checkpoint(name)
+        if self.inputs.ranks.is_rank_zero:
+            grace_seconds = self.inputs.plan.spec.termination_grace_period_seconds
+            print(describe_save(name, time.monotonic() - started_at, grace_seconds=grace_seconds), flush=True)
         self.inputs.heartbeat.enter_phase(contract.TRAIN)
 
     def _prepare_for_training(

@@ -3,6 +3,7 @@
 The format does not depend on the sharding; transformers has a separate format for each kind of sharding.
 """
 
+import math
 from pathlib import Path
 
 import torch
@@ -19,6 +20,7 @@ from finetune_trainer.training.trainer_inputs import TrainerInputs
 
 _STATE_FILE = "trainer_state.json"
 _SCHEDULER_FILE = "scheduler.pt"
+_SAVES_IN_GRACE_PERIOD = 3  # multiple of the time of a save; shared storage may be slower when all jobs stop
 
 
 def save_checkpoint(trainer: Trainer, inputs: TrainerInputs, *, retained_step: int | None) -> str:
@@ -43,6 +45,20 @@ def save_checkpoint(trainer: Trainer, inputs: TrainerInputs, *, retained_step: i
 
     return run_on_rank_zero(
         lambda: inputs.checkpoints.save(step, world_size, write_checkpoint, retained_step=retained_step)
+    )
+
+
+def describe_save(name: str, seconds: float, *, grace_seconds: int) -> str:
+    """Return the log line about a saved checkpoint, with a warning if a stopped job may have too little time for one.
+
+    grace_seconds: terminationGracePeriodSeconds of the job.
+    """
+    line, needed_seconds = f"checkpoint: {name} saved in {seconds:.1f} s", math.ceil(_SAVES_IN_GRACE_PERIOD * seconds)
+    if needed_seconds <= grace_seconds:
+        return line
+    return (
+        f"{line}; warning: a job that is stopped has {grace_seconds} s for its current step and a checkpoint; set"
+        f" spec.terminationGracePeriodSeconds to at least {needed_seconds}"
     )
 
 

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
+from finetune_api.v1alpha1.job import GRACE_SECONDS
 from finetune_api.v1alpha1.status import AttemptRecord, AttemptState, JobStatus, Phase
 from finetune_operator.core.actions import DeleteJob, DeletePod
 from finetune_operator.core.decision import Decision
 from finetune_operator.core.degraded import MAX_PROBLEM_CHARACTERS, decide_degraded
-from finetune_operator.plan.run_plan import GRACE_SECONDS
 from testing.builders.jobs import NOW, finished_pod, job, running_pod, terminating_pod
 
 JOB = job()
@@ -48,6 +48,15 @@ def test_suspend_deletes_running_pods_with_their_grace_period() -> None:
     decision = decide_degraded(body, RUNNING, pods, NOW, problem="x")
 
     assert decision.actions == (DeletePod("bert-0-0", "pod-0-0", GRACE_SECONDS),)
+
+
+@pytest.mark.parametrize(
+    ("value", "seconds"), [(3600, 3600), (10**30, 120), (-1, 120), (0, 120), ("60", 120), (None, 120)]
+)
+def test_pods_keep_the_grace_period_of_the_spec_if_it_is_valid(value: object, seconds: int) -> None:
+    decision = decide(suspend=True, terminationGracePeriodSeconds=value)
+
+    assert [action.grace_seconds for action in decision.actions if isinstance(action, DeletePod)] == [seconds] * 2
 
 
 def test_the_active_deadline_fails_the_job() -> None:

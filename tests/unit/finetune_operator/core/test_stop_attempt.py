@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from finetune_api.termination import Outcome
+from finetune_api.v1alpha1.job import GRACE_SECONDS
 from finetune_api.v1alpha1.status import AttemptState, JobStatus, Phase
 from finetune_operator.core.actions import DeletePod
 from finetune_operator.core.job_context import ABORT_GRACE_SECONDS
-from finetune_operator.plan.run_plan import GRACE_SECONDS
 from testing.builders.jobs import (
     NOW,
     RawBody,
@@ -68,6 +68,15 @@ def test_the_grace_period_of_other_pods_depends_on_the_stop_reason(first_pod: An
     _, decision = decide_once(ftjob, build_observation(ftjob, *pods))
 
     assert [a.grace_seconds for a in decision.actions if isinstance(a, DeletePod)] == [grace_seconds]
+
+
+def test_the_grace_period_of_other_pods_is_that_of_the_spec() -> None:
+    ftjob = build_running_job(terminationGracePeriodSeconds=3600)
+    pods = (running_pod(ftjob, 0), terminating_pod(running_pod(ftjob, 1)))
+    ftjob, _ = decide_once(ftjob, build_observation(ftjob, *pods))
+    _, decision = decide_once(ftjob, build_observation(ftjob, *pods))
+
+    assert [a.grace_seconds for a in decision.actions if isinstance(a, DeletePod)] == [3600]
 
 
 def test_node_failure_during_a_drain_shortens_the_grace_period_of_other_pods() -> None:

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
+from finetune_api.v1alpha1.job import GRACE_SECONDS
 from finetune_operator.plan.pod_environment import build_environment
-from finetune_operator.plan.run_plan import GRACE_SECONDS
 from testing.builders.manifests import ALL_FIELDS, build_first_pod_manifest, build_run_plan, build_trainer_container
 
 
@@ -32,10 +32,17 @@ def test_pet_variables_equal_those_of_the_trainer() -> None:
         assert torchrun_variables["NODE_RANK"] == str(node.node_rank)
 
 
-def test_torchrun_stops_within_the_grace_period() -> None:
-    pod = build_first_pod_manifest()
-    assert pod["spec"]["terminationGracePeriodSeconds"] == GRACE_SECONDS
-    assert int(read_environment_variables()["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"]) < GRACE_SECONDS
+@pytest.mark.parametrize(
+    ("fields", "seconds"),
+    [({}, GRACE_SECONDS), ({"terminationGracePeriodSeconds": 3600}, 3600)],
+    ids=["default", "set"],
+)
+def test_supervisor_and_torchrun_stop_within_the_grace_period(fields: dict[str, Any], seconds: int) -> None:
+    variables = read_environment_variables(**fields)
+
+    assert build_first_pod_manifest(**fields)["spec"]["terminationGracePeriodSeconds"] == seconds
+    assert variables["FINETUNE_GRACE_SECONDS"] == str(seconds)
+    assert seconds - 60 < int(variables["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"]) < seconds
 
 
 def test_user_variable_overrides_the_default() -> None:

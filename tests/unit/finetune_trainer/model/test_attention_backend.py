@@ -26,6 +26,7 @@ from finetune_trainer.model.attention_backend import (
     choose_simulated_attention,
     describe_linear_attention,
     describe_slow_linear_attention,
+    disable_cudnn_attention,
     select_attention,
     supports_sdpa,
 )
@@ -218,6 +219,16 @@ def test_the_kernel_is_tried_on_a_gpu(
 
     assert choice.name == (VARLEN if obstacle is None else SDPA)
     assert obstacle is None or obstacle in choice.reason
+
+
+def test_sdpa_does_not_choose_cudnn() -> None:
+    before = torch.backends.cuda.cudnn_sdp_enabled()  # type: ignore[no-untyped-call]
+    try:
+        torch.backends.cuda.enable_cudnn_sdp(True)
+        disable_cudnn_attention()
+        assert not torch.backends.cuda.cudnn_sdp_enabled()  # type: ignore[no-untyped-call]
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(before)
 
 
 def test_an_implementation_that_is_not_installed_is_rejected(tmp_path: Path) -> None:
