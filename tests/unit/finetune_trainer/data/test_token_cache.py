@@ -143,20 +143,21 @@ def test_a_deputy_writes_if_the_writer_makes_no_progress(tmp_path: Path, monkeyp
 
 
 def test_a_deputy_waits_as_long_as_the_writer_makes_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, heartbeats = [0.0], list[None]()
-    writer = SlowWriter(tmp_path / "key")
+    folder, clock, heartbeats = tmp_path / "key", [0.0], list[None]()
+    writer = SlowWriter(folder)
 
-    def sleep(seconds: float) -> None:
-        """Let 50 seconds pass on the clock of the deputy, while the writer writes a row."""
-        if clock[0] < 4 * 50:
-            writer.write_rows(1)
+    def sleep(_seconds: float) -> None:
+        """Let 50 seconds pass on the clock of the deputy, in which the writer writes a row."""
         clock[0] += 50
-        time.sleep(0.2)
+        before, deadline = token_cache._measure_progress(folder), time.monotonic() + 30
+        writer.write_rows(1)
+        while token_cache._measure_progress(folder) == before and not folder.exists() and time.monotonic() < deadline:
+            time.sleep(0.01)
 
     monkeypatch.setattr(token_cache, "time", SimpleNamespace(monotonic=lambda: clock[0], sleep=sleep))
     options = {**WRITER_OPTIONS, "role": CacheRole.DEPUTY, "send_heartbeat": lambda: heartbeats.append(None)}
 
-    data = load_or_tokenize(tmp_path / "key", fail_if_called, **options)
+    data = load_or_tokenize(folder, fail_if_called, **options)
 
     writer.join()
     assert len(data) == 4
