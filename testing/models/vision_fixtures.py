@@ -10,7 +10,7 @@ import torch
 
 from finetune_api.v1alpha1.dataset import Dataset
 from finetune_api.v1alpha1.model_source import ModelSource
-from finetune_trainer.data.collator import BatchLayout, MultimodalCollator
+from finetune_trainer.data.collator import MultimodalCollator, SequenceLayout
 from finetune_trainer.data.load import TokenizationConfig, TrainingData, load_data
 from finetune_trainer.data.micro_batch import MicroBatch
 from finetune_trainer.data.row_filter import RowRules
@@ -65,7 +65,7 @@ class LoadedVisionModel:
         assert self.model_description.vision is not None
         return MultimodalCollator(
             get_pad_token_id(self.model_description.tokenizer),
-            BatchLayout(padding_free=padding_free),
+            SequenceLayout(padding_free=padding_free),
             self.model_description.vision,
             required_modalities=required_modalities,
         )

@@ -8,7 +8,7 @@ from transformers import AutoModelForImageTextToText
 
 from finetune_api.v1alpha1.dataset import Dataset
 from finetune_api.v1alpha1.model_source import ModelSource
-from finetune_trainer.data.collator import BatchLayout, MultimodalCollator
+from finetune_trainer.data.collator import MultimodalCollator, SequenceLayout
 from finetune_trainer.data.load import TokenizationConfig, load_data
 from finetune_trainer.data.row_filter import RowRules
 from finetune_trainer.data.row_rendering import build_sft_renderer
@@ -63,7 +63,7 @@ def compute_accuracy(result_folder: Path, rows: Path) -> float:
         vision=model_description.vision,
     )
     samples = load_data(Dataset.model_validate({"train": [{"name": str(rows)}]}), config)
-    batch = MultimodalCollator(0, BatchLayout(), model_description.vision, required_modalities=())(
+    batch = MultimodalCollator(0, SequenceLayout(), model_description.vision, required_modalities=())(
         [samples.samples[i] for i in range(len(samples.train))]
     )
     predictions = compute_logits(AutoModelForImageTextToText.from_pretrained(result_folder).eval(), batch).argmax(

@@ -11,7 +11,7 @@ from finetune_api.v1alpha1.job import TrainerSpec
 from finetune_trainer.cgroup import Cgroup
 from finetune_trainer.checkpoint.checkpoints import Checkpoints
 from finetune_trainer.checkpoint.output_folder import OutputFolder
-from finetune_trainer.data.collator import BatchLayout, Collate, Collator, MultimodalCollator
+from finetune_trainer.data.collator import Collate, Collator, MultimodalCollator, SequenceLayout
 from finetune_trainer.data.load import TrainingData
 from finetune_trainer.data_sources.media import Modality
 from finetune_trainer.distributed.collectives import run_on_rank_zero
@@ -131,7 +131,7 @@ def assemble_trainer(
     # Load the models only now: building the arguments enables ZeRO-3, which shards weights during loading.
     models = models or load_models(spec, model_description, choose_weight_loading(spec, setup.device_config.device))
     family = model_description.vision.family if model_description.vision else None
-    layout = choose_batch_layout(spec, model_description, setup.device_config.device)
+    layout = choose_sequence_layout(spec, model_description, setup.device_config.device)
     check_learning_rates(models.trained_model, family, plan.learning_rates)
     return build_trainer(
         TrainerInputs(
@@ -175,7 +175,9 @@ def build_trainer(inputs: TrainerInputs) -> GlobalMeanTrainer:
     return trainer
 
 
-def choose_batch_layout(spec: TrainerSpec, model_description: ModelDescription, device: torch.device) -> BatchLayout:
+def choose_sequence_layout(
+    spec: TrainerSpec, model_description: ModelDescription, device: torch.device
+) -> SequenceLayout:
     """Choose the layout of micro-batches that suits the attention implementation.
 
     Padding on the right needs no mask if attention is causal, and a mask excludes the fastest kernels. The auxiliary
@@ -183,16 +185,16 @@ def choose_batch_layout(spec: TrainerSpec, model_description: ModelDescription, 
     each new length, so the lengths are rounded up.
     """
     if model_description.attention == VARLEN:
-        return BatchLayout(padding_free=True)
+        return SequenceLayout(padding_free=True)
     is_causal = model_description.attention == SDPA and model_description.vision is None
-    return BatchLayout(
+    return SequenceLayout(
         pad_multiple=PAD_MULTIPLE if device.type == "cuda" else 1,
         masks_padding=not is_causal or spec.training.router_aux_loss_coef is not None,
     )
 
 
 def build_collator(
-    data: TrainingData, model_description: ModelDescription, model: torch.nn.Module, layout: BatchLayout
+    data: TrainingData, model_description: ModelDescription, model: torch.nn.Module, layout: SequenceLayout
 ) -> Collate:
     """Build the collator; for a vision-language model it adds dummy media to batches without media.
 

@@ -7,7 +7,7 @@ import torch
 from finetune_api.batch import Batch
 from finetune_api.v1alpha1.model_source import ModelSource
 from finetune_trainer.data.batch_sampler import compute_padding_share
-from finetune_trainer.data.collator import BatchLayout
+from finetune_trainer.data.collator import SequenceLayout
 from finetune_trainer.data.length_stats import describe_lengths, describe_visual_tokens
 from finetune_trainer.data.load import TrainingData
 from finetune_trainer.data.packing import PackOrder
@@ -77,7 +77,7 @@ def describe_data(data: TrainingData) -> Iterator[str]:
     yield from describe_dropped_rows("eval", data.eval.stats, data.rules)
 
 
-def describe_packing(data: TrainingData, batch: Batch, layout: BatchLayout) -> Iterator[str]:
+def describe_packing(data: TrainingData, batch: Batch, layout: SequenceLayout) -> Iterator[str]:
     """Yield log lines about pack utilization and the share of padding."""
     if isinstance(data.order, PackOrder):
         yield (

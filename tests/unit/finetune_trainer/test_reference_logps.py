@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from finetune_trainer.data.collator import BatchLayout, Collator
+from finetune_trainer.data.collator import Collator, SequenceLayout
 from finetune_trainer.data.token_dataset import FILLER, REFERENCE_LOGPS, Features
 from finetune_trainer.methods.reference_logps import ReferenceDataset, ReferenceLogps, _save, load_saved_logps
 
@@ -48,7 +48,7 @@ def test_each_sequence_of_a_batch_has_its_value() -> None:
     assert REFERENCE_LOGPS not in samples[0][0]
     logps.by_dataset = LOGPS
 
-    batch = Collator(0, BatchLayout())([samples[1], samples[0], samples[FILLER]])
+    batch = Collator(0, SequenceLayout())([samples[1], samples[0], samples[FILLER]])
 
     assert batch.reference_logps is not None
     assert batch.reference_logps.tolist() == [-3.0, -1.0, 0.0, -4.0, -2.0, 0.0]

@@ -26,7 +26,7 @@ _PIXEL_INPUTS = {Modality.IMAGE: "pixel_values", Modality.VIDEO: "pixel_values_v
 
 
 @dataclass(frozen=True)
-class BatchLayout:
+class SequenceLayout:
     """Arrangement of the sequences of a micro-batch in the input tensors."""
 
     padding_free: bool = False  # True: all sequences in one row; False: one padded row per sequence or pack
@@ -40,7 +40,7 @@ class Collator:
     In a batch of preference pairs, all chosen sequences precede all rejected ones.
     """
 
-    def __init__(self, pad_id: int, layout: BatchLayout, compute_mrope_ids: MropeFunction | None = None) -> None:
+    def __init__(self, pad_id: int, layout: SequenceLayout, compute_mrope_ids: MropeFunction | None = None) -> None:
         self._pad_id = pad_id
         self._layout = layout
         self._compute_mrope_ids = compute_mrope_ids
@@ -84,7 +84,7 @@ class MultimodalCollator:
     def __init__(
         self,
         pad_id: int,
-        layout: BatchLayout,
+        layout: SequenceLayout,
         vision: VisionProcessor,
         *,
         required_modalities: Collection[Modality],
@@ -137,7 +137,7 @@ def _build_row(sequences: Sequence[Features], compute_mrope_ids: MropeFunction |
     return {"input_ids": join("input_ids"), POSITION_IDS: positions}
 
 
-def _build_padded_rows(sequences: Sequence[Features], pad_id: int, layout: BatchLayout) -> dict[str, torch.Tensor]:
+def _build_padded_rows(sequences: Sequence[Features], pad_id: int, layout: SequenceLayout) -> dict[str, torch.Tensor]:
     """Return the sequences padded on the right to equal length; input ids: (sequences, longest sequence).
 
     Padding on the right is hidden by causal attention. Padding tokens in packs have position id 0, so that attention

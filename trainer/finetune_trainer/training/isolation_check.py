@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from finetune_trainer.data.collator import BatchLayout, Collator
+from finetune_trainer.data.collator import Collator, SequenceLayout
 from finetune_trainer.data.micro_batch import MicroBatch
 from finetune_trainer.data.packing import MROPE_POSITION_IDS, POSITION_IDS
 from finetune_trainer.data.token_dataset import Features
@@ -24,7 +24,7 @@ class IsolationProbe:
     parts: int  # per row
 
 
-def build_probe(layout: BatchLayout, *, rows: int, packed: bool, use_mrope: bool) -> IsolationProbe:
+def build_probe(layout: SequenceLayout, *, rows: int, packed: bool, use_mrope: bool) -> IsolationProbe:
     """Build the micro-batches of a check.
 
     Use the layout of training and its micro-batch size, at most two, because some attention kernels detect the

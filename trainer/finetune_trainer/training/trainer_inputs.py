@@ -7,7 +7,7 @@ import torch
 from transformers import PreTrainedTokenizerBase, TrainingArguments
 
 from finetune_trainer.checkpoint.checkpoints import Checkpoints
-from finetune_trainer.data.collator import BatchLayout, Collate
+from finetune_trainer.data.collator import Collate, SequenceLayout
 from finetune_trainer.data.load import TrainingData
 from finetune_trainer.distributed.heartbeat_writer import HeartbeatWriter
 from finetune_trainer.distributed.rank_context import Ranks
@@ -25,7 +25,7 @@ class TrainerInputs:
     tokenizer: PreTrainedTokenizerBase
     data: TrainingData
     collate: Collate
-    layout: BatchLayout  # of the micro-batches that `collate` returns
+    layout: SequenceLayout  # of the micro-batches that `collate` returns
     family: VisionFamily | None  # None for a text model
     frozen_modules: tuple[str, ...]  # modules that text does not reach (spec.model.textOnly)
     args: TrainingArguments

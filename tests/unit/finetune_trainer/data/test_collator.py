@@ -5,13 +5,13 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from finetune_trainer.data.collator import BatchLayout, Collator
+from finetune_trainer.data.collator import Collator, SequenceLayout
 from finetune_trainer.data.packing import MROPE_POSITION_IDS, POSITION_IDS
 from finetune_trainer.data.token_dataset import IGNORE_INDEX, REFERENCE_LOGPS, Features
 from testing.models.micro_batches import build_micro_batch
 
-PADDING_FREE = BatchLayout(padding_free=True)
-LAYOUTS = (BatchLayout(), BatchLayout(pad_multiple=8), BatchLayout(masks_padding=False), PADDING_FREE)
+PADDING_FREE = SequenceLayout(padding_free=True)
+LAYOUTS = (SequenceLayout(), SequenceLayout(pad_multiple=8), SequenceLayout(masks_padding=False), PADDING_FREE)
 
 
 def build_sequence(ids: Sequence[int], *, targets: Sequence[int] = (), **features: torch.Tensor) -> Features:
@@ -28,7 +28,7 @@ def build_pack(*lengths: int, targets: Sequence[int] = ()) -> Features:
 
 
 def test_padding_is_on_the_right_and_masked() -> None:
-    batch = Collator(9, BatchLayout())([(build_sequence([1, 2, 3]),), (build_sequence([4]),)])
+    batch = Collator(9, SequenceLayout())([(build_sequence([1, 2, 3]),), (build_sequence([4]),)])
 
     assert batch.inputs.keys() == {"input_ids", "attention_mask"}
     assert batch.inputs["input_ids"].tolist() == [[1, 2, 3], [4, 9, 9]]
@@ -36,14 +36,14 @@ def test_padding_is_on_the_right_and_masked() -> None:
 
 
 def test_padded_rows_may_have_no_mask() -> None:
-    batch = build_micro_batch([1, 2, 3], [4], layout=BatchLayout(masks_padding=False))
+    batch = build_micro_batch([1, 2, 3], [4], layout=SequenceLayout(masks_padding=False))
 
     assert batch.inputs.keys() == {"input_ids"}
 
 
 @pytest.mark.parametrize(("length", "padded_length"), [(1, 64), (64, 64), (65, 128)])
 def test_the_length_of_padded_rows_is_rounded_up(length: int, padded_length: int) -> None:
-    batch = build_micro_batch(range(length), [4], layout=BatchLayout(pad_multiple=64))
+    batch = build_micro_batch(range(length), [4], layout=SequenceLayout(pad_multiple=64))
 
     assert batch.inputs["input_ids"].shape == batch.inputs["attention_mask"].shape == (2, padded_length)
     assert batch.inputs["attention_mask"].sum(dim=1).tolist() == [length, 1]
@@ -61,7 +61,7 @@ def test_all_sequences_are_in_one_row_without_padding() -> None:
 
 
 def test_padding_tokens_of_a_pack_have_position_id_0() -> None:
-    batch = Collator(9, BatchLayout())([(build_pack(2, 3),), (build_pack(2),)])
+    batch = Collator(9, SequenceLayout())([(build_pack(2, 3),), (build_pack(2),)])
 
     assert batch.inputs.keys() == {"input_ids", "position_ids"}
     assert batch.inputs["position_ids"].tolist() == [[0, 1, 0, 1, 2], [0, 1, 0, 0, 0]]
@@ -76,7 +76,7 @@ def test_the_rows_of_packs_are_sequences_of_one_row_without_padding() -> None:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_targets_are_the_tokens_after_their_positions(layout: BatchLayout) -> None:
+def test_targets_are_the_tokens_after_their_positions(layout: SequenceLayout) -> None:
     rows = [
         (build_sequence([1, 2, 3], targets=[1, 2]),),
         (build_sequence([4]),),
@@ -96,7 +96,7 @@ def test_targets_are_the_tokens_after_their_positions(layout: BatchLayout) -> No
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_targets_of_packs_belong_to_their_rows(layout: BatchLayout) -> None:
+def test_targets_of_packs_belong_to_their_rows(layout: SequenceLayout) -> None:
     batch = Collator(0, layout)([(build_pack(2, 3, targets=[1, 3, 4]),), (build_pack(2, targets=[1]),)])
 
     assert batch.inputs["input_ids"].flatten()[batch.targets.positions].tolist() == [1, 3, 4, 1]
@@ -106,7 +106,7 @@ def test_targets_of_packs_belong_to_their_rows(layout: BatchLayout) -> None:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_filler_has_no_targets(layout: BatchLayout) -> None:
+def test_a_filler_has_no_targets(layout: SequenceLayout) -> None:
     batch = Collator(0, layout)([(build_sequence([0]),)])
 
     assert batch.target_counts == (0,)
@@ -114,7 +114,7 @@ def test_a_filler_has_no_targets(layout: BatchLayout) -> None:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_chosen_sequences_precede_rejected_sequences(layout: BatchLayout) -> None:
+def test_chosen_sequences_precede_rejected_sequences(layout: SequenceLayout) -> None:
     def build_completion(token: int) -> Features:
         features = {"weights": torch.tensor([0.0, token / 10]), REFERENCE_LOGPS: torch.tensor([-float(token)])}
         return build_sequence([0, token], targets=[1], **features)
@@ -131,8 +131,8 @@ def test_chosen_sequences_precede_rejected_sequences(layout: BatchLayout) -> Non
     assert batch.reference_logps.tolist() == [-1.0, -3.0, -2.0, -4.0]
 
 
-@pytest.mark.parametrize("layout", [BatchLayout(), PADDING_FREE])
-def test_positions_for_mrope_follow_the_text_positions(layout: BatchLayout) -> None:
+@pytest.mark.parametrize("layout", [SequenceLayout(), PADDING_FREE])
+def test_positions_for_mrope_follow_the_text_positions(layout: SequenceLayout) -> None:
     mrope_ids = torch.arange(6).view(2, 3)
     pack = {**build_pack(2), MROPE_POSITION_IDS: mrope_ids}
 

@@ -18,7 +18,7 @@ from transformers import (
 
 from finetune_api.v1alpha1.training import Training
 from finetune_trainer.chat_template.samples import Sample
-from finetune_trainer.data.collator import BatchLayout, Collator
+from finetune_trainer.data.collator import Collator, SequenceLayout
 from finetune_trainer.data.micro_batch import MicroBatch
 from finetune_trainer.data.packing import PackedDataset
 from finetune_trainer.data.row_filter import RowRules
@@ -86,7 +86,7 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> TokenDataset:
 
 
 def collate(*samples: tuple[Features, ...], padding_free: bool = False) -> MicroBatch:
-    return Collator(0, BatchLayout(padding_free=padding_free))(samples)
+    return Collator(0, SequenceLayout(padding_free=padding_free))(samples)
 
 
 def build_trainer() -> SftTrainer:

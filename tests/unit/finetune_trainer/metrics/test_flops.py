@@ -8,7 +8,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM
 
 from finetune_api.v1alpha1.lora import Lora
-from finetune_trainer.data.collator import BatchLayout, Collator
+from finetune_trainer.data.collator import Collator, SequenceLayout
 from finetune_trainer.data.micro_batch import MicroBatch
 from finetune_trainer.data.packing import POSITION_IDS
 from finetune_trainer.data.token_dataset import IGNORE_INDEX
@@ -96,7 +96,7 @@ def build_rows(*lengths: int, has_targets: bool = True) -> MicroBatch:
     """Build a padded batch of rows with these lengths."""
     label = 1 if has_targets else IGNORE_INDEX
     rows = [{"input_ids": torch.arange(length), "labels": torch.full((length,), label)} for length in lengths]
-    return Collator(0, BatchLayout())([(row,) for row in rows])
+    return Collator(0, SequenceLayout())([(row,) for row in rows])
 
 
 def test_padding_is_not_counted() -> None:
@@ -119,7 +119,7 @@ def test_each_row_of_a_pack_is_counted_as_a_sample() -> None:
         for ids in (torch.tensor([0, 1, 2, 0, 1]), torch.tensor([0, 1, 2, 3]))
     ]
 
-    for layout in (BatchLayout(), BatchLayout(padding_free=True)):
+    for layout in (SequenceLayout(), SequenceLayout(padding_free=True)):
         counts = MicroBatchCounts.from_batch(Collator(0, layout)(packs), sequences_per_sample=1)
         assert counts == MicroBatchCounts(samples=3, tokens=9, attention_pairs=6 + 3 + 10, longest_sequence=4)
 

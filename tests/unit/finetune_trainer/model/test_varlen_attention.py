@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from finetune_trainer.data.collator import BatchLayout
+from finetune_trainer.data.collator import SequenceLayout
 from finetune_trainer.data.micro_batch import MicroBatch
 from finetune_trainer.model import varlen_attention
 from finetune_trainer.model.attention_backend import SDPA
@@ -143,7 +143,7 @@ def test_attention_in_both_directions_of_a_module_is_rejected() -> None:
         compute_varlen_attention(module, *build_inputs(), None, **build_varlen_inputs(LENGTHS))
 
 
-def build_batch(layout: BatchLayout) -> MicroBatch:
+def build_batch(layout: SequenceLayout) -> MicroBatch:
     generator = torch.Generator().manual_seed(0)
     rows = (torch.randint(attention_families.VOCABULARY, (length,), generator=generator) for length in (9, 4, 7, 1))
     return build_micro_batch(*rows, layout=layout)
@@ -153,7 +153,7 @@ def build_batch(layout: BatchLayout) -> MicroBatch:
 @pytest.mark.parametrize("family", attention_families.CONFIGS)
 def test_losses_and_gradients_of_a_model_equal_those_of_padded_rows(family: str, checkpointing: bool) -> None:
     results = []
-    for attention, layout in ((SDPA, BatchLayout()), (VARLEN, BatchLayout(padding_free=True))):
+    for attention, layout in ((SDPA, SequenceLayout()), (VARLEN, SequenceLayout(padding_free=True))):
         model = attention_families.build_model(attention_families.CONFIGS[family](), attn_implementation=attention)
         if checkpointing:
             model.gradient_checkpointing_enable({"use_reentrant": False})

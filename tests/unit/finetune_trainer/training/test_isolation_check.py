@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from finetune_trainer.data.collator import BatchLayout
+from finetune_trainer.data.collator import SequenceLayout
 from finetune_trainer.data.epoch_order import RowOrder
 from finetune_trainer.data.packing import PackOrder
 from finetune_trainer.errors import InvalidSpec
@@ -17,15 +17,15 @@ from finetune_trainer.training.preflight import check_isolation
 from testing.models import attention_families
 
 CPU = torch.device("cpu")
-PADDING_FREE = BatchLayout(padding_free=True)
-UNMASKED = BatchLayout(masks_padding=False, pad_multiple=64)
+PADDING_FREE = SequenceLayout(padding_free=True)
+UNMASKED = SequenceLayout(masks_padding=False, pad_multiple=64)
 
 
 def build_model(family: str = "llama", **options: Any) -> Any:
     return attention_families.build_model(attention_families.CONFIGS[family](), **options)
 
 
-def build_trainer(model: Any, layout: BatchLayout, *, packing: bool, micro_batch_size: int = 4) -> Any:
+def build_trainer(model: Any, layout: SequenceLayout, *, packing: bool, micro_batch_size: int = 4) -> Any:
     """Return what the check reads of a trainer."""
     lengths = np.array([4, 4])
     inputs = SimpleNamespace(
@@ -47,7 +47,7 @@ def test_suitable_models_pass_every_check_and_keep_their_training_mode(family: s
     padded, padding_free = build_model(family).train(), build_model(family, attn_implementation=VARLEN)
 
     for model, layout, packed in (
-        (padded, BatchLayout(), True),
+        (padded, SequenceLayout(), True),
         (padded, UNMASKED, False),
         (padding_free, PADDING_FREE, True),
     ):
@@ -73,7 +73,7 @@ def test_a_model_that_carries_state_across_rows_is_rejected_for_packs() -> None:
     model = attention_families.build_model(attention_families.build_linear_attention_config())
 
     with pytest.raises(InvalidSpec, match=r'spec\.dataset\.packing: model "tiny" does not isolate the rows'):
-        check_isolation(build_trainer(model, BatchLayout(), packing=True))
+        check_isolation(build_trainer(model, SequenceLayout(), packing=True))
 
 
 def test_a_model_that_carries_state_across_rows_needs_no_mask_for_padding() -> None:
@@ -89,12 +89,12 @@ def test_a_model_that_attends_to_later_tokens_is_rejected_if_padding_has_no_mask
 
     with pytest.raises(InvalidSpec, match=r'spec\.model\.name: model "tiny" attends to later tokens'):
         check_isolation(build_trainer(model, UNMASKED, packing=False))
-    check_isolation(build_trainer(model, BatchLayout(), packing=False))
+    check_isolation(build_trainer(model, SequenceLayout(), packing=False))
 
 
 def test_a_model_without_position_ids_is_rejected() -> None:
     with pytest.raises(InvalidSpec, match=r'spec\.dataset\.packing: model "tiny" does not accept position_ids'):
-        check_isolation(build_trainer(torch.nn.Linear(1, 1), BatchLayout(), packing=True))
+        check_isolation(build_trainer(torch.nn.Linear(1, 1), SequenceLayout(), packing=True))
 
 
 def test_logits_that_are_not_finite_are_left_to_the_check_of_the_loss() -> None:
@@ -117,6 +117,6 @@ def test_rounding_to_16_bits_is_tolerated() -> None:
             logits = torch.ones(*input_ids.shape, 8, dtype=torch.bfloat16)
             return SimpleNamespace(logits=logits + self.calls * self.steps * torch.finfo(torch.bfloat16).eps)
 
-    probe = build_probe(BatchLayout(), rows=1, packed=True, use_mrope=False)
+    probe = build_probe(SequenceLayout(), rows=1, packed=True, use_mrope=False)
     assert is_isolated(Rounding(1), probe, CPU)
     assert not is_isolated(Rounding(16), probe, CPU)

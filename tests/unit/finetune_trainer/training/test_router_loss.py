@@ -7,7 +7,7 @@ import torch
 
 from finetune_api.v1alpha1.job import TrainerSpec
 from finetune_api.v1alpha1.training import Training
-from finetune_trainer.data.collator import BatchLayout, Collator
+from finetune_trainer.data.collator import Collator, SequenceLayout
 from finetune_trainer.data.token_dataset import IGNORE_INDEX
 from finetune_trainer.errors import InvalidSpec
 from finetune_trainer.model.supported_types import check_router_loss
@@ -17,7 +17,7 @@ from testing.builders import jobs
 from testing.models import tiny_families, tiny_towers
 
 WEIGHTED = Training(router_aux_loss_coef=0.5)
-BATCH = Collator(0, BatchLayout())(
+BATCH = Collator(0, SequenceLayout())(
     [
         ({"input_ids": torch.tensor(ids), "labels": torch.tensor(labels)},)
         for ids, labels in (

@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTenso
 
 from finetune_api.v1alpha1.methods import Dpo
 from finetune_api.v1alpha1.training import Training
-from finetune_trainer.data.collator import BatchLayout, Collator
+from finetune_trainer.data.collator import Collator, SequenceLayout
 from finetune_trainer.data.micro_batch import MicroBatch
 from finetune_trainer.data.token_dataset import IGNORE_INDEX, REFERENCE_LOGPS
 from finetune_trainer.methods.dpo import LOSSES, DpoTrainer
@@ -25,7 +25,7 @@ from finetune_trainer.training.base_trainer import GlobalMeanTrainer
 from finetune_trainer.training.loss_averaging import MetricSums
 from testing.models import attention_families
 
-LAYOUTS = {VARLEN: BatchLayout(padding_free=True), SDPA: BatchLayout(masks_padding=False)}
+LAYOUTS = {VARLEN: SequenceLayout(padding_free=True), SDPA: SequenceLayout(masks_padding=False)}
 
 
 def build_trainer(trainer_class: type[GlobalMeanTrainer], **attributes: Any) -> Any:
@@ -38,7 +38,7 @@ def build_trainer(trainer_class: type[GlobalMeanTrainer], **attributes: Any) -> 
     return trainer
 
 
-def build_batch(layout: BatchLayout, *, sequences_per_row: int) -> MicroBatch:
+def build_batch(layout: SequenceLayout, *, sequences_per_row: int) -> MicroBatch:
     """Build a micro-batch of rows with weighted targets and, for pairs, reference log-probabilities."""
     rows = []
     for length in (5, 3):

@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import AutoModelForImageTextToText
 
-from finetune_trainer.data.collator import BatchLayout
+from finetune_trainer.data.collator import SequenceLayout
 from finetune_trainer.data.load import TrainingData
 from finetune_trainer.data.packing import MROPE_POSITION_IDS
 from finetune_trainer.data.row_filter import RowRules
@@ -129,7 +129,7 @@ def test_the_isolation_check_accepts_families_that_support_packing(loaded_model:
 
     padded, padding_free = (
         build_probe(layout, rows=2, packed=True, use_mrope=vision.family.uses_mrope)
-        for layout in (BatchLayout(), BatchLayout(padding_free=True))
+        for layout in (SequenceLayout(), SequenceLayout(padding_free=True))
     )
 
     assert is_isolated(loaded_model.model, padded, torch.device("cpu"))
@@ -176,5 +176,5 @@ def test_the_isolation_check_detects_linear_attention(tmp_path: Path, model_type
     """The check also covers text training (textOnly), for which the family does not apply."""
     model = AutoModelForImageTextToText.from_pretrained(tiny_vision.build(tmp_path / "model", model_type))
 
-    probe = build_probe(BatchLayout(), rows=2, packed=True, use_mrope=True)
+    probe = build_probe(SequenceLayout(), rows=2, packed=True, use_mrope=True)
     assert not is_isolated(model, probe, torch.device("cpu"))
