@@ -103,16 +103,22 @@ def test_the_kernel_is_not_used_on_a_cpu() -> None:
     assert not varlen_attention.can_use_kernel(build_inputs(dtype=torch.bfloat16), 0.0)
 
 
-def test_inputs_are_cast_under_autocast() -> None:
+def test_inputs_of_the_kernel_are_cast_under_autocast(monkeypatch: pytest.MonkeyPatch) -> None:
     """Norms with float32 weights return float32 queries and keys, but values are in 16 bits."""
     query, key, value = (tensor.float() for tensor in build_inputs())
+    dtypes: list[torch.dtype] = []
+
+    def record_dtypes(*tensors: Any, **_: Any) -> torch.Tensor:
+        dtypes.extend(tensor.dtype for tensor in tensors[:3])
+        return torch.zeros_like(tensors[0])
+
+    monkeypatch.setattr(varlen_attention, "can_use_kernel", lambda *_: True)
+    monkeypatch.setattr(varlen_attention, "varlen_attn", record_dtypes)
 
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        output, _ = compute_varlen_attention(
-            CAUSAL_MODULE, query, key, value.bfloat16(), None, **build_varlen_inputs(LENGTHS)
-        )
+        compute_varlen_attention(CAUSAL_MODULE, query, key, value.bfloat16(), None, **build_varlen_inputs(LENGTHS))
 
-    assert output.dtype is torch.bfloat16
+    assert dtypes == [torch.bfloat16] * 3
 
 
 @pytest.mark.parametrize(
