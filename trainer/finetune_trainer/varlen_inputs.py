@@ -1,12 +1,18 @@
 """Arguments of the forward pass that describe several sequences of different lengths in one row."""
 
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
 
 SEQUENCE_LENGTHS = "sequence_lengths"
+
+
+def split_by_position_ids(position_ids: torch.Tensor) -> list[int]:
+    """Return the number of tokens of each sequence in a row; its position ids, (tokens,), restart at 0."""
+    starts = (position_ids == 0).nonzero()[:, 0].tolist()
+    return [end - start for start, end in pairwise((*starts, len(position_ids)))]
 
 
 def build_varlen_inputs(lengths: Sequence[int]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from finetune_trainer.data.micro_batch import MicroBatch, TargetTokens
 from finetune_trainer.data.packing import MROPE_POSITION_IDS, POSITION_IDS, MropeFunction, add_position_ids
 from finetune_trainer.data.token_dataset import IGNORE_INDEX, REFERENCE_LOGPS, Features
 from finetune_trainer.data_sources.media import Modality
-from finetune_trainer.varlen_inputs import build_varlen_inputs
+from finetune_trainer.varlen_inputs import build_varlen_inputs, split_by_position_ids
 from finetune_trainer.vision.processor import VisionProcessor
 
 Collate = Callable[[Sequence[Any]], MicroBatch]
@@ -48,7 +48,7 @@ class Collator:
     def __call__(self, rows: Sequence[tuple[Features, ...]]) -> MicroBatch:
         """Return the micro-batch. Its input ids are (1, tokens), or (rows x sequences per row, longest sequence)."""
         sequences = _flatten(rows)
-        packs = [split_pack(sequence) for sequence in sequences]  # lengths of the rows of each pack
+        packs = [_split_pack(sequence) for sequence in sequences]  # lengths of the rows of each pack
         lengths = tuple(chain.from_iterable(packs))
         if self._layout.padding_free:
             inputs = {**_build_row(sequences, self._compute_mrope_ids), **build_varlen_inputs(lengths)}
@@ -110,13 +110,11 @@ class MultimodalCollator:
         return replace(batch, inputs={**batch.inputs, **pixel_inputs, **type_ids})
 
 
-def split_pack(sequence: Features) -> list[int]:
+def _split_pack(sequence: Features) -> list[int]:
     """Return the number of tokens of each row of a pack, or of the sequence if it is no pack."""
-    length = len(sequence["input_ids"])
     if POSITION_IDS not in sequence:
-        return [length]
-    starts = (sequence[POSITION_IDS] == 0).nonzero()[:, 0].tolist()
-    return [end - start for start, end in zip(starts, [*starts[1:], length], strict=True)]
+        return [len(sequence["input_ids"])]
+    return split_by_position_ids(sequence[POSITION_IDS])
 
 
 def _flatten(rows: Sequence[tuple[Features, ...]]) -> list[Features]:
@@ -193,8 +191,7 @@ def _append_dummy(sequence: Features, dummy: Features, vision: VisionProcessor) 
     tokens = dummy["input_ids"]
     appended = {"labels": torch.full_like(tokens, IGNORE_INDEX), "weights": torch.zeros(len(tokens)), **dummy}
     if POSITION_IDS in sequence:
-        appended[POSITION_IDS] = torch.arange(len(tokens))
-    if MROPE_POSITION_IDS in sequence:
-        appended[MROPE_POSITION_IDS] = vision.compute_mrope_position_ids(dummy)
+        uses_mrope = MROPE_POSITION_IDS in sequence
+        appended = add_position_ids(appended, vision.compute_mrope_position_ids if uses_mrope else None)
     joined = {name: torch.cat((sequence[name], appended[name])) for name in _TOKEN_FEATURES if name in sequence}
     return {**sequence, **joined, **{name: value for name, value in dummy.items() if name not in _TOKEN_FEATURES}}

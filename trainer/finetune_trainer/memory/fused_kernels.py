@@ -38,13 +38,11 @@ def _build_mask(
     batch_size: int, q_length: int, kv_length: int, local_size: int | None = None, *, mask_use: MaskUse, **_: Any
 ) -> torch.Tensor | None:
     """Return the mask of a layer, or None if attention uses none. local_size: size of a sliding window."""
-    is_masked = {
-        MaskUse.NEVER: False,
-        MaskUse.WINDOWS: local_size is not None and kv_length >= local_size,
-        MaskUse.PADDED_ROWS: batch_size > 1 or (local_size is not None and kv_length >= local_size),
-        MaskUse.PACKS: True,
-    }[mask_use]
-    return torch.empty(batch_size, 1, q_length, kv_length, dtype=torch.bool) if is_masked else None
+    reaches_window = local_size is not None and kv_length >= local_size
+    is_padded = mask_use is MaskUse.PADDED_ROWS and batch_size > 1
+    if mask_use is MaskUse.NEVER or not (mask_use is MaskUse.PACKS or is_padded or reaches_window):
+        return None
+    return torch.empty(batch_size, 1, q_length, kv_length, dtype=torch.bool)
 
 
 def _attention_forward(

@@ -11,7 +11,6 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,7 @@ from finetune_trainer.errors import InvalidSpec, first_line
 from finetune_trainer.model.truncated_config import truncate_layers
 from finetune_trainer.model.varlen_attention import VARLEN
 from finetune_trainer.model.varlen_support import find_varlen_obstacle
-from finetune_trainer.varlen_inputs import build_varlen_inputs
+from finetune_trainer.varlen_inputs import build_varlen_inputs, split_by_position_ids
 from finetune_trainer.vision.towers import build_on_meta
 
 SDPA = "sdpa"  # included in torch and supported on every device
@@ -315,9 +314,7 @@ def _build_inputs(trial: AttentionTrial, *, padding_free: bool) -> dict[str, Any
     inputs = {"input_ids": ids, "position_ids": positions.expand(trial.row_count, -1), "use_cache": False}
     if not padding_free:
         return inputs
-    starts = (inputs["position_ids"].flatten() == 0).nonzero()[:, 0].tolist()
-    lengths = [end - start for start, end in pairwise((*starts, ids.numel()))]
-    varlen_inputs = build_varlen_inputs(lengths)
+    varlen_inputs = build_varlen_inputs(split_by_position_ids(inputs["position_ids"].flatten()))
     return {
         **{name: value.reshape(1, -1) if isinstance(value, torch.Tensor) else value for name, value in inputs.items()},
         **{name: v.to(trial.device) if isinstance(v, torch.Tensor) else v for name, v in varlen_inputs.items()},

@@ -6,15 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from transformers import (
-    LlamaConfig,
-    LlamaForCausalLM,
-    MistralConfig,
-    MistralForCausalLM,
-    PreTrainedModel,
-    Qwen3NextConfig,
-    Qwen3NextForCausalLM,
-)
+from transformers import PreTrainedModel
 
 from finetune_api.v1alpha1.training import Training
 from finetune_trainer.chat_template.samples import Sample
@@ -27,40 +19,21 @@ from finetune_trainer.data.token_dataset import Features, TokenDataset
 from finetune_trainer.methods.sft import SftTrainer
 from finetune_trainer.model.varlen_attention import VARLEN
 from finetune_trainer.training.token_losses import compute_logits
-from testing.models import tiny_text
-
-VOCABULARY = 64
-SMALL_CONFIG = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "initializer_range": 0.3,
-}
+from testing.models import attention_families, tiny_text
+from testing.models.attention_families import VOCABULARY
 
 
 def build_llama() -> PreTrainedModel:
-    torch.manual_seed(0)
-    return LlamaForCausalLM(LlamaConfig(**SMALL_CONFIG)).eval()
+    return attention_families.build_model(attention_families.CONFIGS["llama"]())
 
 
 def build_mistral() -> PreTrainedModel:
     """Build a Mistral model whose sliding window is shorter than the rows."""
-    torch.manual_seed(0)
-    return MistralForCausalLM(MistralConfig(**SMALL_CONFIG, sliding_window=4)).eval()
+    return attention_families.build_model(attention_families.CONFIGS["mistral"]())
 
 
 def build_qwen() -> PreTrainedModel:
     return tiny_text.build_model(VOCABULARY).eval()
-
-
-def build_recurrent_model() -> PreTrainedModel:
-    """Build a model with linear attention, which carries state from one row to the next."""
-    torch.manual_seed(0)
-    layers = ["linear_attention", "full_attention"]
-    return Qwen3NextForCausalLM(Qwen3NextConfig(**SMALL_CONFIG, head_dim=8, layer_types=layers, num_experts=0)).eval()
 
 
 @pytest.fixture(scope="module")
