@@ -52,10 +52,11 @@ class ObligationMonitor:
     def _has_running_pods(self) -> bool:
         """Return whether a pod of the job that the operator can observe runs and is not being deleted."""
         for _, pod in self._job.list_pods():
-            node = observe_pod(pod, is_tombstone=False)
-            is_visible = node is not None and not node.is_relabelled and not self._job.world.is_lost(pod)
             is_active = pod["status"].get("phase") not in TERMINAL and "deletionTimestamp" not in pod["metadata"]
-            if is_visible and is_active:
+            if not is_active or self._job.world.is_lost(pod):
+                continue
+            node = observe_pod(pod, is_tombstone=False)
+            if node is not None and not node.is_relabelled:
                 return True
         return False
 
