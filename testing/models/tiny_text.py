@@ -18,7 +18,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
-from finetune_trainer.parallel.full_state import list_saved_buffers
+from finetune_trainer.parallel.model_state import list_saved_buffers
 
 CHAT_TEMPLATE = (
     "{%- for message in messages -%}"

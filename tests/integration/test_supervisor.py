@@ -67,7 +67,7 @@ def read_checkpoint_digests(job: SupervisorJob) -> dict[str, str]:
     folder = job.output_folder / "checkpoints" / f"step-{STEPS:08d}"
     names = [
         "adapter_model.safetensors",
-        "training-state.safetensors",
+        *(f"state/rank-{rank:05d}-000.safetensors" for rank in range(RANKS)),
         "scheduler.pt",
         *(f"random-{rank:05d}.pt" for rank in range(RANKS)),
     ]

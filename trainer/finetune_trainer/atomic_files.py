@@ -5,7 +5,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -33,16 +33,21 @@ def write_json(path: Path, value: object, *, staging_file: Path | None = None) -
 
 def fsync_tree(folder: Path) -> None:
     """Flush a folder and its contents to disk, and set the file modes according to the umask."""
+    paths = sorted(folder.rglob("*"))
+    fsync_files(path for path in paths if path.is_file())
+    for path in (*paths, folder):
+        if path.is_dir():
+            fsync_folder(path)
+
+
+def fsync_files(paths: Iterable[Path]) -> None:
+    """Flush files to disk, and set their modes according to the umask."""
     mask = os.umask(0)
     os.umask(mask)
-    for path in sorted(folder.rglob("*")):
-        if path.is_file():
-            path.chmod(0o666 & ~mask)  # safetensors creates files with mode 0600
-            with path.open("rb") as file:
-                os.fsync(file.fileno())
-        else:
-            fsync_folder(path)
-    fsync_folder(folder)
+    for path in paths:
+        path.chmod(0o666 & ~mask)  # safetensors creates files with mode 0600
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
 
 
 def fsync_folder(folder: Path) -> None:

@@ -5,13 +5,15 @@ from pathlib import Path
 from finetune_supervisor import contract
 from finetune_trainer.checkpoint.checkpoints import parse_checkpoint_step
 from finetune_trainer.checkpoint.output_folder import OutputFolder
+from finetune_trainer.checkpoint.state_files import READ_ERRORS, StateReader
 from finetune_trainer.distributed.collectives import run_on_rank_zero
+from finetune_trainer.errors import CheckpointCorrupt
 from finetune_trainer.hubs import upload
 from finetune_trainer.metrics.html_report import ReportData, write_report
 from finetune_trainer.model.load import ModelDescription
 from finetune_trainer.model.merge import write_merged_model
 from finetune_trainer.model.save import save_tokenizer_and_processors, save_weights
-from finetune_trainer.parallel.full_state import gather_weights, list_saved_buffers, read_weights
+from finetune_trainer.parallel.model_state import WEIGHT, Tensors, build_key, gather_weights, list_saved_buffers
 from finetune_trainer.parallel.state_access import build_state_access
 from finetune_trainer.training.base_trainer import GlobalMeanTrainer
 from finetune_trainer.training.early_stopping import TrainingOutcome, determine_outcome
@@ -25,23 +27,18 @@ def publish_result(
 ) -> None:
     """Publish the adapter or full model to the output and, if requested, to the Hub (collective)."""
     trainer.inputs.heartbeat.enter_phase(contract.PUBLISH)
-    weights = gather_weights(trainer.model, build_state_access(trainer), keep_result=trainer.inputs.ranks.is_rank_zero)
-    lora = trainer.inputs.plan.spec.lora
+    lora, is_rank_zero = trainer.inputs.plan.spec.lora, trainer.inputs.ranks.is_rank_zero
+    # Full fine-tuning trains float32 weights; publish them in the dtype of the base model.
+    dtype = None if lora else model_description.dtype
+    weights = gather_weights(trainer.model, build_state_access(trainer), keep_result=is_rank_zero, dtype=dtype)
     outcome = run_on_rank_zero(lambda: report_outcome(trainer))
     if outcome:
         trainer.inputs.heartbeat.record_outcome(outcome.message, stopped_early=outcome.stopped_early)
 
     def write_result(folder: Path) -> None:
         if outcome and outcome.checkpoint:
-            weights.update(read_weights(outcome.checkpoint))
-        # Full fine-tuning trains float32 weights; publish them in the dtype of the base model.
-        published_weights = (
-            weights
-            if lora
-            else {name: weight.to(model_description.dtype) for name, weight in weights.items()}
-            | list_saved_buffers(trainer.model)
-        )
-        save_weights(trainer.model, published_weights, folder)
+            replace_weights(weights, outcome.checkpoint)
+        save_weights(trainer.model, weights | ({} if lora else list_saved_buffers(trainer.model)), folder)
         save_tokenizer_and_processors(model_description, folder)
         trainer.state.save_to_json(str(folder / "trainer_state.json"))
         write_report(build_report_data(trainer, title=title, outcome=outcome), folder)
@@ -57,6 +54,19 @@ def publish_result(
         print(f"result: {output.result}", flush=True)
 
     run_on_rank_zero(publish)
+
+
+def replace_weights(weights: Tensors, checkpoint: Path) -> None:
+    """Replace the trained weights by those of a checkpoint, in the same dtype. Raises CheckpointCorrupt."""
+    try:
+        reader = StateReader(checkpoint)
+        for name, weight in weights.items():
+            if reader.contains(key := build_key(WEIGHT, name)):
+                weights[name] = reader.read_tensor(key, weight.shape).to(weight.dtype)
+    except READ_ERRORS as error:
+        raise CheckpointCorrupt(
+            f"{checkpoint} cannot be loaded ({error}); delete it to publish the next best"
+        ) from error
 
 
 def report_outcome(trainer: GlobalMeanTrainer) -> TrainingOutcome | None:

@@ -25,6 +25,7 @@ _NOT_IN_FINGERPRINT = frozenset(
         "report_to",
         "save_steps",
         "save_total_limit",
+        "async_checkpoints",
         "eval_steps",
         "ddp_timeout",
         "allow_mixed_hardware",

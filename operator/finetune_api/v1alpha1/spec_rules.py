@@ -295,6 +295,17 @@ SPEC_RULES: "tuple[CrossFieldRule[FineTuneJobSpec], ...]" = (
         cel_limitations="a stage in deepspeed.config, an object without a schema",
     ),
     CrossFieldRule.from_cel_rule(
+        "checkpoints of adapters are synchronous",
+        lambda spec: spec.lora is not None and spec.training.async_checkpoints is True,
+        CelRule(
+            "!(has(self.lora) && has(self.training) && has(self.training.asyncCheckpoints)"
+            " && self.training.asyncCheckpoints)",
+            "training.asyncCheckpoints: checkpoints of adapters are small and written synchronously; remove"
+            " asyncCheckpoints",
+            field_path=".training",
+        ),
+    ),
+    CrossFieldRule.from_cel_rule(
         "probe excludes deepspeed",
         lambda spec: spec.deepspeed is not None and spec.training.probe,
         CelRule(

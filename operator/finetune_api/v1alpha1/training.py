@@ -147,6 +147,12 @@ class Training(ModelWithRules):
         le=1000,
         description="Number of newest checkpoints to keep; older ones are deleted after a successful save.",
     )
+    async_checkpoints: bool | None = Field(
+        default=None,
+        description="Whether training continues while a checkpoint is written, from a copy in host memory of the"
+        " weights and optimizer states to save, divided by the ranks (default: true, but false with lora, whose"
+        " checkpoints are small, and with optimizer states that are offloaded to host memory).",
+    )
     eval_steps: int | None = Field(
         default=None,
         ge=1,

@@ -2,15 +2,19 @@
 
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections import ChainMap
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from finetune_trainer.atomic_files import remove_path, write_json
+from finetune_trainer.atomic_files import fsync_files, remove_path, translate_disk_errors, write_json
 from finetune_trainer.checkpoint.output_folder import CHECKPOINT_PREFIX, OutputFolder
 from finetune_trainer.errors import CheckpointCorrupt, DiskFull
 
 _MANIFEST = "manifest.json"
+
+WriteFiles = Callable[[Path], list[Path]]  # writes files to a folder and returns their paths; may be called twice
+FileSizes = dict[str, int]  # sizes in bytes, by path relative to the checkpoint
 
 
 @dataclass(frozen=True)
@@ -33,23 +37,36 @@ class Checkpoints:
     output: OutputFolder
     keep_last: int
 
-    def save(
-        self, step: int, world_size: int, write_files: Callable[[Path], None], *, retained_step: int | None = None
-    ) -> str:
-        """Publish a checkpoint with a manifest, prune old checkpoints and return the name of the checkpoint.
+    def stage(self, step: int, write_files: WriteFiles) -> FileSizes:
+        """Write and flush the files of this rank for a checkpoint; all ranks may do so at the same time.
 
-        write_files: function that fills an empty folder; it may be called twice.
+        Raises: DiskFull or OutputError.
+        """
+        staged = self.output.get_staged_folder(self._get_folder(step))
+        with translate_disk_errors(self.output.root):
+            staged.mkdir(parents=True, exist_ok=True)
+            paths = write_files(staged)
+            fsync_files(paths)
+        return {str(path.relative_to(staged)): path.stat().st_size for path in paths}
+
+    def publish_staged(self, step: int, files_by_rank: Sequence[FileSizes], *, retained_step: int | None = None) -> str:
+        """Publish the files that all ranks have staged, prune old checkpoints and return the checkpoint's name.
+
+        Called on rank 0 only. files_by_rank: the return values of `stage`.
         retained_step: step whose checkpoint is never pruned, such as the step of the best evaluation.
         Raises: DiskFull or OutputError.
         """
         folder = self._get_folder(step)
-
-        def write_with_manifest(staged_folder: Path) -> None:
-            write_files(staged_folder)
-            metadata = {"step": step, "worldSize": world_size, **self._build_owner_metadata(), "time": time.time()}
-            _write_manifest(staged_folder, metadata)
-
-        self.publish(folder, write_with_manifest, retained_step=retained_step)
+        manifest = {
+            "step": step,
+            "worldSize": len(files_by_rank),
+            **self._build_owner_metadata(),
+            "time": time.time(),
+            "files": dict(ChainMap(*files_by_rank)),
+        }
+        with translate_disk_errors(self.output.root):
+            write_json(self.output.get_staged_folder(folder) / _MANIFEST, manifest)
+        self.output.publish_staged(folder)
         _prune(list(self._list_newest_first())[self.keep_last :], retained_step)
         return folder.name
 
@@ -63,13 +80,21 @@ class Checkpoints:
         try:
             self.output.publish(folder, write_files)
         except DiskFull as error:
-            existing = list(self._list_newest_first())
-            complete = (index for index, path in enumerate(existing) if self._find_defect(path) is None)
-            removed = _prune(existing[next(complete, len(existing)) + 1 :], retained_step)
-            if not removed:
+            if not self.free_space(error, retained_step=retained_step):
                 raise
-            print(f"{error}; deleted {', '.join(removed)}, writing {folder.name} again", flush=True)
             self.output.publish(folder, write_files)
+
+    def free_space(self, error: DiskFull, *, retained_step: int | None) -> bool:
+        """Delete old checkpoints of a full volume, except the newest complete one and that of `retained_step`.
+
+        Return False if there are none.
+        """
+        existing = list(self._list_newest_first())
+        complete = (index for index, path in enumerate(existing) if self._find_defect(path) is None)
+        removed = _prune(existing[next(complete, len(existing)) + 1 :], retained_step)
+        if removed:
+            print(f"{error}; deleted {', '.join(removed)}, trying again", flush=True)
+        return bool(removed)
 
     def find_newest_complete(self) -> ResumePoint:
         """Return the newest complete checkpoint, if any. Raises: CheckpointCorrupt if no checkpoint is complete."""
@@ -137,8 +162,3 @@ def _prune(checkpoints: Iterable[Path], retained_step: int | None) -> tuple[str,
         (checkpoint / _MANIFEST).unlink(missing_ok=True)
         remove_path(checkpoint)
     return tuple(checkpoint.name for checkpoint in old)
-
-
-def _write_manifest(folder: Path, metadata: dict[str, object]) -> None:
-    files = {str(path.relative_to(folder)): path.stat().st_size for path in sorted(folder.rglob("*")) if path.is_file()}
-    write_json(folder / _MANIFEST, {**metadata, "files": files})

@@ -146,11 +146,24 @@ class OutputFolder:
         write_files: function that fills the empty staged folder.
         Raises: OutputError, or DiskFull if the volume is full.
         """
-        staged = self.checkpoints / f"{self.staging_prefix}{folder.name}"
+        staged = self.get_staged_folder(folder)
         with translate_disk_errors(self.root):
             remove_path(staged)
             staged.mkdir(parents=True)
             write_files(staged)
+            self.publish_staged(folder)
+
+    def get_staged_folder(self, folder: Path) -> Path:
+        """Return the folder in which the files of `folder` are written before it is published."""
+        return self.checkpoints / f"{self.staging_prefix}{folder.name}"
+
+    def publish_staged(self, folder: Path) -> None:
+        """Flush a staged folder, and rename it to `folder` if this attempt is still the holder.
+
+        Raises: OutputError, or DiskFull if the volume is full.
+        """
+        staged = self.get_staged_folder(folder)
+        with translate_disk_errors(self.root):
             fsync_tree(staged)
             replaced = staged.with_name(f"{self.staging_prefix}replaced-{folder.name}")
             self.check_holder()

@@ -3,7 +3,7 @@
 import itertools
 from collections.abc import Callable
 from datetime import timedelta
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -11,7 +11,7 @@ import torch.distributed as dist
 from finetune_trainer.errors import TrainerError
 
 T = TypeVar("T")
-_NO_TIMEOUT = timedelta(days=20)  # the store rejects much longer timeouts
+NO_TIMEOUT = timedelta(days=20)  # the store rejects much longer timeouts
 _CALL_NUMBERS = itertools.count()
 
 
@@ -21,19 +21,36 @@ def run_on_rank_zero(action: Callable[[], T]) -> T:
     `action` has no time limit. The other ranks wait on the store, because a collective would fail after
     spec.training.ddpTimeout, which a large checkpoint or an upload to the Hub may exceed.
     """
-    result: list[T | TrainerError | None] = [None]
     store, done_key = dist.distributed_c10d._get_default_store(), f"finetune/rank-zero/{next(_CALL_NUMBERS)}"
+    result: T | TrainerError | None = None
     if dist.get_rank() == 0:
-        try:
-            result[0] = action()
-        except TrainerError as error:
-            result[0] = error
+        result = return_error(action)
         store.set(done_key, "")
-    store.wait([done_key], _NO_TIMEOUT)
-    dist.broadcast_object_list(result)
-    if isinstance(result[0], TrainerError):
-        raise result[0]
-    return result[0]  # type: ignore[return-value]
+    store.wait([done_key], NO_TIMEOUT)
+    outcome: T | TrainerError = broadcast_from_rank_zero(result)
+    return raise_error(outcome)
+
+
+def return_error(action: Callable[[], T]) -> T | TrainerError:
+    """Return the result of `action`, or its TrainerError, which other ranks may need to know."""
+    try:
+        return action()
+    except TrainerError as error:
+        return error
+
+
+def raise_error(result: T | TrainerError) -> T:
+    """Return the result, or raise it if it is a TrainerError."""
+    if isinstance(result, TrainerError):
+        raise result
+    return result
+
+
+def broadcast_from_rank_zero(result: Any, group: dist.ProcessGroup | None = None) -> Any:
+    """Return the result of rank 0 on every rank. group: None is the default group."""
+    results = [result]
+    dist.broadcast_object_list(results, src=0, group=group)
+    return results[0]
 
 
 def gather_on_rank_zero(local_value: T) -> list[T]:
@@ -43,10 +60,10 @@ def gather_on_rank_zero(local_value: T) -> list[T]:
     return gathered_values or []  # type: ignore[return-value]
 
 
-def all_gather_objects(local_value: T) -> list[T]:
-    """Gather one value per rank; return the values in rank order on every rank."""
+def all_gather_objects(local_value: T, group: dist.ProcessGroup | None = None) -> list[T]:
+    """Gather one value per rank; return the values in rank order on every rank. group: None is the default group."""
     gathered_values: list[T | None] = [None] * dist.get_world_size()
-    dist.all_gather_object(gathered_values, local_value)
+    dist.all_gather_object(gathered_values, local_value, group=group)
     return gathered_values  # type: ignore[return-value]
 
 

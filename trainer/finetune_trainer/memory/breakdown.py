@@ -20,6 +20,7 @@ _UNUSABLE_LOGITS = 1 / 6  # as a fraction of the logits: a freed 16-bit copy, wh
 _GPU_PROCESS = int(2.5 * GIB)  # host memory for the libraries of torch and CUDA and for pinned buffers
 _CPU_PROCESS = int(0.8 * GIB)
 _LOADER_WORKER = int(0.2 * GIB)
+_CHECKPOINT_FILE = GIB  # size of the files of which each rank writes its part of a checkpoint
 
 
 @dataclass(frozen=True)
@@ -56,9 +57,8 @@ class ModelStateFootprint:
     forward_backward_parts: tuple[MemoryPart, ...] = ()  # on the device during forward and backward only
     optimizer_step_parts: tuple[MemoryPart, ...] = ()  # on the device during the optimizer step, without activations
     fragmented_bytes: int = 0  # freed on the GPU, but not reusable by the allocator
-    # Host memory that only rank 0 needs: for loading weights before they are sharded, and for gathering a checkpoint
-    rank_zero_loading_bytes: int = 0
-    rank_zero_checkpoint_bytes: int = 0
+    rank_zero_loading_bytes: int = 0  # host memory that only rank 0 needs to load weights before they are sharded
+    saved_bytes: int = 0  # weights and moments that this rank writes to a checkpoint
 
 
 class ShardingStrategy(Protocol):
@@ -84,7 +84,8 @@ class DdpStrategy:
             MemoryPart("optimizer states", ADAMW_STATES * shape.trained_bytes),
         )
         buckets = MemoryPart("gradient buckets", shape.trained_bytes if world_size > 1 else 0)
-        return ModelStateFootprint(resident_parts, forward_backward_parts=(buckets,))
+        saved_bytes = (1 + ADAMW_STATES) * shape.trained_bytes // world_size
+        return ModelStateFootprint(resident_parts, forward_backward_parts=(buckets,), saved_bytes=saved_bytes)
 
 
 @dataclass(frozen=True)
@@ -96,6 +97,7 @@ class RankLayout:
     loader_workers_per_rank: int
     on_gpu: bool
     sharding: ShardingStrategy | None = None  # None: DDP
+    copies_checkpoints: bool = False  # whether checkpoints are copied to host memory and written during training
 
     def compute_footprint(self, shape: ModelShape) -> ModelStateFootprint:
         """Return the memory of the model states on one rank."""
@@ -127,31 +129,38 @@ def sum_bytes(parts: Iterable[MemoryPart]) -> int:
 
 
 def break_down_node_memory(shape: ModelShape, rank: MemoryBreakdown, layout: RankLayout) -> MemoryBreakdown:
-    """Return the peak host memory of the node with rank 0: while weights are loaded, in training, or in a merge."""
+    """Return the peak host memory of the node with rank 0: loading, in training, or publishing."""
     ranks, footprint = layout.ranks_per_node, layout.compute_footprint(shape)
     loaders = MemoryPart("data loaders", ranks * layout.loader_workers_per_rank * _LOADER_WORKER)
+    checkpoint = MemoryPart("checkpoint being written", ranks * _count_copied_bytes(footprint, layout))
     if layout.on_gpu:
         processes, host_parts = MemoryPart("processes", ranks * _GPU_PROCESS), footprint.offloaded_parts
         offloaded = MemoryPart("offloaded", ranks * sum_bytes(host_parts))
-        checkpoint = MemoryPart("checkpoint being gathered", footprint.rank_zero_checkpoint_bytes)
         training: tuple[MemoryPart, ...] = (loaders, offloaded, checkpoint)
     else:
         processes = MemoryPart("processes", ranks * _CPU_PROCESS)
         host_parts = (*footprint.resident_parts, *footprint.offloaded_parts)
-        training = (MemoryPart("ranks", ranks * rank.total), loaders)
+        training = (MemoryPart("ranks", ranks * rank.total), loaders, checkpoint)
     in_transit = ranks * shape.largest_weight_bytes  # each rank loads, or sends and receives, one tensor at a time
     weights = MemoryPart("weights", ranks * sum_bytes(part for part in host_parts if _contains_weights(part)))
     loading = (
         weights,
         MemoryPart("weights being loaded", in_transit + footprint.rank_zero_loading_bytes),
     )
-    merging = (weights, MemoryPart("merged model", shape.merged_bytes))
-    return _drop_empty_parts((processes, *max(loading, training, merging, key=sum_bytes)))
+    publishing = (weights, MemoryPart("published model", shape.published_bytes))
+    return _drop_empty_parts((processes, *max(loading, training, publishing, key=sum_bytes)))
 
 
 def rename_offloaded_parts(*parts: MemoryPart) -> tuple[MemoryPart, ...]:
     """Return the parts with the names of offloaded parts."""
     return tuple(MemoryPart(f"{_OFFLOADED}{part.name}", part.size) for part in parts)
+
+
+def _count_copied_bytes(footprint: ModelStateFootprint, layout: RankLayout) -> int:
+    """Return how much of a checkpoint a rank copies to host memory: all of it, or one file at a time from a GPU."""
+    if layout.copies_checkpoints:
+        return footprint.saved_bytes
+    return min(footprint.saved_bytes, _CHECKPOINT_FILE) if layout.on_gpu else 0
 
 
 def _contains_weights(part: MemoryPart) -> bool:

@@ -25,6 +25,7 @@ from finetune_trainer.model.load import choose_dtype, choose_training_dtype, des
 from finetune_trainer.model.quantization import check_quantizable
 from finetune_trainer.model.supported_types import check_router_loss, find_frozen_modules
 from finetune_trainer.model.varlen_attention import VARLEN
+from finetune_trainer.parallel.parallelism import saves_asynchronously
 from finetune_trainer.training_arguments import MAX_LOADER_WORKERS
 from finetune_trainer.training_plan import TrainingPlan
 from finetune_trainer.vision.families import FAMILIES
@@ -112,9 +113,10 @@ def forecast(
         frozen_modules=model.frozen_modules,
     )
     measured_shape = measure_shape(architecture)
+    publishes_model = spec.lora is None or spec.lora.merge
     shape = replace(
         measured_shape,
-        merged_bytes=measured_shape.parameters * model.dtype.itemsize if spec.lora and spec.lora.merge else 0,
+        published_bytes=measured_shape.parameters * model.dtype.itemsize if publishes_model else 0,
         reference_bytes=_compute_reference_bytes(spec, model, vision_sample),
         # until its release, the reference model needs less memory than the optimizer states do later
         releases_reference=spec.dpo is not None and spec.dpo.precompute_ref_log_probs,
@@ -128,7 +130,9 @@ def forecast(
     )
     # Break down the memory of a rank and of a node.
     loader_workers = MAX_LOADER_WORKERS if spec.dataset.num_workers is None else spec.dataset.num_workers
-    layout = RankLayout(spec.world_size, spec.ranks_per_node, loader_workers, on_gpu, sharding)
+    layout = RankLayout(
+        spec.world_size, spec.ranks_per_node, loader_workers, on_gpu, sharding, saves_asynchronously(spec)
+    )
     rank = break_down_rank_memory(shape, peak, layout)
     node = break_down_node_memory(shape, rank, layout)
     return Forecast(shape, plan.batch, length, rank, node, on_gpu, is_multimodal=vision_sample is not None)

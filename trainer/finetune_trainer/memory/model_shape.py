@@ -42,7 +42,7 @@ class ModelShape:
     has_adapters: bool = False  # True: all trained parameters are adapters
     reference_bytes: int = 0  # bytes of the frozen reference model; 0 if there is no separate model
     releases_reference: bool = False  # whether the reference model is released before the first step
-    merged_bytes: int = 0  # bytes of the copy of the base model with which an adapter is merged; 0 without lora.merge
+    published_bytes: int = 0  # of the model that rank 0 publishes: trained in full, or merged with an adapter
     # Sizes of the units that sharded training gathers, in elements:
     layer_parameters: int = 0  # largest decoder layer
     outer_parameters: int = 0  # parameters outside the decoder layers: embeddings, output

@@ -21,7 +21,7 @@ from finetune_trainer.memory.breakdown import (
     rename_offloaded_parts,
 )
 from finetune_trainer.memory.model_shape import ModelShape
-from finetune_trainer.parallel.deepspeed_config import build_deepspeed_config, uses_float32_gradients
+from finetune_trainer.parallel.deepspeed_config import build_deepspeed_config, is_offloaded, uses_float32_gradients
 
 _FLOAT32_BYTES = 4
 # Defaults of DeepSpeed's runtime/zero/config.py, in elements.
@@ -59,13 +59,9 @@ def _build_zero_strategy(config: dict[str, Any], itemsize: int, hidden_size: int
         max_live_parameters=int(min(section.get(name, _MAX_LIVE_PARAMETERS) for name in limits)),
         sub_group_size=int(section.get("sub_group_size", _SUB_GROUP_SIZE)),
         has_float32_gradients=itemsize < _FLOAT32_BYTES and uses_float32_gradients(config),
-        offload_optimizer=_is_offloaded(section, "offload_optimizer"),
-        offload_param=_is_offloaded(section, "offload_param"),
+        offload_optimizer=is_offloaded(config, "offload_optimizer"),
+        offload_param=is_offloaded(config, "offload_param"),
     )
-
-
-def _is_offloaded(section: dict[str, Any], name: str) -> bool:
-    return str((section.get(name) or {}).get("device", "none")) != "none"
 
 
 @dataclass(frozen=True)
@@ -114,7 +110,7 @@ class ZeroStrategy:
             optimizer_step_parts=() if self.offload_optimizer else (self._build_optimizer_step_part(shape, shard),),
             fragmented_bytes=int(_FRAGMENTATION_FACTOR * gathered),
             rank_zero_loading_bytes=self._count_loading_bytes(shape),
-            rank_zero_checkpoint_bytes=_count_checkpoint_bytes(shape),
+            saved_bytes=_count_saved_bytes(shape, world_size),
         )
 
     def _count_loading_bytes(self, shape: ModelShape) -> int:
@@ -207,13 +203,13 @@ class Fsdp2Strategy:
                 MemoryPart("gradients in transit", int(trained_ratio * gradient_bytes)),
             ),
             rank_zero_loading_bytes=shape.frozen_bytes + shape.loaded_bytes + shape.reference_bytes,
-            rank_zero_checkpoint_bytes=_count_checkpoint_bytes(shape),
+            saved_bytes=_count_saved_bytes(shape, world_size),
         )
 
 
-def _count_checkpoint_bytes(shape: ModelShape) -> int:
-    """Return the size of the trained weights and their moments, which rank 0 gathers in float32."""
-    return (1 + ADAMW_STATES) * _FLOAT32_BYTES * shape.trained_parameters
+def _count_saved_bytes(shape: ModelShape, world_size: int) -> int:
+    """Return the size of the float32 weights and moments that one rank writes to a checkpoint."""
+    return (1 + ADAMW_STATES) * _FLOAT32_BYTES * _compute_shard_size(shape.trained_parameters, world_size)
 
 
 def _build_weight_parts(shape: ModelShape, trained_bytes: int, shards: int) -> tuple[MemoryPart, ...]:

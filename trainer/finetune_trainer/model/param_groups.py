@@ -9,7 +9,7 @@ import torch
 from finetune_api.learning_rates import LearningRates
 from finetune_trainer.errors import InvalidSpec
 from finetune_trainer.model.parameter_size import get_full_numel
-from finetune_trainer.parallel.full_state import iterate_trained_parameters
+from finetune_trainer.parallel.model_state import iterate_trained_parameters
 from finetune_trainer.vision.families import VisionFamily
 from finetune_trainer.vision.freeze import GROUPS, find_group
 

@@ -84,6 +84,11 @@ def uses_float32_gradients(config: Config) -> bool:
     return bool(config["data_types"].get("grad_accum_dtype") == "fp32")
 
 
+def is_offloaded(config: Config, option: str) -> bool:
+    """Return whether states are kept in host memory. option: offload_optimizer or offload_param."""
+    return str((config["zero_optimization"].get(option) or {}).get("device", "none")) != "none"
+
+
 def get_zero_stage(config: Config) -> object:
     """Return the ZeRO stage of a DeepSpeed config without validating it; None if there is none."""
     section = config.get("zero_optimization")

@@ -1,10 +1,9 @@
-"""Initialize DeepSpeed, and read and write full tensors of its ZeRO engine.
+"""Initialize DeepSpeed, and read and write the state of its ZeRO engine.
 
 The engine keeps float32 master weights of 16-bit parameters.
 """
 
-from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 from deepspeed import ops
@@ -13,14 +12,13 @@ from deepspeed.runtime.zero import GatheredParameters
 from deepspeed.runtime.zero.partitioned_param_coordinator import PartitionedParameterCoordinator
 from deepspeed.utils import (
     safe_get_full_fp32_param,
-    safe_get_full_optimizer_state,
-    safe_set_full_fp32_param,
-    safe_set_full_optimizer_state,
+    safe_get_local_fp32_param,
+    safe_get_local_optimizer_state,
     safe_set_local_fp32_param,
     safe_set_local_optimizer_state,
 )
 
-from finetune_trainer.parallel.full_state import MOMENTS
+from finetune_trainer.parallel.model_state import KINDS, MOMENTS, WEIGHT, ReadRange, TensorRange
 
 # Attributes with the float32 weights of this rank: of stages 1 and 2, of stage 1 in bfloat16, and of stage 3.
 _FLAT_FLOAT32_PARTITIONS = (
@@ -62,47 +60,63 @@ def _forget_releases_of_invalid_traces() -> None:
 
 
 class ZeroStateAccess:
-    """Implements FullStateAccess for ZeRO stages 1 to 3."""
+    """Implements ModelStateAccess for ZeRO stages 1 to 3."""
 
     def __init__(self, engine: Any) -> None:
         self._optimizer = engine.optimizer
         self._has_states = self._is_linked = False
 
     def gather_weight(self, parameter: torch.nn.Parameter) -> torch.Tensor:
-        """Return the full weight on CPU, in float32 if it is trained."""
+        """Return the full weight on CPU, in float32 if it is trained (collective)."""
         full_weight: torch.Tensor | None = safe_get_full_fp32_param(parameter)
         if full_weight is not None:
             return full_weight.cpu()
         with GatheredParameters([parameter]):  # no-op unless stage 3
             return parameter.detach().cpu().clone()
 
-    def gather_moment(self, parameter: torch.nn.Parameter, name: str) -> torch.Tensor:
-        """Return the full AdamW moment on CPU."""
+    def get_saved_range(self, parameter: torch.nn.Parameter, kind: str) -> TensorRange:
+        """Return the part of the float32 weight or moment that this rank updates."""
         self._link_optimizer_states()
-        state: torch.Tensor = safe_get_full_optimizer_state(parameter, name)
-        return state.cpu()
+        name = None if kind == WEIGHT else kind
+        if hasattr(parameter, "ds_id"):  # stage 3
+            start, stop = _get_partition_bounds(parameter)
+            local = safe_get_local_optimizer_state(parameter, kind) if name else safe_get_local_fp32_param(parameter)
+            return TensorRange(start, local.flatten()[: stop - start])
+        fragment = cast("Any", parameter)._hp_mapping
+        if fragment is None:  # other ranks update all of this parameter
+            return TensorRange(0, torch.empty(0))
+        return TensorRange(fragment.lp_fragment_address.start, fragment.get_hp_fragment(name))
 
-    def set_state(self, parameter: torch.nn.Parameter, values: Mapping[str, torch.Tensor], *, step: int) -> None:
-        """Set weight and moments of a parameter from full tensors."""
+    def restore(self, parameter: torch.nn.Parameter, read: ReadRange, *, step: int) -> None:
+        """Set weight, moments and step count of a parameter.
+
+        Reads the part that this rank updates, and with stages 1 and 2 also all 16-bit weights, which every rank holds.
+        """
         self._create_optimizer_states(step)
         if hasattr(parameter, "ds_id"):
-            self._set_partitioned(parameter, values)
+            self._restore_partitioned(parameter, read)
             return
         with torch.no_grad():
-            parameter.copy_(values["weight"])
-        safe_set_full_fp32_param(parameter, values["weight"].float())
-        for name in MOMENTS:
-            safe_set_full_optimizer_state(parameter, values[name], name)
+            parameter.copy_(read(WEIGHT, 0, parameter.numel()).view_as(parameter))
+        fragment = cast("Any", parameter)._hp_mapping
+        if fragment is None:
+            return
+        address = fragment.lp_fragment_address
+        for kind, name in zip(KINDS, (None, *MOMENTS), strict=True):
+            fragment.get_hp_fragment(name).data.copy_(read(kind, address.start, address.start + address.numel))
 
-    def _set_partitioned(self, parameter: Any, values: Mapping[str, torch.Tensor]) -> None:
-        """Set a partitioned parameter of stage 3; DeepSpeed's own setter needs sizes divisible by the world size."""
-        parameter.ds_tensor.copy_(_get_local_partition(parameter, values["weight"]))
+    def _restore_partitioned(self, parameter: Any, read: ReadRange) -> None:
+        """Set a partitioned parameter of stage 3."""
+        start, stop = _get_partition_bounds(parameter)
+        padding = (0, parameter.ds_tensor.ds_numel - (stop - start))
+        local = {kind: torch.nn.functional.pad(read(kind, start, stop), padding) for kind in KINDS}
+        parameter.ds_tensor.copy_(local[WEIGHT])
         # Parameters smaller than stage3_param_persistence_threshold are never partitioned.
         if parameter.numel() == parameter.ds_numel:
-            parameter.data.copy_(values["weight"])
-        safe_set_local_fp32_param(parameter, _get_local_partition(parameter, values["weight"]).float())
+            parameter.data.copy_(read(WEIGHT, 0, parameter.ds_numel).view_as(parameter))
+        safe_set_local_fp32_param(parameter, local[WEIGHT].float())
         for name in MOMENTS:
-            safe_set_local_optimizer_state(parameter, _get_local_partition(parameter, values[name]), name)
+            safe_set_local_optimizer_state(parameter, local[name], name)
 
     def _create_optimizer_states(self, step: int) -> None:
         """Create the optimizer states that DeepSpeed's setters need before DeepSpeed creates them in its first step."""
@@ -132,9 +146,8 @@ class ZeroStateAccess:
         self._is_linked = True
 
 
-def _get_local_partition(parameter: Any, value: torch.Tensor) -> torch.Tensor:
-    """Return this rank's partition of the flattened tensor, padded with zeros."""
-    size = parameter.ds_tensor.ds_numel
-    start = size * torch.distributed.get_rank()
-    flat_values = value.flatten()[start : start + size]
-    return torch.nn.functional.pad(flat_values, (0, size - flat_values.numel())).to(parameter.ds_tensor.device)
+def _get_partition_bounds(parameter: Any) -> tuple[int, int]:
+    """Return the range of the flattened parameter of stage 3 that this rank holds; the last ones may be empty."""
+    size, last = parameter.ds_tensor.ds_numel, parameter.ds_numel
+    start = min(size * torch.distributed.get_rank(), last)
+    return start, min(start + size, last)

@@ -13,7 +13,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule
 from transformers import TrainingArguments
 
 from finetune_api.v1alpha1.job import TrainerSpec
-from finetune_trainer.parallel.full_state import find_saved_buffers
+from finetune_trainer.parallel.model_state import find_saved_buffers
 
 
 def build_fsdp_config(spec: TrainerSpec) -> dict[str, Any] | None:

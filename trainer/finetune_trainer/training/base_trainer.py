@@ -3,7 +3,6 @@
 Each training method is a subclass that adds its loss.
 """
 
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,12 +22,14 @@ from finetune_trainer.memory.oom_message import build_out_of_memory_error
 from finetune_trainer.metrics.monitor import build_monitor
 from finetune_trainer.model.param_groups import build_parameter_groups
 from finetune_trainer.parallel.fsdp import enable_fsdp_on_cpu, protect_buffers, reduce_gradients_in_float32
+from finetune_trainer.parallel.parallelism import saves_asynchronously
+from finetune_trainer.training.checkpoint_saver import CheckpointSaver
 from finetune_trainer.training.checkpoint_state import (
     describe_save,
     load_trainer_state,
     restore_checkpoint,
     restore_rank_random_state,
-    save_checkpoint,
+    stage_checkpoint,
 )
 from finetune_trainer.training.early_stopping import EvaluationPolicy
 from finetune_trainer.training.evaluation import LossSums, compute_evaluation_loss
@@ -55,6 +56,7 @@ class GlobalMeanTrainer(Trainer):  # type: ignore[misc]
         self.evaluation_policy = EvaluationPolicy.from_training(inputs.plan.spec.training)
         self.stop_agreed = False  # True: all ranks agreed to stop, because one received a stop request
         self.metric_sums = MetricSums()
+        self.checkpoint_saver = CheckpointSaver(inputs.checkpoints)
         enable_fsdp_on_cpu(inputs.args)
         super().__init__(
             model=inputs.model,
@@ -127,6 +129,8 @@ class GlobalMeanTrainer(Trainer):  # type: ignore[misc]
         self, epoch_iterator: Iterator[MicroBatch], num_batches: int, _device: torch.device
     ) -> tuple[list[MicroBatch], torch.Tensor]:
         """Return the micro-batches of one step and the divisor of each loss term, shape (terms,); set `stop_agreed`."""
+        if self.checkpoint_saver.is_complete:
+            self.finish_save()
         with self.monitor.meter.measure_data_wait():
             micro_batches = [next(epoch_iterator) for _ in range(num_batches)]
         self.monitor.meter.add_micro_batches(micro_batches)
@@ -213,16 +217,25 @@ class GlobalMeanTrainer(Trainer):  # type: ignore[misc]
         return 0
 
     def _save_checkpoint(self, _model: torch.nn.Module, _trial: object) -> None:
-        """Save a checkpoint; the checkpoint of the best evaluation is never pruned."""
+        """Start to save a checkpoint; the checkpoint of the best evaluation is never pruned."""
+        self.finish_save()
         self.inputs.heartbeat.enter_phase(contract.SAVE)
-        policy = self.evaluation_policy
+        policy, is_asynchronous = self.evaluation_policy, saves_asynchronously(self.inputs.plan.spec)
         best_step = policy.find_best_step(self.state.log_history) if policy else None
-        started_at = time.monotonic()
-        name = save_checkpoint(self, self.inputs, retained_step=best_step)
-        self.inputs.heartbeat.record_checkpoint(name)
-        if self.inputs.ranks.is_rank_zero:
-            grace_seconds = self.inputs.plan.spec.termination_grace_period_seconds
-            print(describe_save(name, time.monotonic() - started_at, grace_seconds=grace_seconds), flush=True)
+        part = stage_checkpoint(self, self.inputs, copies_state=is_asynchronous, retained_step=best_step)
+        self.checkpoint_saver.start(part)
+        if not is_asynchronous:
+            self.finish_save()
+        self.inputs.heartbeat.enter_phase(contract.TRAIN)
+
+    def finish_save(self) -> None:
+        """Wait for the checkpoint that is being saved, if any, and report it. Raises: DiskFull or OutputError."""
+        self.inputs.heartbeat.enter_phase(contract.SAVE)
+        if saved := self.checkpoint_saver.wait():
+            self.inputs.heartbeat.record_checkpoint(saved.name)
+            if self.inputs.ranks.is_rank_zero:
+                grace_seconds = self.inputs.plan.spec.termination_grace_period_seconds
+                print(describe_save(saved, grace_seconds=grace_seconds), flush=True)
         self.inputs.heartbeat.enter_phase(contract.TRAIN)
 
     def _prepare_for_training(

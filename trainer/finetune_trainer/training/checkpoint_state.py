@@ -3,19 +3,31 @@
 The format does not depend on the sharding; transformers has a separate format for each kind of sharding.
 """
 
+import copy
 import math
+import time
+from collections.abc import Iterable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import torch
 from transformers import Trainer, TrainerState
+from transformers.trainer import SCALER_NAME
 
 from finetune_trainer.checkpoint.checkpoints import parse_checkpoint_step
 from finetune_trainer.checkpoint.random_state import get_random_state_path, random_state, restore_random_state
-from finetune_trainer.distributed.collectives import gather_on_rank_zero, run_on_rank_zero
+from finetune_trainer.checkpoint.state_files import READ_ERRORS, StateReader, write_state
 from finetune_trainer.errors import CheckpointCorrupt
 from finetune_trainer.model.save import save_weights
-from finetune_trainer.parallel.full_state import READ_ERRORS, extract_weights, gather_state, restore_state, write_state
+from finetune_trainer.parallel.model_state import (
+    TensorRange,
+    Tensors,
+    gather_weights,
+    iterate_saved_ranges,
+    restore_state,
+)
 from finetune_trainer.parallel.state_access import build_state_access
+from finetune_trainer.training.checkpoint_saver import CheckpointPart, SavedCheckpoint
 from finetune_trainer.training.trainer_inputs import TrainerInputs
 
 _STATE_FILE = "trainer_state.json"
@@ -23,37 +35,62 @@ _SCHEDULER_FILE = "scheduler.pt"
 _SAVES_IN_GRACE_PERIOD = 3  # multiple of the time of a save; shared storage may be slower when all jobs stop
 
 
-def save_checkpoint(trainer: Trainer, inputs: TrainerInputs, *, retained_step: int | None) -> str:
-    """Save a checkpoint and return its name (collective).
+def stage_checkpoint(
+    trainer: Trainer, inputs: TrainerInputs, *, copies_state: bool, retained_step: int | None
+) -> CheckpointPart:
+    """Prepare this rank's part of a checkpoint of the current state (collective).
 
-    Rank 0 writes all files, including those of other ranks, so that one rename publishes the checkpoint.
+    copies_state: whether training may change the state before the part is written.
     retained_step: the checkpoint of this step is never pruned.
     """
-    random_states = gather_on_rank_zero(random_state())
-    full_state = gather_state(trainer.model, build_state_access(trainer), keep_result=inputs.ranks.is_rank_zero)
-    step, world_size = trainer.state.global_step, inputs.ranks.world_size
+    started_at = time.monotonic()
+    rank, generators, access = inputs.ranks.rank, random_state(), build_state_access(trainer)
+    staged = copy_to_host(iterate_saved_ranges(trainer.model, access)) if copies_state else None
+    has_adapters = hasattr(trainer.model, "peft_config")
+    adapters = gather_weights(trainer.model, access, keep_result=inputs.ranks.is_rank_zero) if has_adapters else {}
+    small_states = {_SCHEDULER_FILE: copy.deepcopy(trainer.lr_scheduler.state_dict())}
+    if scaler := getattr(trainer.accelerator, "scaler", None):
+        small_states[SCALER_NAME] = copy.deepcopy(scaler.state_dict())
+    trainer_state = copy.deepcopy(trainer.state)
 
-    def write_checkpoint(folder: Path) -> None:
-        write_state(full_state, folder)
-        if hasattr(trainer.model, "peft_config"):  # save adapters separately, in the format that peft loads
-            save_weights(trainer.model, extract_weights(full_state), folder)
-        torch.save(trainer.lr_scheduler.state_dict(), folder / _SCHEDULER_FILE)
-        trainer._save_scaler(str(folder))
-        trainer.state.save_to_json(str(folder / _STATE_FILE))
-        for rank, state in enumerate(random_states):
-            torch.save(state, get_random_state_path(folder, rank))
+    def write_files(folder: Path) -> list[Path]:
+        ranges = staged.items() if staged is not None else iterate_saved_ranges(trainer.model, access)
+        paths = write_state(ranges, folder, rank=rank)
+        torch.save(generators, get_random_state_path(folder, rank))
+        paths.append(get_random_state_path(folder, rank))
+        if not inputs.ranks.is_rank_zero:
+            return paths
+        for name, state in small_states.items():
+            torch.save(state, folder / name)
+        trainer_state.save_to_json(str(folder / _STATE_FILE))
+        paths += [folder / name for name in (*small_states, _STATE_FILE)]
+        return paths + (write_adapter(trainer.model, adapters, folder) if adapters else [])
 
-    return run_on_rank_zero(
-        lambda: inputs.checkpoints.save(step, world_size, write_checkpoint, retained_step=retained_step)
-    )
+    seconds = time.monotonic() - started_at
+    return CheckpointPart(trainer_state.global_step, write_files, retained_step, staging_seconds=seconds)
 
 
-def describe_save(name: str, seconds: float, *, grace_seconds: int) -> str:
+def copy_to_host(ranges: Iterable[tuple[str, TensorRange]]) -> dict[str, TensorRange]:
+    """Copy ranges to host memory, from which a thread can write them while training changes the originals."""
+    return {
+        key: TensorRange(tensor_range.start, tensor_range.values.to("cpu", copy=True)) for key, tensor_range in ranges
+    }
+
+
+def write_adapter(model: torch.nn.Module, weights: Tensors, folder: Path) -> list[Path]:
+    """Write the adapter in the format that peft loads, and return the paths of its files."""
+    with TemporaryDirectory(dir=folder, prefix=".adapter-") as temporary:
+        save_weights(model, weights, Path(temporary))
+        return [path.rename(folder / path.name) for path in Path(temporary).iterdir()]
+
+
+def describe_save(saved: SavedCheckpoint, *, grace_seconds: int) -> str:
     """Return the log line about a saved checkpoint, with a warning if a stopped job may have too little time for one.
 
     grace_seconds: terminationGracePeriodSeconds of the job.
     """
-    line, needed_seconds = f"checkpoint: {name} saved in {seconds:.1f} s", math.ceil(_SAVES_IN_GRACE_PERIOD * seconds)
+    line = f"checkpoint: {saved.name} saved in {saved.seconds:.1f} s, training waited {saved.waited_seconds:.1f} s"
+    needed_seconds = math.ceil(_SAVES_IN_GRACE_PERIOD * saved.seconds)
     if needed_seconds <= grace_seconds:
         return line
     return (
@@ -67,8 +104,9 @@ def restore_checkpoint(trainer: Trainer, checkpoint: Path) -> None:
 
     Raises CheckpointCorrupt if files are damaged or do not match the model.
     """
+    access, step = build_state_access(trainer), parse_checkpoint_step(checkpoint)
     try:
-        restore_state(trainer.model, build_state_access(trainer), checkpoint, step=parse_checkpoint_step(checkpoint))
+        restore_state(trainer.model, access, StateReader(checkpoint).read, step=step)
         scheduler = torch.load(checkpoint / _SCHEDULER_FILE, weights_only=True)
         trainer.lr_scheduler.load_state_dict(scheduler)
         for group, rate in zip(trainer.optimizer.param_groups, trainer.lr_scheduler.get_last_lr(), strict=True):

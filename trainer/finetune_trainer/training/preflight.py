@@ -15,7 +15,7 @@ from finetune_trainer.distributed.heartbeat_writer import measure_peak_memory
 from finetune_trainer.errors import InvalidSpec, ModelError
 from finetune_trainer.model.attention_backend import SDPA
 from finetune_trainer.model.varlen_attention import VARLEN
-from finetune_trainer.parallel.full_state import iterate_trained_parameters
+from finetune_trainer.parallel.model_state import iterate_trained_parameters
 from finetune_trainer.training.base_trainer import GlobalMeanTrainer
 from finetune_trainer.training.isolation_check import build_probe, is_isolated
 from finetune_trainer.units import GIB

@@ -6,22 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from finetune_trainer.checkpoint.checkpoints import Checkpoints, parse_checkpoint_step
+from finetune_trainer.checkpoint.checkpoints import Checkpoints, WriteFiles, parse_checkpoint_step
 from finetune_trainer.checkpoint.output_folder import OutputFolder
 from finetune_trainer.errors import CheckpointCorrupt, DiskFull
+from testing.builders.checkpoint import write_checkpoint
 from testing.builders.identity import identity
-
-
-def write_files(folder: Path) -> None:
-    (folder / "weights").write_text("w" * 100)
-    (folder / "nested").mkdir()
-    (folder / "nested" / "state").write_text("s")
 
 
 def save_checkpoints(output: OutputFolder, *steps: int, keep_last: int = 9) -> Checkpoints:
     checkpoints = Checkpoints(output, keep_last=keep_last)
     for step in steps:
-        checkpoints.save(step, 2, write_files)
+        write_checkpoint(checkpoints, step)
     return checkpoints
 
 
@@ -51,11 +46,11 @@ def test_the_oldest_checkpoints_are_pruned_after_a_save(output: OutputFolder) ->
 def test_the_checkpoint_of_the_retained_step_is_not_pruned(output: OutputFolder) -> None:
     checkpoints = save_checkpoints(output, 1, 2, 3, keep_last=2)
     for step in (4, 5):
-        checkpoints.save(step, 2, write_files, retained_step=2)
+        write_checkpoint(checkpoints, step, retained_step=2)
 
     assert list_checkpoint_names(output) == ["step-00000002", "step-00000004", "step-00000005"]
 
-    checkpoints.save(6, 2, write_files, retained_step=6)
+    write_checkpoint(checkpoints, 6, retained_step=6)
     assert list_checkpoint_names(output) == ["step-00000005", "step-00000006"]
 
 
@@ -72,52 +67,50 @@ def test_find_first_complete_skips_missing_and_incomplete_checkpoints(output: Ou
 def test_a_failed_save_prunes_no_checkpoints(output: OutputFolder) -> None:
     checkpoints = save_checkpoints(output, 1, keep_last=1)
 
-    def raise_runtime_error(_folder: Path) -> None:
+    def raise_runtime_error(_folder: Path) -> list[Path]:
         raise RuntimeError
 
     with pytest.raises(RuntimeError):
-        checkpoints.save(2, 2, raise_runtime_error)
+        checkpoints.stage(2, raise_runtime_error)
 
-    resume_point = checkpoints.find_newest_complete()
-    assert resume_point.path is not None
-    assert parse_checkpoint_step(resume_point.path) == 1
+    assert checkpoints.find_newest_complete().step == 1
 
 
-class SmallVolume:
-    """Fake volume with space for `capacity` checkpoints, including the checkpoint that is being written."""
+def test_the_files_of_all_ranks_make_a_checkpoint_complete(output: OutputFolder) -> None:
+    checkpoints = Checkpoints(output, keep_last=1)
 
-    def __init__(self, output: OutputFolder, *, capacity: int) -> None:
-        self._output, self._capacity = output, capacity
+    def write_rank_file(rank: int) -> WriteFiles:
+        def write(folder: Path) -> list[Path]:
+            (folder / f"rank-{rank}").write_text("data")
+            return [folder / f"rank-{rank}"]
 
-    def write_checkpoint(self, folder: Path) -> None:
-        write_files(folder)
-        if len(list(self._output.checkpoints.iterdir())) > self._capacity:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write
+
+    files_by_rank = [checkpoints.stage(7, write_rank_file(rank)) for rank in (0, 1)]
+    assert checkpoints.publish_staged(7, files_by_rank) == "step-00000007"
+    assert checkpoints.find_newest_complete().step == 7
+
+    (output.checkpoints / "step-00000007" / "rank-1").unlink()
+    with pytest.raises(CheckpointCorrupt, match="rank-1 is missing"):
+        checkpoints.find_newest_complete()
 
 
-def test_old_checkpoints_are_deleted_if_the_volume_is_full(
-    output: OutputFolder, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_free_space_deletes_old_checkpoints(output: OutputFolder, capsys: pytest.CaptureFixture[str]) -> None:
     checkpoints = save_checkpoints(output, 1, 2, 3)
 
-    checkpoints.save(4, 2, SmallVolume(output, capacity=2).write_checkpoint)
+    assert checkpoints.free_space(DiskFull("/output is full"), retained_step=None)
 
-    assert list_checkpoint_names(output) == ["step-00000003", "step-00000004"]
-    assert "deleted step-00000002, step-00000001, writing step-00000004 again" in capsys.readouterr().out
+    assert list_checkpoint_names(output) == ["step-00000003"]
+    assert capsys.readouterr().out == "/output is full; deleted step-00000002, step-00000001, trying again\n"
 
 
 def test_the_newest_complete_and_the_retained_checkpoint_are_kept_on_a_full_volume(output: OutputFolder) -> None:
     checkpoints = save_checkpoints(output, 1, 2, 3, 4)
     (output.checkpoints / "step-00000004" / "weights").unlink()
 
-    with pytest.raises(DiskFull):
-        checkpoints.save(5, 2, SmallVolume(output, capacity=3).write_checkpoint, retained_step=1)
+    assert checkpoints.free_space(DiskFull("full"), retained_step=1)
 
-    assert [name for name in list_checkpoint_names(output) if not name.startswith(".tmp")] == [
-        "step-00000001",
-        "step-00000003",
-        "step-00000004",
-    ]
+    assert list_checkpoint_names(output) == ["step-00000001", "step-00000003", "step-00000004"]
 
 
 def test_incomplete_checkpoints_are_kept_if_no_complete_checkpoint_exists(output: OutputFolder) -> None:
@@ -125,10 +118,23 @@ def test_incomplete_checkpoints_are_kept_if_no_complete_checkpoint_exists(output
     for step in (1, 2):
         (output.checkpoints / f"step-{step:08d}" / "weights").unlink()
 
-    with pytest.raises(DiskFull):
-        checkpoints.save(3, 2, SmallVolume(output, capacity=1).write_checkpoint)
+    assert not checkpoints.free_space(DiskFull("full"), retained_step=None)
 
-    assert {"step-00000001", "step-00000002"} <= set(list_checkpoint_names(output))
+    assert list_checkpoint_names(output) == ["step-00000001", "step-00000002"]
+
+
+def test_a_result_is_published_again_after_old_checkpoints_were_deleted(output: OutputFolder) -> None:
+    checkpoints = save_checkpoints(output, 1, 2, 3)
+
+    def write_result(folder: Path) -> None:
+        (folder / "weights").touch()
+        if len(list_checkpoint_names(output)) > 2:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    checkpoints.publish(output.result, write_result)
+
+    assert (output.result / "weights").exists()
+    assert list_checkpoint_names(output) == ["step-00000003"]
 
 
 @pytest.mark.parametrize(
@@ -171,7 +177,7 @@ def test_saving_a_step_a_second_time_replaces_a_damaged_checkpoint(output: Outpu
     checkpoints = save_checkpoints(output, 1, 2)
     (output.checkpoints / "step-00000002" / "weights").unlink()
 
-    checkpoints.save(2, 2, write_files)
+    write_checkpoint(checkpoints, 2)
 
     resume_point = checkpoints.find_newest_complete()
     assert resume_point.path is not None

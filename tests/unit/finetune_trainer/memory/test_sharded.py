@@ -17,6 +17,7 @@ from finetune_trainer.memory.breakdown import (
 from finetune_trainer.memory.fake_step import ActivationMemory
 from finetune_trainer.memory.model_shape import ModelShape
 from finetune_trainer.memory.sharded import Fsdp2Strategy, ZeroStrategy, build_sharding_strategy
+from finetune_trainer.units import GIB
 from testing.builders import jobs
 
 MILLION = 10**6
@@ -124,10 +125,26 @@ def test_ranks_on_cpu_hold_their_shards_beside_the_weights_being_loaded() -> Non
 
 
 @pytest.mark.parametrize("parallelism", [{"fsdp": {}}, {"deepspeed": {"preset": "zero1"}}, ZERO3])
-def test_rank_zero_gathers_checkpoints_in_host_memory(parallelism: dict[str, Any]) -> None:
-    node = break_down_node(FULL, build_strategy(**parallelism), ranks=4)
+def test_ranks_copy_their_parts_of_a_checkpoint_to_host_memory(parallelism: dict[str, Any]) -> None:
+    layout = replace(build_layout(4, build_strategy(**parallelism)), copies_checkpoints=True)
 
-    assert node["checkpoint being gathered"] == 3 * 400, "weights and both moments in float32"
+    node = convert_to_millions(break_down_node_memory(FULL, MemoryBreakdown(()), layout))
+
+    assert node["checkpoint being written"] == 2 * 3 * 100, "two of four ranks; weights and both moments in float32"
+
+
+@pytest.mark.parametrize("on_gpu", [True, False])
+@pytest.mark.parametrize("copies_checkpoints", [True, False])
+def test_ranks_without_sharding_divide_the_checkpoint(copies_checkpoints: bool, on_gpu: bool) -> None:
+    large = replace(FULL, trained_bytes=10 * GIB)
+    layout = RankLayout(4, ranks_per_node=2, loader_workers_per_rank=0, on_gpu=on_gpu)
+    layout = replace(layout, copies_checkpoints=copies_checkpoints)
+
+    node = break_down_node_memory(large, break_down_rank_memory(large, NO_ACTIVATIONS, layout), layout)
+
+    size = next((part.size for part in node.parts if part.name == "checkpoint being written"), 0)
+    largest_file = GIB if on_gpu else 0  # a synchronous checkpoint is copied from the GPU, one file at a time
+    assert size == 2 * (3 * large.trained_bytes // 4 if copies_checkpoints else largest_file)
 
 
 def test_offloaded_states_count_for_the_rank_on_cpu() -> None:

@@ -17,6 +17,7 @@ from finetune_trainer.training.early_stopping import (
     TrainingOutcome,
     determine_outcome,
 )
+from testing.builders.checkpoint import write_checkpoint
 
 NAN = math.nan
 
@@ -39,7 +40,7 @@ def build_log(*values: float, metric: str = "eval_loss") -> list[dict[str, float
 def save_checkpoints(output: OutputFolder, steps: Iterable[int]) -> Checkpoints:
     checkpoints = Checkpoints(output, keep_last=9)
     for step in steps:
-        checkpoints.save(step, 2, lambda folder: (folder / "weights").touch())
+        write_checkpoint(checkpoints, step)
     return checkpoints
 
 

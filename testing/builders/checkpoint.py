@@ -1,0 +1,20 @@
+"""Builder of a checkpoint without tensors."""
+
+from pathlib import Path
+
+from finetune_trainer.checkpoint.checkpoints import Checkpoints
+
+
+def write_files(folder: Path) -> list[Path]:
+    """Write two small files, one of them in a subfolder."""
+    paths = [folder / "weights", folder / "nested" / "state"]
+    paths[1].parent.mkdir(exist_ok=True)
+    paths[0].write_text("w" * 100)
+    paths[1].write_text("s")
+    return paths
+
+
+def write_checkpoint(checkpoints: Checkpoints, step: int, *, retained_step: int | None = None) -> None:
+    """Write and publish a complete checkpoint of one rank."""
+    files = checkpoints.stage(step, write_files)
+    checkpoints.publish_staged(step, [files], retained_step=retained_step)
