@@ -14,7 +14,7 @@ Results = dict[str, dict[str, Any]]
 
 def run_cells(folder: Path, cells: dict[str, Any], *, ranks: int, slow_rank: int | None = None) -> Results:
     """Run all cells (name to spec) in one launch of torchrun and return their results by name."""
-    folder.mkdir()
+    folder.mkdir(exist_ok=True)
     (folder / "cells.json").write_text(json.dumps(cells))
     environment = {
         **build_rank_environment(),

@@ -9,6 +9,7 @@ The name of a cell selects a variant:
 - `X (mixed)`: the last rank reports another GPU model.
 - `X (in 900 MiB)`: each rank can allocate only this much memory.
 - `X (at most 4 sequences)`: rank 1 runs out of memory above this batch size.
+- `X, slow saves`: training goes on for a second before the state of a checkpoint is written.
 - `X (in tiles)`: the losses are computed in tiles of a few tokens.
 - `X (tracked)`: the results contain the bytes allocated by each step.
 """
@@ -39,17 +40,19 @@ from finetune_api.v1alpha1.job import TrainerSpec
 from finetune_supervisor.contract import RunFolder
 from finetune_supervisor.launch.rank_process import exit_without_teardown
 from finetune_trainer import build_trainer, train
+from finetune_trainer.checkpoint.state_files import write_state
 from finetune_trainer.data.epoch_order import Item
 from finetune_trainer.data.micro_batch import MicroBatch
 from finetune_trainer.distributed.collectives import run_on_rank_zero
 from finetune_trainer.distributed.hardware_check import RankHardware, describe_rank_hardware
 from finetune_trainer.distributed.heartbeat_writer import HeartbeatWriter
+from finetune_trainer.distributed.process_group import init_process_group
 from finetune_trainer.distributed.rank_context import RankContext
 from finetune_trainer.errors import MixedHardware, NonFiniteLoss
 from finetune_trainer.methods.sft import SftTrainer
 from finetune_trainer.metrics.throughput import LOGGED_METRICS
 from finetune_trainer.model import tiled_losses
-from finetune_trainer.training import auto_batch_size
+from finetune_trainer.training import auto_batch_size, checkpoint_state
 from finetune_trainer.training.base_trainer import GlobalMeanTrainer
 from finetune_trainer.training.preflight import run_forward_and_backward
 from testing.models.allocation_tracker import AllocationCallback, AllocationTracker
@@ -58,6 +61,8 @@ MEMORY_VARIANT = re.compile(r" \((in (?P<mib>\d+) MiB|at most (?P<most>\d+) sequ
 RERUN_VARIANT = re.compile(r" \((again|from step (?P<step>\d+))\)$")
 RESUMED_FROM = " <- "
 TILED = " (in tiles)"
+SLOW_SAVES = ", slow saves"
+SECONDS_BEFORE_WRITE = 1.0  # several steps of a tiny model
 SMALL_TILE_BYTES = 4 * 256 * 7  # seven tokens of a vocabulary of 256
 
 
@@ -80,6 +85,9 @@ def train_cell(name: str, spec: dict[str, Any], folder: Path, context: RankConte
         with (
             track_allocations(callback) if name.endswith("(tracked)") else nullcontext(),
             limit_memory(name, context),
+            patch.object(checkpoint_state, write_state.__name__, write_state_later)
+            if SLOW_SAVES in name
+            else nullcontext(),
             patch.object(tiled_losses, "TILE_BYTES", SMALL_TILE_BYTES) if name.endswith(TILED) else nullcontext(),
             patch.object(
                 train,
@@ -142,6 +150,13 @@ def limit_sequences(max_sequences: int) -> Callable[..., None]:
     return run_or_fail
 
 
+@wraps(write_state)
+def write_state_later(*arguments: Any, **keywords: Any) -> list[Path]:
+    """Write the state of a checkpoint after training had time to change it."""
+    time.sleep(SECONDS_BEFORE_WRITE)
+    return write_state(*arguments, **keywords)
+
+
 def rewind_output(output: Path, *, last_step: int | None) -> None:
     """Remove the result, and the checkpoints after `last_step`, as if the training had been interrupted."""
     shutil.rmtree(output / "result")
@@ -194,6 +209,7 @@ def main(cells_file: Path, results_file: Path) -> None:
     context = RankContext.from_environment(os.environ)
     if os.environ.get("TEST_SLOW_RANK") == str(context.ranks.rank):
         slow_down()
+    init_process_group(torch.device("cpu"), timeout_seconds=600)  # before the first cell, which may copy a checkpoint
     cells = json.loads(cells_file.read_text())
     results = {name: train_cell(name, spec, results_file.parent, context) for name, spec in cells.items()}
     if context.ranks.is_rank_zero:

@@ -3,16 +3,28 @@
 Each test injects all its faults into one job, because starting four ranks takes longer than a restart.
 """
 
+import shutil
 import signal
+import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from testing.cluster.fault_injection import Chaos
+from testing.models.loss_curve import read_losses
 from testing.processes.cluster_training import build_training_fields, find_last_checkpoint_step, wait_for_checkpoint
-from testing.processes.operator_stack import OPERATOR_NAMESPACE, OperatorInstallation, RawBody, has_condition
+from testing.processes.operator_stack import (
+    OPERATOR_NAMESPACE,
+    OperatorInstallation,
+    RawBody,
+    get_reported_step,
+    has_condition,
+    run,
+)
 
 pytestmark = pytest.mark.cluster
+FAULT_INJECTION = Path(__file__).parents[2] / "testing" / "fakes" / "inject"
 StartJob = Callable[..., str]
 
 
@@ -64,6 +76,45 @@ def test_every_fault_causes_one_restart_from_the_last_checkpoint(
     assert {pod["metadata"]["labels"]["finetune.dev/attempt"] for pod in deployment.list_pods(job)} == {
         str(len(FAULTS))
     }
+
+
+def list_staged_parts(deployment: OperatorInstallation, job: str) -> list[Path]:
+    """Return the parts of checkpoints that ranks have written and that are not published."""
+    return list((deployment.get_output_folder(job) / "checkpoints").glob(".tmp-attempt-*/state/rank-*.safetensors"))
+
+
+def test_training_resumes_from_the_checkpoint_before_the_one_that_a_killed_node_was_writing(
+    deployment: OperatorInstallation, fault_injector: Chaos, start_job: StartJob
+) -> None:
+    programs = deployment.get_claim_folder("datasets") / "inject"
+    shutil.copytree(FAULT_INJECTION, programs, dirs_exist_ok=True)
+    run(["chmod", "-R", "a+rX", str(programs)])
+    environment = {"PYTHONPATH": "/data/inject", "SLOW_CHECKPOINT_SECONDS": "8"}
+    job = start_job(
+        lora=None,
+        fsdp={},
+        training=build_training_fields(max_steps=90, save_steps=30, learningRate=0.002),
+        env=[{"name": name, "value": value} for name, value in environment.items()],
+    )
+    saved = wait_for_checkpoint(deployment, job)
+    deadline = time.monotonic() + 60
+    while len(list_staged_parts(deployment, job)) < 4:  # two ranks on each of two nodes
+        assert time.monotonic() < deadline, "the second checkpoint was not begun"
+        time.sleep(0.1)
+    deployment.wait_until(
+        job, lambda j: get_reported_step(j) > 2 * saved, description="training continues", timeout_seconds=7
+    )
+
+    fault_injector.kill_container(deployment.namespace, f"{job}-0-1")
+    finished = deployment.wait_until_finished(job)
+
+    assert has_condition(finished, "Complete"), finished["status"]
+    failed, last = finished["status"]["attempts"]
+    assert (failed["reason"], last["firstStep"], saved) == ("ContainerKilled", 30, 30), finished["status"]
+    assert list_staged_parts(deployment, job) == []
+    assert find_last_checkpoint_step(deployment, job) == 90
+    losses = read_losses(deployment.get_output_folder(job))
+    assert list(losses) == list(range(1, 91))
 
 
 def kill_operator(deployment: OperatorInstallation) -> None:

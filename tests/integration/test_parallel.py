@@ -1,6 +1,7 @@
 """Tests that results do not depend on the sharding strategy, and that checkpoints resume with another strategy."""
 
 import itertools
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,9 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 METHODS: dict[str, dict[str, Any]] = {"sft": {"sft": {}}, "dpo": {"dpo": {"beta": 0.2, "rpoAlpha": 0.5}}}
 TUNERS: dict[str, dict[str, Any]] = {"lora": {"lora": {"r": 16}}, "full": {}}
+SLOWLY_SAVED_PRESETS = ("ddp", "zero2", "zero3", "fsdp2")
+RESIZED_PRESETS = ("zero3", "fsdp2")
+ACCUMULATION_BY_RANKS = {1: 4, 4: 1}  # the effective batch of two ranks with two micro-batches each
 EARLY_STOPPING_PRESETS = ("ddp", "zero2", "zero3", "fsdp2")
 BEST_STEP, LAST_STEP = 4, 6  # steps of an overfitted run, whose evaluation loss rises after the best step
 TILED_RUNS = (("ddp", "zero2", "zero3", "fsdp2"), TUNERS, METHODS)
@@ -148,6 +152,9 @@ def results(tiny_files: tiny_text.TinyFiles, folder: Path) -> Results:
     cells |= {
         f"{format_run_name(*run)} (in tiles)": build_spec(tiny_files, *run) for run in itertools.product(*TILED_RUNS)
     }
+    for preset in SLOWLY_SAVED_PRESETS:
+        job_spec = build_spec(tiny_files, preset, "full", "sft", maxSteps=4)
+        cells |= {f"{preset}, slow saves": job_spec, f"{preset}, slow saves (from step 2)": job_spec}
     cells["ddp, early stopping (again)"] = build_early_stopping_spec(tiny_files, "ddp")
     cells["dpo, early stopping"] = build_dpo_early_stopping_spec(tiny_files)
     return run_cells(folder, cells, ranks=2)
@@ -214,6 +221,46 @@ def test_resumed_run_is_bit_identical_to_an_uninterrupted_run(results: Results, 
 
     for key in ("loss", "grad_norm", "eval_loss", "weights"):
         assert resumed[key] == uninterrupted[key], key
+
+
+@pytest.mark.parametrize("preset", SLOWLY_SAVED_PRESETS)
+def test_a_checkpoint_contains_the_state_of_its_step_although_training_went_on(results: Results, preset: str) -> None:
+    uninterrupted, resumed = (results[f"{preset}, slow saves{suffix}"] for suffix in ("", " (from step 2)"))
+
+    for key in ("loss", "grad_norm", "eval_loss", "weights"):
+        assert resumed[key] == uninterrupted[key], key
+    assert len(resumed["loss"]) == 4
+
+
+@pytest.fixture(scope="module")
+def resized_results(
+    results: Results, folder: Path, tiny_files: tiny_text.TinyFiles, tmp_path_factory: pytest.TempPathFactory
+) -> dict[int, Results]:
+    """Resume the runs of two ranks with one rank and with four; return the results by the number of ranks."""
+    resized: dict[int, Results] = {}
+    for ranks, accumulation_steps in ACCUMULATION_BY_RANKS.items():
+        resumed_folder = tmp_path_factory.mktemp(f"{ranks} ranks")
+        cells: dict[str, Any] = {}
+        for preset in RESIZED_PRESETS:
+            name = format_run_name(preset, "full", "sft")
+            shutil.copytree(folder / name, resumed_folder / name)
+            cells[f"{preset} <- {name}"] = build_spec(
+                tiny_files, preset, "full", "sft", gradientAccumulationSteps=accumulation_steps
+            )
+        resized[ranks] = run_cells(resumed_folder, cells, ranks=ranks)
+    return resized
+
+
+@pytest.mark.parametrize("ranks", ACCUMULATION_BY_RANKS)
+@pytest.mark.parametrize("preset", RESIZED_PRESETS)
+def test_checkpoints_can_be_resumed_with_another_number_of_ranks(
+    results: Results, resized_results: dict[int, Results], preset: str, ranks: int
+) -> None:
+    name = format_run_name(preset, "full", "sft")
+    uninterrupted, resumed = results[name], resized_results[ranks][f"{preset} <- {name}"]
+
+    assert resumed["loss"] == pytest.approx(uninterrupted["loss"], rel=ROUNDING_ERROR)
+    assert resumed["eval_loss"] == pytest.approx(uninterrupted["eval_loss"], rel=ROUNDING_ERROR)
 
 
 @pytest.mark.parametrize("tuner", TUNERS)

@@ -4,6 +4,7 @@ Python imports a module of this name at startup; tests put its folder first on t
 
 After PASSES_BEFORE_FAULT forward passes, a micro-batch of more than OOM_ABOVE_SAMPLES sequences raises an error, or
 with INJECT_NAN the output of the model becomes NaN.
+A rank waits SLOW_CHECKPOINT_SECONDS after it has written its part of a checkpoint, before that is published.
 On node 0, CLOCK_OFFSET_SECONDS shifts the wall clock, and with INJECT_STATUS the supervisor reports an impossible
 progress in /status.
 """
@@ -28,6 +29,18 @@ if "INJECT_STATUS" in os.environ and os.environ.get("NODE_RANK") == "0":
         return _dumps(body, **options)  # type: ignore[arg-type]
 
     json.dumps = _dump_impossible_status  # type: ignore[assignment]
+
+if "LOCAL_RANK" in os.environ and "SLOW_CHECKPOINT_SECONDS" in os.environ:
+    import safetensors.torch
+
+    _save_file = safetensors.torch.save_file
+
+    def _save_slowly(tensors: dict, filename: os.PathLike, **options: object) -> None:  # type: ignore[type-arg]
+        _save_file(tensors, filename, **options)  # type: ignore[arg-type]
+        if "/state/" in str(filename):
+            time.sleep(float(os.environ["SLOW_CHECKPOINT_SECONDS"]))
+
+    safetensors.torch.save_file = _save_slowly  # type: ignore[assignment]
 
 if ("LOCAL_RANK" in os.environ or "ranks" in sys.orig_argv) and "PASSES_BEFORE_FAULT" in os.environ:
     import torch
