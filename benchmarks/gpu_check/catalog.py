@@ -74,6 +74,12 @@ PRESETS = (
     ),
     _preset("lora", "reference losses of LoRA on one rank"),
     _preset("nf4", "weights in nf4 by bitsandbytes have the losses of LoRA within 5 %", requires=("bitsandbytes",)),
+    _preset(
+        "adamw_8bit",
+        "moments in 8 bits by bitsandbytes have the losses of float32 within 1 %, and are restored",
+        requires=("bitsandbytes",),
+        resume=True,
+    ),
     _preset("fsdp_offload", "optimizer states are restored to the device of their weights", resume=True),
     _preset("zero3", "sharded states are restored", requires=("deepspeed",), resume=True),
 )

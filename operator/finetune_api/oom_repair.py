@@ -11,6 +11,7 @@ from finetune_api.v1alpha1.pod_types import EnvVar
 from finetune_api.v1alpha1.quantity import format_bytes, parse_quantity
 from finetune_api.v1alpha1.reasons import Reason
 from finetune_api.v1alpha1.status import Repair
+from finetune_api.v1alpha1.training import EIGHT_BIT_ADAMW
 
 ALLOCATOR_VARIABLE = "PYTORCH_ALLOC_CONF"
 _DEPRECATED_ALLOCATOR_VARIABLE = "PYTORCH_CUDA_ALLOC_CONF"  # deprecated name that torch still accepts
@@ -220,11 +221,13 @@ def list_stronger_sharding_presets(spec: FineTuneJobSpec, *, world_size: int) ->
     """Return the DeepSpeed presets that shard more of the training state than the preset of the spec.
 
     Returns an empty tuple if the spec has fsdp or a DeepSpeed config, if weights are quantized (they cannot be
-    sharded), or if a probe is set (gradients inside DeepSpeed cannot be reset).
+    sharded), if the moments of the optimizer have 8 bits (they cannot either), or if a probe is set (gradients inside
+    DeepSpeed cannot be reset).
     """
     current = spec.deepspeed.preset if spec.deepspeed else None
     is_quantized = spec.lora is not None and spec.lora.quantization is not None
     has_other_sharding = spec.fsdp is not None or (spec.deepspeed is not None and current is None)
+    is_quantized |= spec.training.optim == EIGHT_BIT_ADAMW
     if world_size == 1 or has_other_sharding or is_quantized or spec.training.probe:
         return ()
     presets = _LORA_SHARDING_PRESETS if spec.lora else _SHARDING_PRESETS

@@ -287,6 +287,14 @@ BAD_JOBS: dict[str, BadJob] = {
         "requires gradientCheckpointing: true",
         "requires gradientCheckpointing: true",
     ),
+    "asyncCheckpoints with lora": BadJob(
+        {"training": {"asyncCheckpoints": True}}, "written synchronously", "written synchronously"
+    ),
+    "adamw_8bit with fsdp": BadJob(
+        {"training": {"optim": "adamw_8bit"}, "fsdp": {}},
+        "cannot be sharded over ranks",
+        "cannot be sharded over ranks",
+    ),
     "earlyStoppingThreshold without earlyStoppingPatience": BadJob(
         {"training": {"earlyStoppingThreshold": 0.1}},
         "requires earlyStoppingPatience",

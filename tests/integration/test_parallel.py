@@ -155,6 +155,12 @@ def results(tiny_files: tiny_text.TinyFiles, folder: Path) -> Results:
     for preset in SLOWLY_SAVED_PRESETS:
         job_spec = build_spec(tiny_files, preset, "full", "sft", maxSteps=4)
         cells |= {f"{preset}, slow saves": job_spec, f"{preset}, slow saves (from step 2)": job_spec}
+    for tuner in TUNERS:
+        lora = {"lora": {"r": 64}} if tuner == "lora" else {}  # bitsandbytes keeps moments of small tensors in float32
+        job_spec = {**build_spec(tiny_files, "ddp", tuner, "sft", maxSteps=6), **lora}
+        cells[f"adamw_torch, {tuner}"] = job_spec
+        job_spec = {**job_spec, "training": {**job_spec["training"], "optim": "adamw_8bit"}}
+        cells |= {f"adamw_8bit, {tuner}": job_spec, f"adamw_8bit, {tuner} (from step 2)": job_spec}
     cells["ddp, early stopping (again)"] = build_early_stopping_spec(tiny_files, "ddp")
     cells["dpo, early stopping"] = build_dpo_early_stopping_spec(tiny_files)
     return run_cells(folder, cells, ranks=2)
@@ -230,6 +236,25 @@ def test_a_checkpoint_contains_the_state_of_its_step_although_training_went_on(r
     for key in ("loss", "grad_norm", "eval_loss", "weights"):
         assert resumed[key] == uninterrupted[key], key
     assert len(resumed["loss"]) == 4
+
+
+@pytest.mark.parametrize("tuner", TUNERS)
+def test_moments_in_8_bits_have_nearly_the_losses_of_moments_in_float32(results: Results, tuner: str) -> None:
+    losses, expected_losses = (results[f"{optimizer}, {tuner}"]["loss"] for optimizer in ("adamw_8bit", "adamw_torch"))
+
+    assert losses == pytest.approx(expected_losses, rel=0.01)
+    assert losses[1:] != expected_losses[1:]
+
+
+@pytest.mark.parametrize("tuner", TUNERS)
+def test_moments_in_8_bits_are_resumed_exactly(results: Results, folder: Path, tuner: str) -> None:
+    uninterrupted, resumed = (results[f"adamw_8bit, {tuner}{suffix}"] for suffix in ("", " (from step 2)"))
+    state = load_file(folder / f"adamw_8bit, {tuner}" / "checkpoints/step-00000004/state/rank-00000-000.safetensors")
+
+    for key in ("loss", "grad_norm", "eval_loss", "weights"):
+        assert resumed[key] == uninterrupted[key], key
+    assert {moments.dtype for key, moments in state.items() if key.startswith("state1.")} >= {torch.uint8}
+    assert {moments.dtype for key, moments in state.items() if key.startswith("absmax1.")} == {torch.float32}
 
 
 @pytest.fixture(scope="module")

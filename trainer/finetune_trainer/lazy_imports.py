@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from finetune_api.v1alpha1.training import EIGHT_BIT_ADAMW
+
 _GPU_LIBRARIES = ("bitsandbytes", "deepspeed")
 
 
@@ -31,8 +33,10 @@ def find_unused_libraries(spec: dict[str, Any] | None) -> Iterator[str]:
     if spec is None:
         return
     yield from ("datasets", "scipy")  # the trainer reads rows itself, and supports no model that needs scipy
-    lora = spec.get("lora")
-    if not (isinstance(lora, dict) and lora.get("quantization")):
+    lora, training = spec.get("lora"), spec.get("training")
+    quantizes_weights = isinstance(lora, dict) and lora.get("quantization")
+    quantizes_moments = isinstance(training, dict) and training.get("optim") == EIGHT_BIT_ADAMW
+    if not (quantizes_weights or quantizes_moments):
         yield "bitsandbytes"
     if not spec.get("deepspeed"):
         yield "deepspeed"

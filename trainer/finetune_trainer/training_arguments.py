@@ -1,5 +1,6 @@
 """Build the transformers TrainingArguments of a training plan, and choose the number of data loader workers."""
 
+import importlib.util
 import math
 import os
 from dataclasses import dataclass
@@ -10,8 +11,10 @@ import torch
 from transformers import TrainingArguments
 
 from finetune_api.v1alpha1.job import TrainerSpec
+from finetune_api.v1alpha1.training import EIGHT_BIT_ADAMW
 from finetune_trainer.cgroup import Cgroup
 from finetune_trainer.distributed.rank_context import Ranks
+from finetune_trainer.errors import InvalidSpec
 from finetune_trainer.parallel.deepspeed_config import build_deepspeed_config
 from finetune_trainer.parallel.fsdp import build_fsdp_config
 from finetune_trainer.training_plan import TrainingPlan
@@ -48,8 +51,16 @@ def build_checkpointing_options(interval: int | None) -> dict[str, Any] | None:
 def build_training_arguments(
     plan: TrainingPlan, device_config: DeviceConfig, *, checkpoint_folder: Path, loader_workers: int
 ) -> TrainingArguments:
-    """Build the arguments of the transformers Trainer. loader_workers: data loader processes per rank."""
+    """Build the arguments of the transformers Trainer.
+
+    loader_workers: data loader processes per rank. Raises: InvalidSpec if a library or option does not fit.
+    """
     spec, training, total_steps = plan.spec, plan.spec.training, plan.schedule.total_steps
+    if training.optim == EIGHT_BIT_ADAMW and importlib.util.find_spec("bitsandbytes") is None:
+        raise InvalidSpec(
+            "spec.training.optim: this image has no bitsandbytes, which adamw_8bit needs; use the trainer image of the"
+            " operator's release (leave spec.image out), or set adamw_torch"
+        )
     on_cpu = device_config.device.type == "cpu"
     return TrainingArguments(
         output_dir=str(checkpoint_folder),
@@ -59,6 +70,7 @@ def build_training_arguments(
         learning_rate=plan.learning_rates.default_rate,
         lr_scheduler_type=training.lr_scheduler_type,
         warmup_steps=training.warmup_steps,
+        optim=training.optim,
         weight_decay=training.weight_decay,
         max_grad_norm=training.max_grad_norm,
         max_steps=total_steps,

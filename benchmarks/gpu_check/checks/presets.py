@@ -13,11 +13,12 @@ from benchmarks.gpu_check.context import CheckContext, require, require_equal_lo
 from benchmarks.trainer.contenders.ours import run_spec
 
 STEPS, SAVED_STEP = 5, 3
-FULL, LORA, NF4 = "ddp", "lora", "nf4"
+FULL, LORA, NF4, EIGHT_BIT = "ddp", "lora", "nf4", "adamw_8bit"
 PRESETS: dict[str, dict[str, Any]] = {
     FULL: {},
     LORA: {},
     NF4: {"lora": {"quantization": "nf4"}},
+    EIGHT_BIT: {"training": {"optim": "adamw_8bit"}},
     "fsdp": {"fsdp": {}},
     "fsdp_offload": {"fsdp": {"cpuOffload": True}},
     **{
@@ -33,14 +34,9 @@ NF4_TOLERANCE = 0.05
 def check_preset(context: CheckContext, name: str, mode: str = "") -> None:
     """Train five steps with a checkpoint after the third and the fifth; mode `resume`: train the last two again."""
     folder = context.scratch / f"preset-{name}-{mode}"
-    spec = build_small_spec(
-        context,
-        folder,
-        steps=STEPS,
-        has_lora=name in (LORA, NF4),
-        training={"saveSteps": SAVED_STEP, "learningRate": 1e-4},
-        **PRESETS[name],
-    )
+    fields = dict(PRESETS[name])
+    training = {"saveSteps": SAVED_STEP, "learningRate": 1e-4, **fields.pop("training", {})}
+    spec = build_small_spec(context, folder, steps=STEPS, has_lora=name in (LORA, NF4), training=training, **fields)
     reference = LORA if name == NF4 else FULL
     expected = [] if name in (FULL, LORA) else context.load_losses(f"preset-{reference}")
     run_spec(spec, folder / "run")
@@ -62,6 +58,8 @@ def check_preset(context: CheckContext, name: str, mode: str = "") -> None:
 def choose_tolerance(context: CheckContext, name: str) -> float:
     if name == NF4:
         return NF4_TOLERANCE
+    if name == EIGHT_BIT:
+        return BFLOAT16_TOLERANCE
     return BFLOAT16_TOLERANCE if context.on_gpu else FLOAT32_TOLERANCE
 
 

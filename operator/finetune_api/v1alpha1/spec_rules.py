@@ -18,7 +18,7 @@ from finetune_api.v1alpha1.pod_types import (
     RESERVED_VOLUMES,
 )
 from finetune_api.v1alpha1.quantity import parse_quantity
-from finetune_api.v1alpha1.training import EVAL_LOSS
+from finetune_api.v1alpha1.training import EIGHT_BIT_ADAMW, EVAL_LOSS
 from finetune_supervisor.contract import to_camel
 
 if TYPE_CHECKING:
@@ -293,6 +293,17 @@ SPEC_RULES: "tuple[CrossFieldRule[FineTuneJobSpec], ...]" = (
             " to zero2_offload, which shards only gradients and optimizer states",
         ),
         cel_limitations="a stage in deepspeed.config, an object without a schema",
+    ),
+    CrossFieldRule.from_cel_rule(
+        "8-bit moments are not sharded",
+        lambda spec: spec.training.optim == EIGHT_BIT_ADAMW and (spec.deepspeed is not None or spec.fsdp is not None),
+        CelRule(
+            "!((has(self.deepspeed) || has(self.fsdp)) && has(self.training) && has(self.training.optim)"
+            f" && self.training.optim == '{EIGHT_BIT_ADAMW}')",
+            "training.optim: moments in 8 bits cannot be sharded over ranks; remove deepspeed and fsdp, or set"
+            " adamw_torch",
+            field_path=".training",
+        ),
     ),
     CrossFieldRule.from_cel_rule(
         "checkpoints of adapters are synchronous",

@@ -7,6 +7,7 @@ from pydantic import Field
 from finetune_api.batch import AUTO
 from finetune_api.v1alpha1.base import CelRule, CrossFieldRule, Model, ModelWithRules, build_validation_schema
 
+EIGHT_BIT_ADAMW = "adamw_8bit"  # value of optim
 REPORTERS = ("tensorboard", "wandb", "mlflow", "swanlab")  # each reporter requires the package of the same name
 EVAL_LOSS = "eval_loss"
 _COMPARES_EVALUATIONS_CEL = (
@@ -106,6 +107,11 @@ class Training(ModelWithRules):
         default="cosine", description="Learning rate schedule."
     )
     warmup_steps: int = Field(default=0, ge=0, description="Optimizer steps of linear warm-up from zero.")
+    optim: Literal["adamw_torch", "adamw_8bit"] = Field(
+        default="adamw_torch",
+        description="Optimizer: AdamW with moments in float32, or in 8 bits by bitsandbytes, which saves 6 bytes per"
+        " trained parameter. adamw_8bit excludes deepspeed and fsdp, and keeps the moments of embeddings in float32.",
+    )
     weight_decay: float = Field(default=0.0, ge=0, le=1, description="Weight decay of AdamW.")
     max_grad_norm: float = Field(
         default=1.0, ge=0, description="Maximum gradient norm for clipping; 0 disables clipping."

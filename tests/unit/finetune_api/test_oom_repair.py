@@ -84,6 +84,7 @@ def test_repairs_of_full_fine_tuning_are_ordered_by_cost() -> None:
         pytest.param({"lora": {}, "numNodes": 1}, [], id="single rank"),
         pytest.param({"lora": {"quantization": "nf4"}, "numNodes": 2}, [], id="4-bit weights"),
         pytest.param({"lora": {}, "numNodes": 2, "training": {"probe": True}}, [], id="probe"),
+        pytest.param({"numNodes": 2, "training": {"optim": "adamw_8bit"}}, [], id="moments in 8 bits"),
         pytest.param({"numNodes": 2, "fsdp": {}}, [], id="fsdp"),
         pytest.param(
             {"numNodes": 2, "deepspeed": {"config": {"zero_optimization": {"stage": 1}}}},

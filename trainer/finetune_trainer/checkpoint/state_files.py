@@ -100,7 +100,7 @@ class StateReader:
                 position = end
         if position < stop:
             raise ValueError(f"elements {position} to {stop} of {key} are missing")
-        return pieces[0] if len(pieces) == 1 else torch.cat([torch.empty(0), *pieces])
+        return torch.cat(pieces) if pieces else torch.empty(0)
 
     def read_tensor(self, key: str, shape: torch.Size) -> torch.Tensor:
         """Return a complete tensor in its shape, in host memory."""

@@ -81,10 +81,10 @@ class DdpStrategy:
             MemoryPart(REFERENCE, shape.resident_reference_bytes),
             MemoryPart(ADAPTERS, adapters),
             MemoryPart("gradients", shape.trained_bytes),
-            MemoryPart("optimizer states", ADAMW_STATES * shape.trained_bytes),
+            MemoryPart("optimizer states", shape.optimizer_bytes),
         )
         buckets = MemoryPart("gradient buckets", shape.trained_bytes if world_size > 1 else 0)
-        saved_bytes = (1 + ADAMW_STATES) * shape.trained_bytes // world_size
+        saved_bytes = (shape.trained_bytes + shape.optimizer_bytes) // world_size
         return ModelStateFootprint(resident_parts, forward_backward_parts=(buckets,), saved_bytes=saved_bytes)
 
 

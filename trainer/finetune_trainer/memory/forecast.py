@@ -8,6 +8,7 @@ from transformers import PretrainedConfig
 from finetune_api.batch import Batch
 from finetune_api.v1alpha1.devices import count_devices
 from finetune_api.v1alpha1.job import TrainerSpec
+from finetune_api.v1alpha1.training import EIGHT_BIT_ADAMW
 from finetune_trainer.errors import InvalidSpec
 from finetune_trainer.memory.breakdown import (
     MemoryBreakdown,
@@ -17,7 +18,13 @@ from finetune_trainer.memory.breakdown import (
 )
 from finetune_trainer.memory.fake_step import SimulatedStep
 from finetune_trainer.memory.fused_kernels import MaskUse
-from finetune_trainer.memory.model_shape import Architecture, ModelShape, measure_shape, measure_step_peak
+from finetune_trainer.memory.model_shape import (
+    Architecture,
+    ModelShape,
+    count_eight_bit_moment_bytes,
+    measure_shape,
+    measure_step_peak,
+)
 from finetune_trainer.memory.sharded import build_sharding_strategy
 from finetune_trainer.memory.vision_sample import VisionSample, build_blank_sample
 from finetune_trainer.model.attention_backend import SDPA, choose_simulated_attention
@@ -113,9 +120,11 @@ def forecast(
         frozen_modules=model.frozen_modules,
     )
     measured_shape = measure_shape(architecture)
+    uses_eight_bits = spec.training.optim == EIGHT_BIT_ADAMW
     publishes_model = spec.lora is None or spec.lora.merge
     shape = replace(
         measured_shape,
+        eight_bit_moment_bytes=count_eight_bit_moment_bytes(architecture.full_model) if uses_eight_bits else 0,
         published_bytes=measured_shape.parameters * model.dtype.itemsize if publishes_model else 0,
         reference_bytes=_compute_reference_bytes(spec, model, vision_sample),
         # until its release, the reference model needs less memory than the optimizer states do later

@@ -27,6 +27,7 @@ from finetune_trainer.model.varlen_support import select_text_attention
 from finetune_trainer.vision.freeze import PEFT_PREFIX, find_group, freeze_groups
 from finetune_trainer.vision.towers import choose_auto_class
 
+_SMALLEST_EIGHT_BIT_SIZE, _EIGHT_BIT_BLOCK_SIZE = 4096, 256  # elements, in bitsandbytes
 _FEWEST_LAYERS = 2  # smallest number of simulated layers; the memory of more layers is extrapolated
 
 
@@ -42,6 +43,7 @@ class ModelShape:
     has_adapters: bool = False  # True: all trained parameters are adapters
     reference_bytes: int = 0  # bytes of the frozen reference model; 0 if there is no separate model
     releases_reference: bool = False  # whether the reference model is released before the first step
+    eight_bit_moment_bytes: int = 0  # bytes of the moments of 8-bit AdamW; 0 with another optimizer
     published_bytes: int = 0  # of the model that rank 0 publishes: trained in full, or merged with an adapter
     # Sizes of the units that sharded training gathers, in elements:
     layer_parameters: int = 0  # largest decoder layer
@@ -53,6 +55,11 @@ class ModelShape:
     def resident_reference_bytes(self) -> int:
         """Bytes of the reference model during training."""
         return 0 if self.releases_reference else self.reference_bytes
+
+    @property
+    def optimizer_bytes(self) -> int:
+        """Bytes of the moments of AdamW, without sharding."""
+        return self.eight_bit_moment_bytes or 2 * self.trained_bytes
 
     @property
     def loaded_bytes(self) -> int:
@@ -121,6 +128,21 @@ def measure_shape(architecture: Architecture) -> ModelShape:
         outer_parameters=sum(p.numel() for p in (*trained_weights, *frozen_weights)) - sum(layers),
         largest_parameter=max((p.numel() for p in trained_weights), default=0),
         largest_weight_bytes=max((p.nbytes for p in (*trained_weights, *frozen_weights)), default=0),
+    )
+
+
+def count_eight_bit_moment_bytes(model: torch.nn.Module) -> int:
+    """Return the bytes of both moments of 8-bit AdamW, with a float32 scale per block of 256 elements.
+
+    bitsandbytes keeps small tensors in float32, and transformers asks it to do so for embeddings.
+    """
+    embeddings = {id(module.weight) for module in model.modules() if isinstance(module, torch.nn.Embedding)}
+    return sum(
+        2 * 4 * weight.numel()
+        if weight.numel() < _SMALLEST_EIGHT_BIT_SIZE or id(weight) in embeddings
+        else 2 * (weight.numel() + 4 * -(-weight.numel() // _EIGHT_BIT_BLOCK_SIZE))
+        for weight in model.parameters()
+        if weight.requires_grad
     )
 
 

@@ -1,5 +1,6 @@
 """Divides trained parameters into groups by model part (vision, aligner, language) and weight decay."""
 
+import importlib
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -78,3 +79,15 @@ def build_parameter_groups(
                     yield {"params": parameters, "lr": rates.get_rate(part), "weight_decay": decay}
 
     return list(yield_groups())
+
+
+def keep_embedding_moments_in_float32(model: torch.nn.Module) -> None:
+    """Let bitsandbytes keep the moments of embeddings in float32.
+
+    transformers does so only for optimizers that it creates itself.
+    """
+    # imported here, because it is hidden from jobs that do not use it (decisions/516)
+    manager: Any = importlib.import_module("bitsandbytes.optim").GlobalOptimManager.get_instance()
+    for module in model.modules():
+        if isinstance(module, torch.nn.Embedding):
+            manager.register_module_override(module, "weight", {"optim_bits": 32})

@@ -3,6 +3,7 @@
 The engine keeps float32 master weights of 16-bit parameters.
 """
 
+from collections.abc import Iterator
 from typing import Any, cast
 
 import torch
@@ -74,18 +75,20 @@ class ZeroStateAccess:
         with GatheredParameters([parameter]):  # no-op unless stage 3
             return parameter.detach().cpu().clone()
 
-    def get_saved_range(self, parameter: torch.nn.Parameter, kind: str) -> TensorRange:
-        """Return the part of the float32 weight or moment that this rank updates."""
+    def iterate_saved_ranges(self, parameter: torch.nn.Parameter) -> Iterator[tuple[str, TensorRange]]:
+        """Yield the parts of the float32 weight and moments that this rank updates."""
         self._link_optimizer_states()
-        name = None if kind == WEIGHT else kind
         if hasattr(parameter, "ds_id"):  # stage 3
             start, stop = _get_partition_bounds(parameter)
-            local = safe_get_local_optimizer_state(parameter, kind) if name else safe_get_local_fp32_param(parameter)
-            return TensorRange(start, local.flatten()[: stop - start])
+            yield WEIGHT, TensorRange(start, safe_get_local_fp32_param(parameter).flatten()[: stop - start])
+            for moment in MOMENTS:
+                local = safe_get_local_optimizer_state(parameter, moment)
+                yield moment, TensorRange(start, local.flatten()[: stop - start])
+            return
         fragment = cast("Any", parameter)._hp_mapping
-        if fragment is None:  # other ranks update all of this parameter
-            return TensorRange(0, torch.empty(0))
-        return TensorRange(fragment.lp_fragment_address.start, fragment.get_hp_fragment(name))
+        if fragment is not None:  # None: other ranks update all of this parameter
+            for kind, name in zip(KINDS, (None, *MOMENTS), strict=True):
+                yield kind, TensorRange(fragment.lp_fragment_address.start, fragment.get_hp_fragment(name))
 
     def restore(self, parameter: torch.nn.Parameter, read: ReadRange, *, step: int) -> None:
         """Set weight, moments and step count of a parameter.

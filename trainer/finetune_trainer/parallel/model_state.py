@@ -6,7 +6,7 @@ all of them, with FSDP2 and ZeRO its shard. Checkpoints consist of such ranges.
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 from torch.distributed.tensor import DTensor
@@ -15,6 +15,9 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 WEIGHT = "weight"
 MOMENTS = ("exp_avg", "exp_avg_sq")  # state names of torch's AdamW
 KINDS = (WEIGHT, *MOMENTS)
+# State names of the 8-bit AdamW of bitsandbytes; the moments of small tensors and embeddings have no scales.
+_EIGHT_BIT_MOMENTS = ("state1", "state2")
+_SCALES = ("absmax1", "absmax2")
 
 Tensors = dict[str, torch.Tensor]
 
@@ -27,7 +30,7 @@ class TensorRange:
     values: torch.Tensor
 
 
-# Returns the elements from `start` to `stop` of a flattened tensor of this kind, one of KINDS, in host memory.
+# Returns the elements from `start` to `stop` of a flattened tensor of this kind, in host memory.
 ReadRange = Callable[[str, int, int], torch.Tensor]
 
 
@@ -37,8 +40,8 @@ class ModelStateAccess(Protocol):
     def gather_weight(self, parameter: torch.nn.Parameter) -> torch.Tensor:
         """Return the full, unsharded weight (collective)."""
 
-    def get_saved_range(self, parameter: torch.nn.Parameter, kind: str) -> TensorRange:
-        """Return the range that this rank saves; the ranges of all ranks cover each element once. kind: of KINDS."""
+    def iterate_saved_ranges(self, parameter: torch.nn.Parameter) -> Iterator[tuple[str, TensorRange]]:
+        """Yield the ranges that this rank saves, by kind; the ranges of all ranks cover each element once."""
 
     def restore(self, parameter: torch.nn.Parameter, read: ReadRange, *, step: int) -> None:
         """Set weight, moments and step count of a parameter; reads what this rank holds."""
@@ -57,28 +60,62 @@ class TensorStateAccess:
         weight = parameter.detach()
         return weight.full_tensor().cpu() if isinstance(weight, DTensor) else weight
 
-    def get_saved_range(self, parameter: torch.nn.Parameter, kind: str) -> TensorRange:
-        """Return this rank's shard, or with DDP an equal part; moments are 0 before the first gradient."""
-        tensor = parameter.detach()
-        if kind != WEIGHT:
-            state = self._optimizer.state.get(parameter)
-            tensor = state[kind] if state else torch.zeros_like(tensor)
-        if isinstance(tensor, DTensor):
-            return _get_local_range(tensor)
-        start, stop = (tensor.numel() * rank // self._world_size for rank in (self._rank, self._rank + 1))
-        return TensorRange(start, tensor.reshape(-1)[start:stop])
+    def iterate_saved_ranges(self, parameter: torch.nn.Parameter) -> Iterator[tuple[str, TensorRange]]:
+        """Yield this rank's shard, or with DDP an equal part; moments are 0 before the first gradient."""
+        for kind, tensor in self._get_tensors(parameter).items():
+            if isinstance(tensor, DTensor):
+                yield kind, _get_local_range(tensor)
+                continue
+            start, stop = (tensor.numel() * rank // self._world_size for rank in (self._rank, self._rank + 1))
+            yield kind, TensorRange(start, tensor.reshape(-1)[start:stop])
 
     def restore(self, parameter: torch.nn.Parameter, read: ReadRange, *, step: int) -> None:
         """Set weight, moments and step count of a parameter; reads this rank's shard, or with DDP everything."""
-        weight = parameter.detach()
-        state = {kind: torch.zeros_like(weight) for kind in MOMENTS}
-        for kind, tensor in ((WEIGHT, weight), *state.items()):
+        self._create_state(parameter, step)
+        for kind, tensor in self._get_tensors(parameter).items():
             local = _get_local_range(tensor)
             local.values.copy_(read(kind, local.start, local.start + local.values.numel()))
+
+    def _get_tensors(self, parameter: torch.nn.Parameter) -> Tensors:
+        """Return weight and moments by kind."""
+        weight = parameter.detach()
+        state = self._optimizer.state.get(parameter)
+        return {WEIGHT: weight, **{kind: state[kind] if state else torch.zeros_like(weight) for kind in MOMENTS}}
+
+    def _create_state(self, parameter: torch.nn.Parameter, step: int) -> None:
+        """Create the state of a parameter after `step` steps, with moments of 0."""
+        weight = parameter.detach()
         self._optimizer.state[parameter] = {
             "step": torch.tensor(float(step), device=_get_local_range(weight).values.device),
-            **state,
+            **{kind: torch.zeros_like(weight) for kind in MOMENTS},
         }
+
+
+class EightBitStateAccess(TensorStateAccess):
+    """Implements ModelStateAccess for the 8-bit AdamW of bitsandbytes, whose moments are saved as they are."""
+
+    def __init__(self, optimizer: Any, *, rank: int, world_size: int) -> None:
+        super().__init__(optimizer, rank=rank, world_size=world_size)
+        self._eight_bit_optimizer = cast("Any", self._optimizer)
+        self._eight_bit_optimizer.check_overrides()  # otherwise done by the first step: which moments have 32 bits
+        self._positions = {
+            parameter: (group_index, index)
+            for group_index, group in enumerate(self._optimizer.param_groups)
+            for index, parameter in enumerate(group["params"])
+        }
+
+    def _get_tensors(self, parameter: torch.nn.Parameter) -> Tensors:
+        if not self._optimizer.state.get(parameter):
+            self._create_state(parameter, 0)
+        state = self._optimizer.state[parameter]
+        names = (*_EIGHT_BIT_MOMENTS, *(name for name in _SCALES if name in state))
+        return {WEIGHT: parameter.detach(), **{name: state[name] for name in names}}
+
+    def _create_state(self, parameter: torch.nn.Parameter, step: int) -> None:
+        group_index, index = self._positions[parameter]
+        group = self._optimizer.param_groups[group_index]
+        self._eight_bit_optimizer.init_state(group, parameter, group_index, index)
+        self._optimizer.state[parameter]["step"] = step
 
 
 def iterate_trained_parameters(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Parameter]]:
@@ -89,8 +126,7 @@ def iterate_trained_parameters(model: torch.nn.Module) -> Iterator[tuple[str, to
 def iterate_saved_ranges(model: torch.nn.Module, access: ModelStateAccess) -> Iterator[tuple[str, TensorRange]]:
     """Yield the ranges of weights and moments that this rank saves, by the key of the tensor; no range is empty."""
     for name, parameter in iterate_trained_parameters(model):
-        for kind in KINDS:
-            saved_range = access.get_saved_range(parameter, kind)
+        for kind, saved_range in access.iterate_saved_ranges(parameter):
             if saved_range.values.numel():
                 yield build_key(kind, name), saved_range
 
@@ -111,7 +147,7 @@ def restore_state(
 
 
 def build_key(kind: str, name: str) -> str:
-    """Return the key of a tensor in a checkpoint. kind: one of KINDS. name: of the parameter."""
+    """Return the key of a tensor in a checkpoint. kind: such as WEIGHT. name: of the parameter."""
     return f"{kind}.{name}"
 
 

@@ -2,8 +2,9 @@
 
 from transformers import Trainer
 
+from finetune_api.v1alpha1.training import EIGHT_BIT_ADAMW
 from finetune_trainer.parallel.fsdp import reshard
-from finetune_trainer.parallel.model_state import ModelStateAccess, TensorStateAccess
+from finetune_trainer.parallel.model_state import EightBitStateAccess, ModelStateAccess, TensorStateAccess
 
 
 def build_state_access(trainer: Trainer) -> ModelStateAccess:
@@ -14,4 +15,5 @@ def build_state_access(trainer: Trainer) -> ModelStateAccess:
         return ZeroStateAccess(trainer.model_wrapped)
     reshard(trainer.model)
     args = trainer.args
-    return TensorStateAccess(trainer.optimizer, rank=args.process_index, world_size=args.world_size)
+    implementation = EightBitStateAccess if args.optim == EIGHT_BIT_ADAMW else TensorStateAccess
+    return implementation(trainer.optimizer, rank=args.process_index, world_size=args.world_size)

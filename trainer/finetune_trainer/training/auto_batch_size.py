@@ -11,6 +11,7 @@ import torch
 
 from finetune_api.batch import Batch, find_batch_split, find_largest_fitting_batch, list_batch_splits
 from finetune_api.v1alpha1.job import TrainerSpec
+from finetune_api.v1alpha1.training import EIGHT_BIT_ADAMW
 from finetune_trainer.atomic_files import translate_disk_errors, write_json
 from finetune_trainer.checkpoint.output_folder import OutputFolder
 from finetune_trainer.data.length_stats import select_costliest_items
@@ -18,6 +19,7 @@ from finetune_trainer.distributed.collectives import all_gather_numbers
 from finetune_trainer.distributed.devices import get_device_name
 from finetune_trainer.errors import CudaOutOfMemory, TrainerError, first_line
 from finetune_trainer.memory.breakdown import ADAMW_STATES, FRAGMENTATION, MemoryBreakdown
+from finetune_trainer.memory.model_shape import count_eight_bit_moment_bytes
 from finetune_trainer.parallel.parallelism import describe_parallelism
 from finetune_trainer.training.base_trainer import GlobalMeanTrainer
 from finetune_trainer.training.preflight import run_forward_and_backward
@@ -149,7 +151,12 @@ def choose_by_trial(trainer: GlobalMeanTrainer) -> BatchChoice:
             return all(fits_on_rank for (fits_on_rank,) in all_gather_numbers((float(fits_locally),)))
 
         try:
-            reserved_tensors = reserve_training_memory(model, device, world_size=inputs.ranks.world_size)
+            reserved_tensors = reserve_training_memory(
+                model,
+                device,
+                world_size=inputs.ranks.world_size,
+                has_eight_bit_moments=trainer.args.optim == EIGHT_BIT_ADAMW,
+            )
             run_trial(smallest)  # the first run allocates kernel workspaces, which are never freed
         except torch.OutOfMemoryError as error:
             raise CudaOutOfMemory(
@@ -169,7 +176,9 @@ def choose_by_trial(trainer: GlobalMeanTrainer) -> BatchChoice:
     return BatchChoice(chosen_batch, reason)
 
 
-def reserve_training_memory(model: torch.nn.Module, device: torch.device, *, world_size: int) -> list[torch.Tensor]:
+def reserve_training_memory(
+    model: torch.nn.Module, device: torch.device, *, world_size: int, has_eight_bit_moments: bool = False
+) -> list[torch.Tensor]:
     """Allocate the memory that a real step needs besides activations; the caller keeps the returned tensors alive.
 
     It consists of gradients, optimizer states, DDP buckets and, on a GPU, a share lost to fragmentation.
@@ -177,8 +186,10 @@ def reserve_training_memory(model: torch.nn.Module, device: torch.device, *, wor
     trained_parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     for parameter in trained_parameters:
         parameter.grad = torch.zeros_like(parameter)
-    copies = ADAMW_STATES + (world_size > 1)
+    copies = (0 if has_eight_bit_moments else ADAMW_STATES) + (world_size > 1)
     reserved_tensors = [torch.empty_like(parameter) for parameter in trained_parameters for _ in range(copies)]
+    if has_eight_bit_moments:
+        reserved_tensors.append(torch.empty(count_eight_bit_moment_bytes(model), dtype=torch.uint8, device=device))
     if device.type == "cuda":
         fragmentation_bytes = int(FRAGMENTATION * torch.cuda.mem_get_info(device)[1])
         reserved_tensors.append(torch.empty(fragmentation_bytes, dtype=torch.uint8, device=device))

@@ -13,6 +13,7 @@ from accelerate.utils import DistributedType
 from transformers import Trainer, TrainerControl, TrainerState
 from transformers.trainer_callback import PrinterCallback
 
+from finetune_api.v1alpha1.training import EIGHT_BIT_ADAMW
 from finetune_supervisor import contract
 from finetune_trainer.checkpoint.random_state import random_state, restore_random_state
 from finetune_trainer.data.batch_sampler import BatchSampler, RankDataLoader, build_dataloader
@@ -20,7 +21,7 @@ from finetune_trainer.data.load import SampleDataset
 from finetune_trainer.data.micro_batch import MicroBatch
 from finetune_trainer.memory.oom_message import build_out_of_memory_error
 from finetune_trainer.metrics.monitor import build_monitor
-from finetune_trainer.model.param_groups import build_parameter_groups
+from finetune_trainer.model.param_groups import build_parameter_groups, keep_embedding_moments_in_float32
 from finetune_trainer.parallel.fsdp import enable_fsdp_on_cpu, protect_buffers, reduce_gradients_in_float32
 from finetune_trainer.parallel.parallelism import saves_asynchronously
 from finetune_trainer.training.checkpoint_saver import CheckpointSaver
@@ -91,6 +92,8 @@ class GlobalMeanTrainer(Trainer):  # type: ignore[misc]
             )
             optimizer_class, options = self.get_optimizer_cls_and_kwargs(self.args, model)
             self.optimizer = optimizer_class(groups, **options)
+            if self.args.optim == EIGHT_BIT_ADAMW:
+                keep_embedding_moments_in_float32(model)
         optimizer: torch.optim.Optimizer = super().create_optimizer(model)
         return optimizer
 

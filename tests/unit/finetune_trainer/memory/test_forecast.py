@@ -238,3 +238,14 @@ def test_auto_batch_size_is_the_largest_that_fits_the_gpu(usable_gib: int, sizes
     training = choose_batch_size(job, fake_forecast, usable_bytes=usable_gib * GIB).training
 
     assert (training.per_device_train_batch_size, training.gradient_accumulation_steps) == sizes
+
+
+def test_moments_in_8_bits_need_less_memory_except_for_embeddings() -> None:
+    in_float32, in_8_bits = (
+        forecast_part_bytes(parse_spec(training={"optim": optim})) for optim in ("adamw_torch", "adamw_8bit")
+    )
+    embeddings = 2 * 500 * 64 * 4
+
+    assert in_8_bits["weights"] == in_float32["weights"]
+    assert in_8_bits["optimizer states"] > embeddings
+    assert in_8_bits["optimizer states"] - embeddings < 0.35 * (in_float32["optimizer states"] - embeddings)

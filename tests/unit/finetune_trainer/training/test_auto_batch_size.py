@@ -170,3 +170,11 @@ def test_memory_is_reserved_for_optimizer_states_and_ddp_buckets(world_size: int
     trained_bytes = sum(parameter.nbytes for parameter in model[0].parameters())
     assert sum(tensor.nbytes for tensor in reserved_tensors) == expected_copies * trained_bytes
     assert all((parameter.grad is not None) == parameter.requires_grad for parameter in model.parameters())
+
+
+def test_moments_in_8_bits_reserve_less_memory() -> None:
+    model = torch.nn.Linear(256, 256, bias=False)
+
+    reserved_tensors = reserve_training_memory(model, CPU, world_size=1, has_eight_bit_moments=True)
+
+    assert sum(tensor.nbytes for tensor in reserved_tensors) == 2 * (256 * 256 + 4 * 256)
