@@ -29,6 +29,9 @@ _NEAR_TIMEOUT_FRACTION = 0.8  # after a stop signal, a rank counts as hanging be
 _WAITING_FRAMES = re.compile(
     r"torch/distributed/|/deepspeed/comm/|torch/autograd/(graph|__init__)\.py|torch/cuda/|accelerate/utils/operations"
 )
+# A frame of the main thread that waits for the thread that saves a checkpoint, and a frame of that thread.
+_WAIT_FOR_SAVE = re.compile(r"finetune_trainer/training/checkpoint_saver\.py:\d+ in wait$")
+_SAVE = re.compile(r"finetune_trainer/training/checkpoint_saver\.py:\d+ in _run$")
 _BLOCKED_STATES = {
     "T": "is stopped by a signal (SIGSTOP)",
     "t": "is stopped by a debugger",
@@ -193,14 +196,18 @@ def find_suspect_rank(ranks: Iterable[InspectedRank]) -> InspectedRank:
 def parse_stack(dump: str) -> tuple[str, ...]:
     """Return the frames of the main thread in a faulthandler dump, innermost first, as `file.py:12 in name`.
 
+    If the main thread waits for a checkpoint, return the frames of the thread that saves it.
     faulthandler prints the main thread last (https://docs.python.org/3/library/faulthandler.html).
     """
-    frames: list[str] = []
+    threads: list[list[str]] = [[]]
     for line in dump.splitlines():
         if "(most recent call first)" in line:
-            frames = []
+            threads.append([])
         elif match := re.match(r'  File "(.+)", line (\d+) in (.+)', line):
-            frames.append(f"{match[1]}:{match[2]} in {match[3]}")
+            threads[-1].append(f"{match[1]}:{match[2]} in {match[3]}")
+    frames = threads[-1]
+    if any(_WAIT_FOR_SAVE.search(frame) for frame in frames):
+        frames = next((thread for thread in threads if any(_SAVE.search(frame) for frame in thread)), frames)
     return tuple(frames)
 
 

@@ -21,7 +21,7 @@ READ_ERRORS = (OSError, ValueError, RuntimeError, KeyError, TypeError, Safetenso
 STATE_FOLDER = "state"
 _FILE_NAME = "rank-{rank:05d}-{index:03d}.safetensors"
 _FILES_OF_OLDER_RELEASES = "training-state*.safetensors"
-_MAX_FILE_BYTES = 2**30
+MAX_FILE_BYTES = 2**30
 # Metadata that torch.distributed.checkpoint writes and reads
 _OFFSETS_BY_KEY, _OFFSETS = "DCP_SHARDING_INFO", "saved_offsets"
 _FORMAT = {"DCP_VERSION": "1.0", "format": "pt"}
@@ -37,7 +37,7 @@ def write_state(ranges: Iterable[tuple[str, TensorRange]], folder: Path, *, rank
     group: dict[str, TensorRange] = {}
     group_bytes = 0
     for key, tensor_range in ranges:
-        if group and group_bytes + tensor_range.values.nbytes > _MAX_FILE_BYTES:
+        if group and group_bytes + tensor_range.values.nbytes > MAX_FILE_BYTES:
             paths.append(_write_file(group, folder, rank=rank, index=len(paths)))
             group, group_bytes = {}, 0
         group[key] = TensorRange(tensor_range.start, tensor_range.values.cpu())

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
+from finetune_trainer.checkpoint.state_files import MAX_FILE_BYTES
 from finetune_trainer.memory.fake_step import ActivationMemory
 from finetune_trainer.memory.model_shape import ModelShape
 from finetune_trainer.units import GIB
@@ -20,7 +21,6 @@ _UNUSABLE_LOGITS = 1 / 6  # as a fraction of the logits: a freed 16-bit copy, wh
 _GPU_PROCESS = int(2.5 * GIB)  # host memory for the libraries of torch and CUDA and for pinned buffers
 _CPU_PROCESS = int(0.8 * GIB)
 _LOADER_WORKER = int(0.2 * GIB)
-_CHECKPOINT_FILE = GIB  # size of the files of which each rank writes its part of a checkpoint
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ def sum_bytes(parts: Iterable[MemoryPart]) -> int:
 
 
 def break_down_node_memory(shape: ModelShape, rank: MemoryBreakdown, layout: RankLayout) -> MemoryBreakdown:
-    """Return the peak host memory of the node with rank 0: loading, in training, or publishing."""
+    """Return the peak host memory of the node with rank 0, while loading, training or publishing."""
     ranks, footprint = layout.ranks_per_node, layout.compute_footprint(shape)
     loaders = MemoryPart("data loaders", ranks * layout.loader_workers_per_rank * _LOADER_WORKER)
     checkpoint = MemoryPart("checkpoint being written", ranks * _count_copied_bytes(footprint, layout))
@@ -160,7 +160,7 @@ def _count_copied_bytes(footprint: ModelStateFootprint, layout: RankLayout) -> i
     """Return how much of a checkpoint a rank copies to host memory: all of it, or one file at a time from a GPU."""
     if layout.copies_checkpoints:
         return footprint.saved_bytes
-    return min(footprint.saved_bytes, _CHECKPOINT_FILE) if layout.on_gpu else 0
+    return min(footprint.saved_bytes, MAX_FILE_BYTES) if layout.on_gpu else 0
 
 
 def _contains_weights(part: MemoryPart) -> bool:

@@ -229,6 +229,25 @@ def test_stack_of_the_main_thread_is_parsed() -> None:
     assert parse_stack("") == ()
 
 
+SAVING_DUMP = """Thread 0x1 (most recent call first):
+  File "/v/safetensors/torch.py", line 300 in save_file
+  File "/t/finetune_trainer/training/checkpoint_saver.py", line 78 in _run
+  File "/p/threading.py", line 982 in run
+
+Current thread 0x2 (most recent call first):
+  File "/p/threading.py", line 327 in wait
+  File "/p/concurrent/futures/_base.py", line 451 in result
+  File "/t/finetune_trainer/training/checkpoint_saver.py", line 66 in wait
+  File "/t/finetune_trainer/training/base_trainer.py", line 240 in finish_save
+"""
+
+
+def test_stack_of_the_saving_thread_is_parsed_if_the_main_thread_waits_for_it() -> None:
+    assert parse_stack(SAVING_DUMP)[0] == "/v/safetensors/torch.py:300 in save_file"
+    training = SAVING_DUMP.replace("line 66 in wait", "line 60 in start")
+    assert parse_stack(training)[0] == "/p/threading.py:327 in wait"
+
+
 SLEEPING_PROGRAM = """
 import sys, threading, time
 from pathlib import Path

@@ -70,7 +70,7 @@ def test_files_of_torch_distributed_checkpoint_are_read(tmp_path: Path) -> None:
 
 
 def test_a_rank_writes_files_of_limited_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(state_files, "_MAX_FILE_BYTES", 60)  # 12 elements have 48 bytes
+    monkeypatch.setattr(state_files, "MAX_FILE_BYTES", 60)  # 12 elements have 48 bytes
 
     paths = write_state(((key, TensorRange(0, tensor)) for key, tensor in TENSORS.items()), tmp_path, rank=3)
 

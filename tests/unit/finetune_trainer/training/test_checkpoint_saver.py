@@ -1,8 +1,10 @@
 """Tests saving checkpoints in a thread, with one rank; tests/integration/test_parallel.py has several."""
 
 import errno
+import faulthandler
 import os
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +12,7 @@ import pytest
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 
+from finetune_supervisor.liveness.hang_detector import parse_stack
 from finetune_trainer.checkpoint.checkpoints import Checkpoints, WriteFiles
 from finetune_trainer.checkpoint.output_folder import OutputFolder
 from finetune_trainer.errors import DiskFull, OutputError
@@ -126,3 +129,23 @@ def test_an_unforeseen_error_is_raised_by_wait(checkpoints: Checkpoints) -> None
 
     with pytest.raises(ZeroDivisionError):
         saver.wait()
+
+
+def test_the_saving_thread_is_inspected_if_the_main_thread_waits_for_it(
+    checkpoints: Checkpoints, tmp_path: Path
+) -> None:
+    """The supervisor finds both threads in a stack dump by the names of their functions."""
+    dump = tmp_path / "dump.txt"
+
+    def dump_stacks(folder: Path) -> list[Path]:
+        time.sleep(0.5)  # until the main thread waits
+        with dump.open("w") as file:
+            faulthandler.dump_traceback(file, all_threads=True)
+        return write_files(folder)
+
+    saver = CheckpointSaver(checkpoints)
+    saver.start(build_part(4, dump_stacks))
+    saver.wait()
+
+    assert "in wait" in dump.read_text()
+    assert "in dump_stacks" in parse_stack(dump.read_text())[0]
