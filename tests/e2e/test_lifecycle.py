@@ -108,6 +108,21 @@ def test_unschedulable_pod_stops_the_gang_and_finally_fails_the_job(
     assert all(pod["status"]["phase"] in ("Succeeded", "Failed") for pod in deployment.list_pods(job))
 
 
+def test_a_job_fails_if_another_service_has_its_name(
+    deployment: OperatorInstallation, job_name: str, start_job: StartJob
+) -> None:
+    spec = {"ports": [{"port": 80}], "selector": {"app": "theirs"}}
+    deployment.apply({"apiVersion": "v1", "kind": "Service", "metadata": {"name": job_name}, "spec": spec})
+    try:
+        finished = deployment.wait_until_finished(start_job(training=build_training_fields(max_steps=4)))
+    finally:
+        deployment.kubectl("delete", "service", job_name)
+
+    failed = next(condition for condition in finished["status"]["conditions"] if condition["type"] == "Failed")
+    assert (failed["status"], failed["reason"]) == ("True", "NameTaken"), finished["status"]
+    assert f"Service {job_name} exists and does not belong to this job" in failed["message"]
+
+
 @pytest.mark.versions
 def test_finished_job_is_deleted_after_its_ttl_and_its_output_remains(
     deployment: OperatorInstallation, start_job: StartJob

@@ -157,7 +157,7 @@ def results(tiny_files: tiny_text.TinyFiles, folder: Path) -> Results:
         cells |= {f"{preset}, slow saves": job_spec, f"{preset}, slow saves (from step 2)": job_spec}
     for tuner in TUNERS:
         lora = {"lora": {"r": 64}} if tuner == "lora" else {}  # bitsandbytes keeps moments of small tensors in float32
-        job_spec = {**build_spec(tiny_files, "ddp", tuner, "sft", maxSteps=6), **lora}
+        job_spec = {**build_spec(tiny_files, "ddp", tuner, "sft", maxSteps=4), **lora}
         cells[f"adamw_torch, {tuner}"] = job_spec
         job_spec = {**job_spec, "training": {**job_spec["training"], "optim": "adamw_8bit"}}
         cells |= {f"adamw_8bit, {tuner}": job_spec, f"adamw_8bit, {tuner} (from step 2)": job_spec}

@@ -102,9 +102,14 @@ async def reconcile(dependencies: PassDependencies, job: RawBody, cached: Cached
 
 
 def _with_known_creation(job: FineTuneJob, cached: CachedState) -> FineTuneJob:
-    """Return the job with the record that all pods exist, if this process created them and has not written that yet."""
+    """Return the job with the record that all pods exist, if this process created them and has not written that yet.
+
+    A rejected create, such as that of a Service whose name is taken, may end the attempt before all its objects exist.
+    """
     attempts = job.status.attempts
     if not attempts or attempts[-1].created or attempts[-1].state is not AttemptState.STARTING:
+        return job
+    if cached.rejected_creates:
         return job
     record = attempts[-1].model_copy(update={"created": True})
     ranks = range(job.spec.num_nodes)

@@ -5,6 +5,7 @@ from datetime import timedelta
 import pytest
 
 from finetune_api.v1alpha1.job import FineTuneJob
+from finetune_api.v1alpha1.reasons import Reason
 from finetune_api.v1alpha1.status import AttemptState, JobStatus, Progress
 from finetune_operator.controller.gather import CachedState
 from finetune_operator.controller.reconcile import (
@@ -168,6 +169,16 @@ async def test_a_created_pod_that_is_missing_ends_the_attempt_although_its_creat
     assert not status.attempts[-1].created
     [record] = read_written_status(result).attempts
     assert (record.state, record.created) == (AttemptState.STOPPING, True)
+
+
+async def test_a_taken_service_name_fails_the_job_although_all_its_pods_were_created() -> None:
+    taken = RejectedCreate("Service", "bert", 409, "exists", name_taken=True)
+    pods = tuple(pod(job(), rank) for rank in (0, 1))
+    cached = CachedState(pods=pods, created_pods=frozenset({"bert-0-0", "bert-0-1"}), rejected_creates=(taken,))
+    result = await run_pass(RecordingCluster(pods=pods), build_raw_job(compute_status_after_observations()), cached)
+
+    [record] = read_written_status(result).attempts
+    assert (record.state, record.reason) == (AttemptState.FAILED, Reason.NAME_TAKEN)
 
 
 @pytest.mark.parametrize("is_outdated", [True, False])
