@@ -13,7 +13,7 @@ from testing.simulator.scenarios import SCENARIO_KINDS, SHARED_CLUSTER_KINDS, SI
 from testing.simulator.search import explain, search
 
 HISTORIES = int(os.environ.get("FINETUNE_HISTORIES", "5000"))  # total number over all kinds of histories
-SHARED_CLUSTER_SHARE = 600 / 11100  # of the kinds with several jobs, whose histories take several times as long
+SHARED_CLUSTER_SHARE = 600 / 5000  # of the kinds with several jobs, whose histories take several times as long
 CHUNKS = 6  # chunks per kind, which run in parallel processes
 
 
