@@ -37,6 +37,12 @@ class Chaos:
     def start_kubelet(self, node: str) -> None:
         self.cluster.find_daemon(f"kubelet-{self.find_node(node).name}").start()
 
+    def start_kube_proxy(self, node: str) -> None:
+        """Start kube-proxy, which exits when the Node of its node is deleted; a DaemonSet would do the same."""
+        daemon = self.cluster.find_daemon(f"kube-proxy-{self.find_node(node).name}")
+        if daemon.pid() is None:
+            daemon.start()
+
     def partition(self, node: str, *, other_node: str | None = None) -> None:
         """Silently drop all packets of a node, or only those between it and another node."""
         if other_node is None:

@@ -240,6 +240,7 @@ def delete_node(job: JobUnderTest) -> Iterator[None]:
         yield
     finally:
         job.chaos.start_kubelet(k8s_node)  # the kubelet registers the Node again
+        job.chaos.start_kube_proxy(k8s_node)
 
 
 @contextmanager
