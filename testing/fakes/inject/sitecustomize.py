@@ -30,7 +30,9 @@ if "INJECT_STATUS" in os.environ and os.environ.get("NODE_RANK") == "0":
 
     json.dumps = _dump_impossible_status  # type: ignore[assignment]
 
-if "LOCAL_RANK" in os.environ and "SLOW_CHECKPOINT_SECONDS" in os.environ:
+is_rank = "LOCAL_RANK" in os.environ or "ranks" in sys.orig_argv  # ranks are forks of a process that imports torch
+
+if is_rank and "SLOW_CHECKPOINT_SECONDS" in os.environ:
     import safetensors.torch
 
     _save_file = safetensors.torch.save_file
@@ -42,7 +44,7 @@ if "LOCAL_RANK" in os.environ and "SLOW_CHECKPOINT_SECONDS" in os.environ:
 
     safetensors.torch.save_file = _save_slowly  # type: ignore[assignment]
 
-if ("LOCAL_RANK" in os.environ or "ranks" in sys.orig_argv) and "PASSES_BEFORE_FAULT" in os.environ:
+if is_rank and "PASSES_BEFORE_FAULT" in os.environ:
     import torch
 
     _call, _embed = torch.nn.Module.__call__, torch.nn.Embedding.forward
