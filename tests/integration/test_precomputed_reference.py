@@ -63,10 +63,13 @@ def results(tiny_files: tiny_text.TinyFiles, folder: Path) -> Results:
     for tuner in TUNERS:
         name = f"ddp, {tuner}, precomputed"
         cells[f"{name} (from step 4)"] = cells[name]
-    # the tracker observes the weights of a reference model only if they are converted
+    # the tracker observes the weights of a reference model only if they are converted, and also copies for checkpoints
     for name in ("ddp, full", "ddp, full, precomputed"):
-        model = {**cells[name]["model"], "torchDtype": "bfloat16"}
-        cells[f"{name}, bfloat16 (tracked)"] = {**cells[name], "model": model}
+        cells[f"{name}, bfloat16 (tracked)"] = {
+            **cells[name],
+            "model": {**cells[name]["model"], "torchDtype": "bfloat16"},
+            "training": {**cells[name]["training"], "asyncCheckpoints": False},
+        }
     return run_cells(folder, cells, ranks=2)
 
 
