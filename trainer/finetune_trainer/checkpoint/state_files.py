@@ -22,9 +22,9 @@ STATE_FOLDER = "state"
 _FILE_NAME = "rank-{rank:05d}-{index:03d}.safetensors"
 _FILES_OF_OLDER_RELEASES = "training-state*.safetensors"
 MAX_FILE_BYTES = 2**30
-# Metadata that torch.distributed.checkpoint writes and reads
+# Metadata that torch.distributed.checkpoint reads. Files with equal tensors are equal, because there are no others:
+# safetensors writes metadata in random order.
 _OFFSETS_BY_KEY, _OFFSETS = "DCP_SHARDING_INFO", "saved_offsets"
-_FORMAT = {"DCP_VERSION": "1.0", "format": "pt"}
 
 
 def write_state(ranges: Iterable[tuple[str, TensorRange]], folder: Path, *, rank: int) -> list[Path]:
@@ -51,7 +51,7 @@ def _write_file(group: dict[str, TensorRange], folder: Path, *, rank: int, index
     path = folder / STATE_FOLDER / _FILE_NAME.format(rank=rank, index=index)
     offsets = {key: {_OFFSETS: [tensor_range.start]} for key, tensor_range in group.items()}
     tensors = {key: tensor_range.values.contiguous() for key, tensor_range in group.items()}
-    save_file(tensors, path, metadata={_OFFSETS_BY_KEY: json.dumps(offsets), **_FORMAT})
+    save_file(tensors, path, metadata={_OFFSETS_BY_KEY: json.dumps(offsets)})
     return path
 
 
