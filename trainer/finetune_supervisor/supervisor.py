@@ -35,7 +35,12 @@ from finetune_supervisor.launch.config_files import ConfigMapReplaced
 from finetune_supervisor.launch.program import LaunchProgram, enable_flight_recorder, plan_trainer_program
 from finetune_supervisor.launch.user_command import InvalidCommand, UserCommand, plan_program
 from finetune_supervisor.launch.wait_for_dns import DnsTimeout, wait_for_master
-from finetune_supervisor.liveness.hang_detector import HangDetector, HeartbeatTimeout, explain_hang
+from finetune_supervisor.liveness.hang_detector import (
+    HangDetector,
+    HeartbeatTimeout,
+    explain_hang,
+    may_be_reported_by_launcher,
+)
 from finetune_supervisor.liveness.heartbeat import read_heartbeats
 from finetune_supervisor.liveness.stack_dump import inspect_ranks, is_stopped_or_dead
 from finetune_supervisor.messages import TerminationMessage
@@ -159,7 +164,10 @@ class Supervisor:
         silent_seconds = {
             heartbeat.local_rank: detector.get_silent_seconds(heartbeat.local_rank, now=now) for heartbeat in heartbeats
         }
-        suspect, message = explain_hang(inspect_ranks(self._node.run_folder, heartbeats, silent_seconds), timeout)
+        ranks = inspect_ranks(self._node.run_folder, heartbeats, silent_seconds)
+        if may_be_reported_by_launcher(ranks, timeout):
+            return
+        suspect, message = explain_hang(ranks, timeout)
         self._hang = RankFailure(
             local_rank=suspect.local_rank if suspect else None,
             error_type=contract.HANG,

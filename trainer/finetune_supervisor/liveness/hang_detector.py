@@ -39,6 +39,8 @@ _BLOCKED_STATES = {
     "Z": "has ended, but its launcher has not noticed",
     "": "has disappeared",
 }
+_ENDED_STATES = ("Z", "")
+_LAUNCHER_REPORT_SECONDS = 10.0  # time in which a launcher notices and reports that a rank has ended
 STOPPED_OR_DEAD_STATES = frozenset(_BLOCKED_STATES) - {"D"}  # states in which a process cannot continue
 
 
@@ -175,6 +177,11 @@ class InspectedRank:
         return self.state in _BLOCKED_STATES or not self.is_waiting
 
     @property
+    def has_ended(self) -> bool:
+        """Whether the process has ended, which its launcher reports soon."""
+        return self.state in _ENDED_STATES
+
+    @property
     def explanation(self) -> str:
         """Description of the rank's state, such as `rank 3 is stopped by a signal (SIGSTOP)`."""
         if self.state in _BLOCKED_STATES:
@@ -191,6 +198,15 @@ def find_suspect_rank(ranks: Iterable[InspectedRank]) -> InspectedRank:
     Ranks that do not wait for others come first, then the rank with the oldest heartbeat.
     """
     return min(ranks, key=lambda rank: (rank.state not in _BLOCKED_STATES, rank.is_waiting, -rank.silent_seconds))
+
+
+def may_be_reported_by_launcher(ranks: Iterable[InspectedRank], timeout: HeartbeatTimeout) -> bool:
+    """Return whether a rank has ended so recently that its launcher will report its error, which is not a hang.
+
+    If the ranks of another node hang, ranks of this node may end by a lost connection at the time of their own timeout.
+    """
+    is_recent = timeout.silent_seconds < timeout.limit_seconds + _LAUNCHER_REPORT_SECONDS
+    return is_recent and any(rank.has_ended for rank in ranks)
 
 
 def parse_stack(dump: str) -> tuple[str, ...]:

@@ -17,6 +17,7 @@ from finetune_supervisor.liveness.hang_detector import (
     HeartbeatTimeout,
     InspectedRank,
     explain_hang,
+    may_be_reported_by_launcher,
     parse_stack,
 )
 from finetune_supervisor.liveness.heartbeat import Heartbeat
@@ -227,6 +228,24 @@ Current thread 0x00007f7 (most recent call first):
 def test_stack_of_the_main_thread_is_parsed() -> None:
     assert parse_stack(STACK_DUMP) == ("/x/stuck.py:9 in forever", "/x/stuck.py:12 in <module>")
     assert parse_stack("") == ()
+
+
+@pytest.mark.parametrize(
+    ("state", "silent_seconds", "expected"),
+    [
+        pytest.param("", 12.0, True, id="gone"),
+        pytest.param("Z", 12.0, True, id="zombie"),
+        pytest.param("", 25.0, False, id="gone for long"),
+        pytest.param("S", 12.0, False, id="sleeping"),
+        pytest.param("T", 12.0, False, id="stopped"),
+    ],
+)
+def test_the_end_of_a_rank_is_left_to_its_launcher_for_ten_seconds(
+    state: str, silent_seconds: float, expected: bool
+) -> None:
+    ranks = (build_inspected_rank(4), build_inspected_rank(5, state=state))
+
+    assert may_be_reported_by_launcher(ranks, HeartbeatTimeout(0, silent_seconds, 10.0)) is expected
 
 
 SAVING_DUMP = """Thread 0x1 (most recent call first):
