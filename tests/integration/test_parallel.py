@@ -158,7 +158,7 @@ def results(tiny_files: tiny_text.TinyFiles, folder: Path) -> Results:
     for tuner in TUNERS:
         lora = {"lora": {"r": 64}} if tuner == "lora" else {}  # bitsandbytes keeps moments of small tensors in float32
         job_spec = {**build_spec(tiny_files, "ddp", tuner, "sft", maxSteps=4), **lora}
-        cells[f"adamw_torch, {tuner}"] = job_spec
+        cells[f"adamw_torch_fused, {tuner}"] = job_spec
         job_spec = {**job_spec, "training": {**job_spec["training"], "optim": "adamw_8bit"}}
         cells |= {f"adamw_8bit, {tuner}": job_spec, f"adamw_8bit, {tuner} (from step 2)": job_spec}
     cells["ddp, early stopping (again)"] = build_early_stopping_spec(tiny_files, "ddp")
@@ -240,7 +240,9 @@ def test_a_checkpoint_contains_the_state_of_its_step_although_training_went_on(r
 
 @pytest.mark.parametrize("tuner", TUNERS)
 def test_moments_in_8_bits_have_nearly_the_losses_of_moments_in_float32(results: Results, tuner: str) -> None:
-    losses, expected_losses = (results[f"{optimizer}, {tuner}"]["loss"] for optimizer in ("adamw_8bit", "adamw_torch"))
+    losses, expected_losses = (
+        results[f"{optimizer}, {tuner}"]["loss"] for optimizer in ("adamw_8bit", "adamw_torch_fused")
+    )
 
     assert losses == pytest.approx(expected_losses, rel=0.01)
     assert losses[1:] != expected_losses[1:]

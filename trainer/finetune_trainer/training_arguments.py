@@ -59,7 +59,7 @@ def build_training_arguments(
     if training.optim == EIGHT_BIT_ADAMW and importlib.util.find_spec("bitsandbytes") is None:
         raise InvalidSpec(
             "spec.training.optim: this image has no bitsandbytes, which adamw_8bit needs; use the trainer image of the"
-            " operator's release (leave spec.image out), or set adamw_torch"
+            " operator's release (leave spec.image out), or set adamw_torch_fused"
         )
     on_cpu = device_config.device.type == "cpu"
     return TrainingArguments(

@@ -301,7 +301,7 @@ SPEC_RULES: "tuple[CrossFieldRule[FineTuneJobSpec], ...]" = (
             "!((has(self.deepspeed) || has(self.fsdp)) && has(self.training) && has(self.training.optim)"
             f" && self.training.optim == '{EIGHT_BIT_ADAMW}')",
             "training.optim: moments in 8 bits cannot be sharded over ranks; remove deepspeed and fsdp, or set"
-            " adamw_torch",
+            " adamw_torch_fused",
             field_path=".training",
         ),
     ),

@@ -107,8 +107,8 @@ class Training(ModelWithRules):
         default="cosine", description="Learning rate schedule."
     )
     warmup_steps: int = Field(default=0, ge=0, description="Optimizer steps of linear warm-up from zero.")
-    optim: Literal["adamw_torch", "adamw_8bit"] = Field(
-        default="adamw_torch",
+    optim: Literal["adamw_torch_fused", "adamw_8bit"] = Field(
+        default="adamw_torch_fused",
         description="Optimizer: AdamW with moments in float32, or in 8 bits by bitsandbytes, which saves 6 bytes per"
         " trained parameter. adamw_8bit excludes deepspeed and fsdp, and keeps the moments of embeddings in float32.",
     )

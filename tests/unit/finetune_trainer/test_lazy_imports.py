@@ -28,7 +28,7 @@ def _unload_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
         pytest.param({"lora": {"quantization": None}}, set(), id="lora with null quantization"),
         pytest.param({"lora": {}}, set(), id="lora"),
         pytest.param({"training": {"optim": "adamw_8bit"}}, {"bitsandbytes"}, id="moments in 8 bits"),
-        pytest.param({"training": {"optim": "adamw_torch"}}, set(), id="moments in float32"),
+        pytest.param({"training": {"optim": "adamw_torch_fused"}}, set(), id="moments in float32"),
         pytest.param({"lora": None, "deepspeed": None}, set(), id="null fields"),
         pytest.param({"deepspeed": {"preset": "zero2"}}, {"deepspeed"}, id="deepspeed preset"),
         pytest.param(

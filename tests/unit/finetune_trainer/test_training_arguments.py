@@ -64,7 +64,7 @@ def test_training_fields_of_the_spec_are_passed_as_training_arguments(tmp_path: 
     assert (args.activation_checkpointing, args.seed, args.logging_steps, args.save_steps) == (True, 7, 2, 11)
     assert (args.ddp_timeout, args.average_tokens_across_devices, args.dataloader_num_workers) == (99, False, 3)
     assert (args.per_device_train_batch_size, args.gradient_accumulation_steps) == (2, 4)
-    assert (args.bf16, args.fp16, args.max_steps, args.optim) == (True, False, 6, "adamw_torch")
+    assert (args.bf16, args.fp16, args.max_steps, args.optim) == (True, False, 6, "adamw_torch_fused")
 
 
 @pytest.mark.parametrize(

@@ -242,7 +242,7 @@ def test_auto_batch_size_is_the_largest_that_fits_the_gpu(usable_gib: int, sizes
 
 def test_moments_in_8_bits_need_less_memory_except_for_embeddings() -> None:
     in_float32, in_8_bits = (
-        forecast_part_bytes(parse_spec(training={"optim": optim})) for optim in ("adamw_torch", "adamw_8bit")
+        forecast_part_bytes(parse_spec(training={"optim": optim})) for optim in ("adamw_torch_fused", "adamw_8bit")
     )
     embeddings = 2 * 500 * 64 * 4
 
