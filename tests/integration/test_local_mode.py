@@ -74,7 +74,8 @@ def test_all_nodes_restart_from_the_last_checkpoint_after_a_hang(tmp_path: Path,
     hung, last = job.status.attempts
     assert (hung.reason, hung.node_rank, hung.rank, job.status.restarts) == ("Hang", 1, 1, 1), output
     assert "Hang: node 1 (localhost): rank 1 is stopped by a signal (SIGSTOP): no heartbeat for" in output
-    assert {evidence.error_type for evidence in hung.evidence} <= {"Hang", ""}, hung.evidence
+    # rank 0 may lose its connection before its own node detects the hang
+    assert {evidence.error_type for evidence in hung.evidence if not evidence.victim} <= {"Hang", ""}, hung.evidence
     assert last.first_step is not None
     assert last.first_step >= 10
     assert last.last_step == 60
