@@ -1,4 +1,4 @@
-"""Measure the peak memory of the output layer and loss on CPU: `python -m benchmarks.trainer.loss_head`.
+"""Measure the peak memory of the output layer and loss on CPU: `make bench-loss-head`.
 
 One layer of a model with the vocabulary of Qwen2.5 and a narrow hidden size, in float32, is run forward and backward
 on one sequence of target tokens: with the trainer's tiles, with all logits at once, and with the loss of TRL's

@@ -220,14 +220,13 @@ def _raise_sharding_level(shortage: MemoryShortage) -> tuple[Repair, str] | None
 def list_stronger_sharding_presets(spec: FineTuneJobSpec, *, world_size: int) -> tuple[str, ...]:
     """Return the DeepSpeed presets that shard more of the training state than the preset of the spec.
 
-    Returns an empty tuple if the spec has fsdp or a DeepSpeed config, if weights are quantized (they cannot be
-    sharded), if the moments of the optimizer have 8 bits (they cannot either), or if a probe is set (gradients inside
-    DeepSpeed cannot be reset).
+    Returns an empty tuple if the spec has fsdp or a DeepSpeed config, if weights or moments are quantized (they cannot
+    be sharded), or if a probe is set (gradients inside DeepSpeed cannot be reset).
     """
     current = spec.deepspeed.preset if spec.deepspeed else None
-    is_quantized = spec.lora is not None and spec.lora.quantization is not None
+    has_quantized_weights = spec.lora is not None and spec.lora.quantization is not None
+    is_quantized = has_quantized_weights or spec.training.optim == EIGHT_BIT_ADAMW
     has_other_sharding = spec.fsdp is not None or (spec.deepspeed is not None and current is None)
-    is_quantized |= spec.training.optim == EIGHT_BIT_ADAMW
     if world_size == 1 or has_other_sharding or is_quantized or spec.training.probe:
         return ()
     presets = _LORA_SHARDING_PRESETS if spec.lora else _SHARDING_PRESETS

@@ -53,15 +53,15 @@ def build_trained_model(millions: int) -> tuple[torch.nn.Module, torch.optim.Ada
     return model, optimizer
 
 
-def read_used_bytes() -> int:
-    """Return the memory of this process after freed memory was returned to the kernel."""
-    ctypes.CDLL("libc.so.6").malloc_trim(0)
-    return read_anonymous_bytes()
+def return_freed_memory_at_once() -> None:
+    """Let malloc map each tensor separately, so that measurements do not depend on memory that was freed before."""
+    mmap_threshold_option, threshold_bytes = -3, 65_536
+    assert ctypes.CDLL("libc.so.6").mallopt(mmap_threshold_option, threshold_bytes) == 1
 
 
 def measure_parts(model: torch.nn.Module, access: TensorStateAccess, folder: Path) -> dict[str, Any]:
     """Save the checkpoint as the trainer does."""
-    before, started_at = read_used_bytes(), time.monotonic()
+    before, started_at = read_anonymous_bytes(), time.monotonic()
     copies = copy_to_host(iterate_saved_ranges(model, access))
     copied_bytes, copied_at = read_anonymous_bytes() - before, time.monotonic()
     folder.mkdir(exist_ok=True)
@@ -78,7 +78,7 @@ def measure_parts(model: torch.nn.Module, access: TensorStateAccess, folder: Pat
 
 def measure_whole(model: torch.nn.Module, optimizer: torch.optim.AdamW, file: Path) -> dict[str, Any]:
     """Gather all tensors on rank 0, which writes one file."""
-    before, started_at = read_used_bytes(), time.monotonic()
+    before, started_at = read_anonymous_bytes(), time.monotonic()
     gathered: dict[str, torch.Tensor] = {}
     for name, parameter in iterate_trained_parameters(model):
         for kind in KINDS:
@@ -109,13 +109,16 @@ def measure(folder: Path, millions: int) -> dict[str, Any]:
         "parts": measure_parts(model, access, folder / "parts"),
         "whole": measure_whole(model, optimizer, folder / "whole.safetensors"),
     }
-    before = read_used_bytes()
+    before = read_anonymous_bytes()
     restore_state(model, access, StateReader(folder / "parts").read, step=1)
     return {**results, "restored_bytes": read_anonymous_bytes() - before}
 
 
 if __name__ == "__main__":
+    return_freed_memory_at_once()
     dist.init_process_group("gloo")
     root = Path(sys.argv[1])
-    (root / f"{dist.get_rank()}.json").write_text(json.dumps(measure(root, int(sys.argv[2]))))
+    results = json.dumps(measure(root, int(sys.argv[2])))
+    (root / f"{dist.get_rank()}.json").write_text(results)
+    print(f"rank {dist.get_rank()}: {results}", flush=True)
     dist.destroy_process_group()

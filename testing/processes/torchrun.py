@@ -42,6 +42,18 @@ def run_cells(folder: Path, cells: dict[str, Any], *, ranks: int, slow_rank: int
     return results
 
 
+def run_script(script: str, folder: Path, *arguments: str, ranks: int) -> list[dict[str, Any]]:
+    """Run a script of testing/processes in several ranks; return the content of the RANK.json that each one writes.
+
+    folder: first argument of the script, to which it writes.
+    """
+    torchrun = ("-m", "torch.distributed.run", f"--nproc-per-node={ranks}", f"--master-port={find_free_port()}")
+    command = (sys.executable, *torchrun, str(REPOSITORY / "testing/processes" / script), str(folder), *arguments)
+    completed = subprocess.run(command, env=build_rank_environment(), capture_output=True, timeout=300)
+    assert completed.returncode == 0, completed.stderr.decode()[-3_000:]
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(ranks)]
+
+
 def build_rank_environment() -> dict[str, str]:
     """Return the environment of ranks that import the project from the repository."""
     return {

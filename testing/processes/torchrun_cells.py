@@ -9,7 +9,7 @@ The name of a cell selects a variant:
 - `X (mixed)`: the last rank reports another GPU model.
 - `X (in 900 MiB)`: each rank can allocate only this much memory.
 - `X (at most 4 sequences)`: rank 1 runs out of memory above this batch size.
-- `X, slow saves`: training goes on for a second before the state of a checkpoint is written.
+- `X, slow saves`: each rank waits for a second before it writes its part of a checkpoint; training continues.
 - `X (in tiles)`: the losses are computed in tiles of a few tokens.
 - `X (tracked)`: the results contain the bytes allocated by each step.
 """
@@ -152,7 +152,7 @@ def limit_sequences(max_sequences: int) -> Callable[..., None]:
 
 @wraps(write_state)
 def write_state_later(*arguments: Any, **keywords: Any) -> list[Path]:
-    """Write the state of a checkpoint after training had time to change it."""
+    """Wait, so that training changes the state, and then write the state of a checkpoint."""
     time.sleep(SECONDS_BEFORE_WRITE)
     return write_state(*arguments, **keywords)
 

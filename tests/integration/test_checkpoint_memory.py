@@ -1,14 +1,10 @@
 """Tests that no rank holds the whole state of a sharded model for a checkpoint."""
 
-import json
-import subprocess
-import sys
 from typing import Any
 
 import pytest
 
-from testing.processes.supervisors import REPOSITORY, find_free_port
-from testing.processes.torchrun import build_rank_environment
+from testing.processes.torchrun import run_script
 
 pytestmark = pytest.mark.slow
 
@@ -19,12 +15,7 @@ MILLIONS_OF_PARAMETERS = 32
 @pytest.fixture(scope="module")
 def results_by_rank(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     folder = tmp_path_factory.mktemp("checkpoints")
-    script = str(REPOSITORY / "testing/processes/measure_checkpoints.py")
-    torchrun = ("-m", "torch.distributed.run", f"--nproc-per-node={RANKS}", f"--master-port={find_free_port()}")
-    command = (sys.executable, *torchrun, script, str(folder), str(MILLIONS_OF_PARAMETERS))
-    completed = subprocess.run(command, env=build_rank_environment(), capture_output=True, timeout=300)
-    assert completed.returncode == 0, completed.stderr.decode()[-3_000:]
-    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(RANKS)]
+    return run_script("measure_checkpoints.py", folder, str(MILLIONS_OF_PARAMETERS), ranks=RANKS)
 
 
 def test_a_rank_copies_and_writes_its_shard_only(results_by_rank: list[dict[str, Any]]) -> None:

@@ -1,15 +1,11 @@
 """Test the measurement of the network between real processes."""
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from testing.processes.supervisors import REPOSITORY, find_free_port
-from testing.processes.torchrun import build_rank_environment
+from testing.processes.torchrun import run_script
 
 pytestmark = pytest.mark.slow
 
@@ -18,12 +14,7 @@ RANKS = 4
 
 def run_ranks(folder: Path, *arguments: str) -> list[dict[str, Any]]:
     """Return the result of each of four ranks on two nodes."""
-    torchrun = ("-m", "torch.distributed.run", f"--nproc-per-node={RANKS}", f"--master-port={find_free_port()}")
-    script = str(REPOSITORY / "testing/processes/torchrun_network.py")
-    command = (sys.executable, *torchrun, script, str(folder), *arguments)
-    completed = subprocess.run(command, env=build_rank_environment(), capture_output=True, timeout=120)
-    assert completed.returncode == 0, completed.stderr.decode()[-3_000:]
-    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(RANKS)]
+    return run_script("torchrun_network.py", folder, *arguments, ranks=RANKS)
 
 
 def test_bandwidth_is_measured_over_all_ranks_within_nodes_and_between_nodes(tmp_path: Path) -> None:

@@ -1,8 +1,5 @@
 """Tests that only rank 0 loads the weights of a model that FSDP2 shards."""
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +7,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from testing.models import tiny_families, tiny_text
-from testing.processes.supervisors import REPOSITORY, find_free_port
-from testing.processes.torchrun import build_rank_environment
+from testing.processes.torchrun import run_script
 
 pytestmark = pytest.mark.slow
 
@@ -46,12 +42,7 @@ def results_by_rank(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, 
     add_output_weight(folder / "tied by config only" / WEIGHTS)
     (folder / "damaged" / WEIGHTS).write_bytes(b"damaged")
     tiny_families.build(folder / "glm4_moe", "glm4_moe")
-    script = str(REPOSITORY / "testing/processes/measure_loading.py")
-    torchrun = ("-m", "torch.distributed.run", f"--nproc-per-node={RANKS}", f"--master-port={find_free_port()}")
-    command = (sys.executable, *torchrun, script, str(folder))
-    completed = subprocess.run(command, env=build_rank_environment(), capture_output=True, timeout=300)
-    assert completed.returncode == 0, completed.stderr.decode()[-3_000:]
-    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(RANKS)]
+    return run_script("measure_loading.py", folder, ranks=RANKS)
 
 
 def test_weights_are_in_the_host_memory_of_rank_zero_only(results_by_rank: list[dict[str, Any]]) -> None:

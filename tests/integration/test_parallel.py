@@ -230,7 +230,7 @@ def test_resumed_run_is_bit_identical_to_an_uninterrupted_run(results: Results, 
 
 
 @pytest.mark.parametrize("preset", SLOWLY_SAVED_PRESETS)
-def test_a_checkpoint_contains_the_state_of_its_step_although_training_went_on(results: Results, preset: str) -> None:
+def test_a_checkpoint_contains_the_state_of_its_step_although_training_continued(results: Results, preset: str) -> None:
     uninterrupted, resumed = (results[f"{preset}, slow saves{suffix}"] for suffix in ("", " (from step 2)"))
 
     for key in ("loss", "grad_norm", "eval_loss", "weights"):

@@ -1,4 +1,4 @@
-"""Tests that a job whose name a stranger's Service has fails instead of waiting for ever."""
+"""Tests that a job fails if a Service that another user created already has its name."""
 
 from collections import Counter
 from dataclasses import replace

@@ -241,6 +241,7 @@ def train(trainer: GlobalMeanTrainer, resume_point: ResumePoint, *, total_steps:
     # Seed each rank differently, so that the ranks draw different dropout masks.
     transformers.set_seed((trainer.args.seed + trainer.inputs.ranks.rank) % 2**32)
     trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    trainer.inputs.heartbeat.enter_phase(contract.SAVE)
     trainer.finish_save()
     return trainer.is_finished or not trainer.stop_agreed
 

@@ -6,7 +6,7 @@ tensors in their shape, in files beside the manifest.
 """
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,8 +22,8 @@ STATE_FOLDER = "state"
 _FILE_NAME = "rank-{rank:05d}-{index:03d}.safetensors"
 _FILES_OF_OLDER_RELEASES = "training-state*.safetensors"
 MAX_FILE_BYTES = 2**30
-# Metadata that torch.distributed.checkpoint reads. Files with equal tensors are equal, because there are no others:
-# safetensors writes metadata in random order.
+# Metadata that torch.distributed.checkpoint reads. safetensors writes entries of the metadata in random order; with a
+# single entry, files with equal tensors are equal.
 _OFFSETS_BY_KEY, _OFFSETS = "DCP_SHARDING_INFO", "saved_offsets"
 
 
@@ -34,25 +34,26 @@ def write_state(ranges: Iterable[tuple[str, TensorRange]], folder: Path, *, rank
     """
     (folder / STATE_FOLDER).mkdir(exist_ok=True)
     paths: list[Path] = []
+    for index, group in enumerate(_group_by_size(ranges)):
+        paths.append(folder / STATE_FOLDER / _FILE_NAME.format(rank=rank, index=index))
+        offsets = {key: {_OFFSETS: [tensor_range.start]} for key, tensor_range in group.items()}
+        tensors = {key: tensor_range.values for key, tensor_range in group.items()}
+        save_file(tensors, paths[-1], metadata={_OFFSETS_BY_KEY: json.dumps(offsets)})
+    return paths
+
+
+def _group_by_size(ranges: Iterable[tuple[str, TensorRange]]) -> Iterator[dict[str, TensorRange]]:
+    """Yield the ranges in host memory, in groups of at most MAX_FILE_BYTES or of one larger range."""
     group: dict[str, TensorRange] = {}
     group_bytes = 0
     for key, tensor_range in ranges:
         if group and group_bytes + tensor_range.values.nbytes > MAX_FILE_BYTES:
-            paths.append(_write_file(group, folder, rank=rank, index=len(paths)))
+            yield group
             group, group_bytes = {}, 0
         group[key] = TensorRange(tensor_range.start, tensor_range.values.cpu())
         group_bytes += tensor_range.values.nbytes
     if group:
-        paths.append(_write_file(group, folder, rank=rank, index=len(paths)))
-    return paths
-
-
-def _write_file(group: dict[str, TensorRange], folder: Path, *, rank: int, index: int) -> Path:
-    path = folder / STATE_FOLDER / _FILE_NAME.format(rank=rank, index=index)
-    offsets = {key: {_OFFSETS: [tensor_range.start]} for key, tensor_range in group.items()}
-    tensors = {key: tensor_range.values.contiguous() for key, tensor_range in group.items()}
-    save_file(tensors, path, metadata={_OFFSETS_BY_KEY: json.dumps(offsets)})
-    return path
+        yield group
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,6 @@ from finetune_trainer.units import GIB
 
 WEIGHTS, REFERENCE, ADAPTERS = "weights", "reference model", "adapters"
 _OFFLOADED = "offloaded "
-ADAMW_STATES = 2  # first and second moment of each gradient, in the dtype of the weight
 # The next four constants are upper estimates of memory outside tensors, based on the published measurements in
 # docs/user-guide/memory.md.
 _CUDA_CONTEXT = GIB  # GPU memory for loaded kernels and the workspaces of cuBLAS and attention

@@ -27,6 +27,7 @@ from finetune_trainer.model.varlen_support import select_text_attention
 from finetune_trainer.vision.freeze import PEFT_PREFIX, find_group, freeze_groups
 from finetune_trainer.vision.towers import choose_auto_class
 
+ADAMW_STATES = 2  # first and second moment of each gradient, in the dtype of the weight
 _SMALLEST_EIGHT_BIT_SIZE, _EIGHT_BIT_BLOCK_SIZE = 4096, 256  # elements, in bitsandbytes
 _FEWEST_LAYERS = 2  # smallest number of simulated layers; the memory of more layers is extrapolated
 
@@ -59,7 +60,7 @@ class ModelShape:
     @property
     def optimizer_bytes(self) -> int:
         """Bytes of the moments of AdamW, without sharding."""
-        return self.eight_bit_moment_bytes or 2 * self.trained_bytes
+        return self.eight_bit_moment_bytes or ADAMW_STATES * self.trained_bytes
 
     @property
     def loaded_bytes(self) -> int:
@@ -138,9 +139,9 @@ def count_eight_bit_moment_bytes(model: torch.nn.Module) -> int:
     """
     embeddings = {id(module.weight) for module in model.modules() if isinstance(module, torch.nn.Embedding)}
     return sum(
-        2 * 4 * weight.numel()
+        ADAMW_STATES * 4 * weight.numel()
         if weight.numel() < _SMALLEST_EIGHT_BIT_SIZE or id(weight) in embeddings
-        else 2 * (weight.numel() + 4 * -(-weight.numel() // _EIGHT_BIT_BLOCK_SIZE))
+        else ADAMW_STATES * (weight.numel() + 4 * -(-weight.numel() // _EIGHT_BIT_BLOCK_SIZE))
         for weight in model.parameters()
         if weight.requires_grad
     )

@@ -11,7 +11,6 @@ import torch
 
 from finetune_api.v1alpha1.job import TrainerSpec
 from finetune_trainer.memory.breakdown import (
-    ADAMW_STATES,
     ADAPTERS,
     REFERENCE,
     WEIGHTS,
@@ -20,7 +19,7 @@ from finetune_trainer.memory.breakdown import (
     ShardingStrategy,
     rename_offloaded_parts,
 )
-from finetune_trainer.memory.model_shape import ModelShape
+from finetune_trainer.memory.model_shape import ADAMW_STATES, ModelShape
 from finetune_trainer.parallel.deepspeed_config import build_deepspeed_config, is_offloaded, uses_float32_gradients
 
 _FLOAT32_BYTES = 4

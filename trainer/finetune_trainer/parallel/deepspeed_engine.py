@@ -21,6 +21,8 @@ from deepspeed.utils import (
 
 from finetune_trainer.parallel.model_state import KINDS, MOMENTS, WEIGHT, ReadRange, TensorRange
 
+# Names of the tensors of a fragment in stages 1 and 2, by kind; None selects the float32 weight.
+_FRAGMENT_NAMES: dict[str, str | None] = {WEIGHT: None, **{moment: moment for moment in MOMENTS}}
 # Attributes with the float32 weights of this rank: of stages 1 and 2, of stage 1 in bfloat16, and of stage 3.
 _FLAT_FLOAT32_PARTITIONS = (
     "single_partition_of_fp32_groups",
@@ -87,7 +89,7 @@ class ZeroStateAccess:
             return
         fragment = cast("Any", parameter)._hp_mapping
         if fragment is not None:  # None: other ranks update all of this parameter
-            for kind, name in zip(KINDS, (None, *MOMENTS), strict=True):
+            for kind, name in _FRAGMENT_NAMES.items():
                 yield kind, TensorRange(fragment.lp_fragment_address.start, fragment.get_hp_fragment(name))
 
     def restore(self, parameter: torch.nn.Parameter, read: ReadRange, *, step: int) -> None:
@@ -105,7 +107,7 @@ class ZeroStateAccess:
         if fragment is None:
             return
         address = fragment.lp_fragment_address
-        for kind, name in zip(KINDS, (None, *MOMENTS), strict=True):
+        for kind, name in _FRAGMENT_NAMES.items():
             fragment.get_hp_fragment(name).data.copy_(read(kind, address.start, address.start + address.numel))
 
     def _restore_partitioned(self, parameter: Any, read: ReadRange) -> None:

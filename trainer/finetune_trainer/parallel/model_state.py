@@ -30,7 +30,7 @@ class TensorRange:
     values: torch.Tensor
 
 
-# Returns the elements from `start` to `stop` of a flattened tensor of this kind, in host memory.
+# Returns the elements from `start` to `stop` of the flattened tensor of this kind or key, in host memory.
 ReadRange = Callable[[str, int, int], torch.Tensor]
 
 
@@ -131,13 +131,8 @@ def iterate_saved_ranges(model: torch.nn.Module, access: ModelStateAccess) -> It
                 yield build_key(kind, name), saved_range
 
 
-def restore_state(
-    model: torch.nn.Module, access: ModelStateAccess, read: Callable[[str, int, int], torch.Tensor], *, step: int
-) -> None:
-    """Restore all trained parameters and moments.
-
-    read: returns the elements from start to stop of the flattened tensor of a key. step: completed optimizer steps.
-    """
+def restore_state(model: torch.nn.Module, access: ModelStateAccess, read: ReadRange, *, step: int) -> None:
+    """Restore all trained parameters and moments. read: reads by key. step: completed optimizer steps."""
     for name, parameter in iterate_trained_parameters(model):
 
         def read_kind(kind: str, start: int, stop: int, name: str = name) -> torch.Tensor:

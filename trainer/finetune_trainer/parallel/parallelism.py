@@ -1,4 +1,4 @@
-"""Describe the parallelism of a spec: DDP, FSDP2 or DeepSpeed, and what follows from it for checkpoints."""
+"""Describe the parallelism of a spec, and decide whether its checkpoints are written asynchronously."""
 
 from finetune_api.v1alpha1.job import TrainerSpec
 from finetune_trainer.parallel.deepspeed_config import build_deepspeed_config, is_offloaded

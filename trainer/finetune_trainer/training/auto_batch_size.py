@@ -18,8 +18,8 @@ from finetune_trainer.data.length_stats import select_costliest_items
 from finetune_trainer.distributed.collectives import all_gather_numbers
 from finetune_trainer.distributed.devices import get_device_name
 from finetune_trainer.errors import CudaOutOfMemory, TrainerError, first_line
-from finetune_trainer.memory.breakdown import ADAMW_STATES, FRAGMENTATION, MemoryBreakdown
-from finetune_trainer.memory.model_shape import count_eight_bit_moment_bytes
+from finetune_trainer.memory.breakdown import FRAGMENTATION, MemoryBreakdown
+from finetune_trainer.memory.model_shape import ADAMW_STATES, count_eight_bit_moment_bytes
 from finetune_trainer.parallel.parallelism import describe_parallelism
 from finetune_trainer.training.base_trainer import GlobalMeanTrainer
 from finetune_trainer.training.preflight import run_forward_and_backward

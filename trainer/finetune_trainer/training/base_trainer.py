@@ -221,8 +221,8 @@ class GlobalMeanTrainer(Trainer):  # type: ignore[misc]
 
     def _save_checkpoint(self, _model: torch.nn.Module, _trial: object) -> None:
         """Start to save a checkpoint; the checkpoint of the best evaluation is never pruned."""
-        self.finish_save()
         self.inputs.heartbeat.enter_phase(contract.SAVE)
+        self.finish_save()
         policy, is_asynchronous = self.evaluation_policy, saves_asynchronously(self.inputs.plan.spec)
         best_step = policy.find_best_step(self.state.log_history) if policy else None
         part = stage_checkpoint(self, self.inputs, copies_state=is_asynchronous, retained_step=best_step)
@@ -233,13 +233,11 @@ class GlobalMeanTrainer(Trainer):  # type: ignore[misc]
 
     def finish_save(self) -> None:
         """Wait for the checkpoint that is being saved, if any, and report it. Raises: DiskFull or OutputError."""
-        self.inputs.heartbeat.enter_phase(contract.SAVE)
         if saved := self.checkpoint_saver.wait():
             self.inputs.heartbeat.record_checkpoint(saved.name)
             if self.inputs.ranks.is_rank_zero:
                 grace_seconds = self.inputs.plan.spec.termination_grace_period_seconds
                 print(describe_save(saved, grace_seconds=grace_seconds), flush=True)
-        self.inputs.heartbeat.enter_phase(contract.TRAIN)
 
     def _prepare_for_training(
         self, max_steps: int, train_dataloader: RankDataLoader, resume_from_checkpoint: str | None

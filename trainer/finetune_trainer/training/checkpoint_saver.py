@@ -3,7 +3,7 @@
 import threading
 import time
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch.distributed as dist
 
@@ -46,8 +46,7 @@ class CheckpointSaver:
     def __init__(self, checkpoints: Checkpoints) -> None:
         self._checkpoints = checkpoints
         self._group: dist.ProcessGroup | None = None
-        self._running: Future[tuple[str, float]] | None = None
-        self._staging_seconds = 0.0
+        self._running: Future[SavedCheckpoint] | None = None
 
     @property
     def is_complete(self) -> bool:
@@ -58,8 +57,8 @@ class CheckpointSaver:
         """Start to save; the previous save must have been waited for (collective)."""
         assert self._running is None
         self._group = self._group or dist.new_group(backend="gloo", timeout=NO_TIMEOUT)
-        self._running, self._staging_seconds = Future(), part.staging_seconds
-        # A daemon does not keep a rank alive that fails while other ranks do not answer.
+        self._running = Future()
+        # A daemon thread does not delay the exit of a rank that fails while the thread waits for other ranks.
         threading.Thread(target=self._run, args=(part, self._running), name="checkpoint", daemon=True).start()
 
     def wait(self) -> SavedCheckpoint | None:
@@ -68,15 +67,14 @@ class CheckpointSaver:
         if running is None:
             return None
         started_at = time.monotonic()
-        name, seconds = running.result()
-        waited_seconds = time.monotonic() - started_at + self._staging_seconds
-        return SavedCheckpoint(name, seconds + self._staging_seconds, waited_seconds)
+        saved = running.result()
+        return replace(saved, waited_seconds=saved.waited_seconds + time.monotonic() - started_at)
 
-    def _run(self, part: CheckpointPart, running: Future[tuple[str, float]]) -> None:
-        started_at = time.monotonic()
+    def _run(self, part: CheckpointPart, running: Future[SavedCheckpoint]) -> None:
+        started_at = time.monotonic() - part.staging_seconds
         try:
             name = self._save(part)
-            running.set_result((name, time.monotonic() - started_at))
+            running.set_result(SavedCheckpoint(name, time.monotonic() - started_at, part.staging_seconds))
         except BaseException as error:
             running.set_exception(error)
 
