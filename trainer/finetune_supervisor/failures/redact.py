@@ -111,12 +111,22 @@ def redact(text: str, secrets: tuple[str, ...]) -> str:
 
 
 def _redact_truncated(text: str, secret: str) -> str:
-    lengths = range(len(secret) - 1, _MIN_SECRET_LENGTH - 1, -1)
-    if leading := next((length for length in lengths if text.startswith(secret[-length:])), 0):
-        text = REPLACEMENT + text[leading:]
-    if trailing := next((length for length in lengths if text.endswith(secret[:length])), 0):
-        text = text[:-trailing] + REPLACEMENT
+    """Replace the longest end of the secret that starts the text, and the longest beginning that ends it."""
+    starts = _find_all(secret, text[:_MIN_SECRET_LENGTH], first=1)
+    if leading := next((secret[start:] for start in starts if text.startswith(secret[start:])), ""):
+        text = REPLACEMENT + text[len(leading) :]
+    ends = [start + _MIN_SECRET_LENGTH for start in _find_all(secret[:-1], text[-_MIN_SECRET_LENGTH:], first=0)]
+    if trailing := next((secret[:end] for end in reversed(ends) if text.endswith(secret[:end])), ""):
+        text = text[: -len(trailing)] + REPLACEMENT
     return text
+
+
+def _find_all(secret: str, part: str, *, first: int) -> Iterator[int]:
+    """Yield the positions of a part of _MIN_SECRET_LENGTH characters in the secret, from `first`."""
+    position = secret.find(part, first) if len(part) == _MIN_SECRET_LENGTH else -1
+    while position >= 0:
+        yield position
+        position = secret.find(part, position + 1)
 
 
 def redact_termination(termination: TerminationMessage, secrets: tuple[str, ...]) -> TerminationMessage:
