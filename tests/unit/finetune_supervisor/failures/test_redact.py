@@ -143,6 +143,19 @@ def test_truncated_secret_at_the_border_of_a_text_is_replaced(text: str, redacte
     assert redact(text, ("postgres-pass-1",)) == (text if redacted is None else redacted)
 
 
+@pytest.mark.parametrize(
+    ("secret", "text", "redacted"),
+    [
+        pytest.param("xyz-a-b-c-a-b-c-a-b-c-", "a-b-c-a-b-c- was refused", "*** was refused", id="end of the secret"),
+        pytest.param("a-b-c-a-b-c-a-b-c-xyz", "refused: a-b-c-a-b-c-", "refused: ***", id="beginning of the secret"),
+    ],
+)
+def test_the_longest_part_of_a_truncated_secret_with_repetitions_is_replaced(
+    secret: str, text: str, redacted: str
+) -> None:
+    assert redact(text, (secret,)) == redacted
+
+
 def test_message_and_stack_are_redacted() -> None:
     termination = TerminationMessage(0, 0, message="m postgres-pass-1", stack=f"File x\n  login({TOKEN!r})")
 
