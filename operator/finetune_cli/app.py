@@ -4,6 +4,7 @@ import sys
 
 import typer
 
+from finetune_cli.convert import convert
 from finetune_cli.errors import EXIT_BAD_INPUT, BadInput
 from finetune_cli.estimate import estimate
 from finetune_cli.logs import logs
@@ -18,7 +19,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (run, plan, validate, estimate, status, logs):
+for command in (run, plan, validate, convert, estimate, status, logs):
     app.command()(command)
 
 

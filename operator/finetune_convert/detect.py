@@ -1,0 +1,117 @@
+"""Detects the kind of an input by its contents."""
+
+import re
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Any
+
+import yaml
+
+from finetune_convert.conversion import ConversionError, Tree
+
+MAX_YAML_NODES = 50_000
+MAX_YAML_NESTING = 50
+_LLAMAFACTORY_KEYS = ("stage", "finetuning_type", "model_name_or_path", "cutoff_len", "lora_target", "dataset_dir")
+_AXOLOTL_KEYS = ("base_model", "sequence_len", "micro_batch_size", "num_epochs", "val_set_size", "sample_packing", "rl")
+KUBEFLOW_KINDS = ("PyTorchJob", "TrainJob")
+
+
+class InputKind(StrEnum):
+    """Kinds of input; SHELL is a command of any tool."""
+
+    SWIFT = "swift"
+    LLAMAFACTORY = "llamafactory"
+    AXOLOTL = "axolotl"
+    TORCHRUN = "torchrun"
+    KUBEFLOW = "kubeflow"
+    SHELL = "shell"
+
+
+class _BoundedLoader(yaml.SafeLoader):
+    """Loads YAML without aliases and with a limited number of nodes, and keeps 1e-4 as a number."""
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
+        if self.check_event(yaml.AliasEvent):
+            raise ConversionError(f"line {mark.line + 1}: aliases (*name) are not supported; write the value out")
+        depth = getattr(self, "_depth", 0) + 1
+        self._count = getattr(self, "_count", 0) + 1
+        if depth > MAX_YAML_NESTING or self._count > MAX_YAML_NODES:
+            raise ConversionError(f"line {mark.line + 1}: the YAML is too large or nested too deeply")
+        self._depth = depth
+        try:
+            return super().compose_node(parent, index)
+        finally:
+            self._depth = depth - 1
+
+
+_BoundedLoader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
+)
+
+
+def load_documents(text: str) -> list[Any]:
+    """Return the documents of a YAML text.
+
+    Raises: ConversionError if it is no YAML, or too large
+    """
+    try:
+        return list(yaml.load_all(text, _BoundedLoader))
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        position = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
+        raise ConversionError(f"{position}{error.problem or error.context}") from error
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise ConversionError(f"is no valid YAML: {' '.join(str(error).split())[:200]}") from error
+
+
+def find_lines(text: str) -> dict[str, int]:
+    """Return the line of each top-level key of a YAML text."""
+    lines = {}
+    for number, line in enumerate(text.splitlines(), start=1):
+        if match := re.match(r"([A-Za-z_][\w.-]*)\s*:(\s|$)", line):
+            lines[match[1]] = number
+    return lines
+
+
+def find_mapping(text: str) -> list[Tree] | None:
+    """Return the mappings of a YAML text, or None if the text is no YAML of mappings."""
+    if not text.lstrip().startswith("{") and not re.search(r"^[A-Za-z_][\w.-]*\s*:(\s|$)", text, re.MULTILINE):
+        return None
+    try:
+        documents = [document for document in load_documents(text) if document is not None]
+    except ConversionError:
+        if re.search(r"^(apiVersion|base_model|model_name_or_path|stage)\s*:", text, re.MULTILINE):
+            raise
+        return None
+    return documents if documents and all(isinstance(document, dict) for document in documents) else None
+
+
+def detect_source(mappings: list[Tree] | None) -> InputKind:
+    """Return the kind of an input from its YAML mappings; without them it is shell text.
+
+    Raises: ConversionError for YAML of an unknown kind
+    """
+    if mappings is None:
+        return InputKind.SHELL
+    kinds = [str(mapping.get("kind")) for mapping in mappings]
+    if any(kind in KUBEFLOW_KINDS for kind in kinds):
+        return InputKind.KUBEFLOW
+    (first, *_) = mappings
+    if "kind" in first and "apiVersion" in first:
+        raise ConversionError(f"kind: expected PyTorchJob or TrainJob, found {', '.join(kinds)}")
+    scores = {source: _count_keys(first, keys) for source, keys in _KEYS.items()}
+    best = max(scores, key=lambda source: scores[source])
+    if not scores[best]:
+        found = ", ".join(map(str, list(first)[:5]))
+        raise ConversionError(
+            f"the YAML is no config of LLaMA-Factory or axolotl, and no PyTorchJob or TrainJob; found {found}"
+        )
+    return best
+
+
+_KEYS = {InputKind.AXOLOTL: _AXOLOTL_KEYS, InputKind.LLAMAFACTORY: _LLAMAFACTORY_KEYS}
+
+
+def _count_keys(mapping: Mapping[str, Any], keys: tuple[str, ...]) -> int:
+    return sum(key in mapping for key in keys)

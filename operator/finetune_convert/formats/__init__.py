@@ -1,0 +1,1 @@
+"""Converts the options and configs of each supported tool."""

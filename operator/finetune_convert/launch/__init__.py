@@ -1,0 +1,1 @@
+"""Derives nodes, ranks, devices and environment from a command and its launcher."""

@@ -1,0 +1,183 @@
+"""Converts what the tools have in common to a job of our own trainer: adapters, learning rate and sharding."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from finetune_convert.conversion import ConversionError, EntryEffect
+from finetune_convert.data_paths import DataPaths, is_path
+from finetune_convert.job_draft import JobDraft
+from finetune_convert.mapping.converters import to_deepspeed_preset, to_float, to_target_modules
+from finetune_convert.mapping.rules import Options, Rule, ToField, Unconvertible, Unused
+from finetune_convert.mapping.tool_input import ToolInput
+
+ADAPTER_SHAPE = ("lora.r", "lora.loraAlpha", "lora.targetModules", "lora.useRslora", "lora.useDora")
+DPO_LOSSES = ("sigmoid", "ipo", "hinge", "robust")
+ASSUMED_PRESET = "zero2"
+
+
+@dataclass
+class TrainerConversion:
+    """One input during its conversion to a job of our own trainer; `tool` is the name in messages."""
+
+    source: ToolInput
+    options: Options
+    draft: JobDraft
+    paths: DataPaths
+    tool: str
+    is_full: bool  # whether all weights are trained
+    is_dpo: bool
+
+    def note(self, names: Sequence[str], effect: EntryEffect, message: str, path: str | None = None) -> None:
+        """Add an entry for each of the names that is in the input."""
+        for name in names:
+            if name in self.options.given:
+                self.draft.note(name, effect, message, field=path, line=self.options.given[name].line)
+
+    def state(self, names: Sequence[str], path: str, value: object, default: str) -> None:
+        """Set a field from the input, or from the tool's default, which is described by `default`."""
+        self.draft.set(path, value)
+        if not self.options.has(*names):
+            self.draft.note(names[0], EntryEffect.DEFAULT, f"the default of {self.tool} is {default}", field=path)
+        for name in names:
+            if given := self.options.given.get(name):
+                is_same = given.value == value
+                effect, message = (EntryEffect.TAKEN, "") if is_same else (EntryEffect.MAPPED, f"{given.text}: {value}")
+                self.draft.note(name, effect, message, field=path, line=given.line)
+
+    def place_model(self, names: Sequence[str], name: str) -> str:
+        """Return the Hub id, or the path on a volume, of a model."""
+        if not is_path(name):
+            self.note(names, EntryEffect.TAKEN, "", "model.name")
+            return name
+        self.note(names, EntryEffect.MAPPED, "is a folder on a volume", "model.name")
+        return self.paths.place(names[-1], name, line=self.options.get_line(*names))
+
+    def add_adapter(self, names: Sequence[str], adapter: str) -> None:
+        """Set the adapter that is trained further; it has its own rank and modules."""
+        for path in ADAPTER_SHAPE:
+            self.draft.spec["lora"].pop(path.partition(".")[2], None)
+        line = self.options.get_line(*names)
+        placed = self.paths.place(names[0], adapter, line=line) if is_path(adapter) else adapter
+        self.draft.set("lora.adapter", placed)
+        self.note(names, EntryEffect.MAPPED, f"is {placed}", "lora.adapter")
+
+    def add_targets(self, names: Sequence[str], value: Any, *, has_adapter: bool) -> None:
+        """Set the modules that get an adapter."""
+        path = "lora.targetModules"
+        if self.is_full or has_adapter:
+            reason = "the adapter has its own modules" if has_adapter else "full fine-tuning has no adapters"
+            self.note(names, EntryEffect.UNUSED, reason)
+            return
+        try:
+            modules = to_target_modules(value)
+        except Unconvertible as error:
+            self.note(names, EntryEffect.CHANGED, str(error), path)
+            return
+        if modules != ["all-linear"]:
+            self.draft.set(path, modules)
+        self.note(names, EntryEffect.MAPPED, " ".join(modules), path)
+
+    def add_learning_rate(self, default: float) -> None:
+        """Set the learning rate; 0 or less is an error."""
+        rate = to_float(self.options.get("learning_rate") or default)
+        if not 0 < rate <= 10:
+            raise ConversionError(f"learning_rate: {rate:g} is out of range; expected more than 0 and at most 10")
+        self.state(("learning_rate",), "training.learningRate", rate, f"{default:g}")
+
+    def add_deepspeed(self, names: Sequence[str], value: Any) -> None:
+        """Set the DeepSpeed preset or config; a config file is recognised by its name."""
+        path = "deepspeed.preset"
+        if not value:
+            self.note(names, EntryEffect.SAME, "no DeepSpeed")
+            return
+        config = parse_json_config(value)
+        if config is not None:
+            self.draft.set("deepspeed.config", config)
+            self.note(
+                names, EntryEffect.MAPPED, "batch, optimizer and precision are those of the job", "deepspeed.config"
+            )
+            return
+        try:
+            preset = to_deepspeed_preset(value)
+        except Unconvertible as error:
+            self.draft.set(path, ASSUMED_PRESET)
+            message = f"{error}; {ASSUMED_PRESET} is assumed: choose a preset, or copy the config to deepspeed.config"
+            self.note(names, EntryEffect.EDIT, message, path)
+            return
+        if preset is None:
+            self.note(names, EntryEffect.MAPPED, "stage 0 shards nothing, so the job has no deepspeed")
+            return
+        self.draft.set(path, preset)
+        effect, message = (EntryEffect.TAKEN, "") if preset == value else (EntryEffect.MAPPED, f"{value} is {preset}")
+        if "/" in str(value) or str(value).endswith(".json"):
+            message = f"{preset}, from the name of the file; its content is not part of the input"
+        self.note(names, effect, message, path)
+
+    def add_fsdp(self, names: Sequence[str], config_names: Sequence[str], *, offload: bool) -> None:
+        """Set FSDP2 if one of the names is on; DeepSpeed in the input takes precedence."""
+        is_on = any(self.options.get(name) not in (None, "", [], {}, False) for name in names)
+        if is_on and "deepspeed" not in self.draft.spec:
+            self.draft.set("fsdp", {"cpuOffload": True} if offload else {})
+        self.note(
+            names,
+            EntryEffect.MAPPED if is_on else EntryEffect.SAME,
+            "FSDP2" if is_on else "no FSDP",
+            "fsdp" if is_on else None,
+        )
+        message = "only reshardAfterForward and cpuOffload exist; the rest is chosen by the trainer"
+        self.note(config_names, EntryEffect.MAPPED if is_on else EntryEffect.UNUSED, message, "fsdp")
+
+    def add_thinking(self, name: str, *, default: bool | None = None) -> None:
+        """Set the variable enable_thinking of the chat template."""
+        value = self.options.get(name) if self.options.has(name) else default
+        if value is not None and self.options.has(name):
+            self.draft.set("dataset.chatTemplateKwargs", {"enable_thinking": bool(value)})
+            self.note((name,), EntryEffect.MAPPED, str(value).lower(), "dataset.chatTemplateKwargs")
+
+
+def parse_json_config(value: Any) -> dict[str, Any] | None:
+    """Return a config that is a JSON object, or None."""
+    if isinstance(value, dict):
+        return value
+    if not isinstance(value, str) or not value.lstrip().startswith("{"):
+        return None
+    try:
+        config = json.loads(value)
+    except (ValueError, RecursionError):
+        return None
+    return config if isinstance(config, dict) else None
+
+
+def select_rules(rules: Mapping[str, Rule], *, is_full: bool, has_adapter: bool, is_dpo: bool) -> Mapping[str, Rule]:
+    """Return the rules without those that do not fit: of LoRA in full fine-tuning, and of dpo in sft."""
+    dropped: dict[str, str] = {}
+    if is_full:
+        dropped["lora."] = "full fine-tuning has no adapters"
+    elif has_adapter:
+        dropped |= dict.fromkeys(ADAPTER_SHAPE, "the adapter that is continued has its own rank and modules")
+    if not is_dpo:
+        dropped["dpo."] = "only dpo uses it"
+    return {name: _drop_rule(rule, dropped) for name, rule in rules.items()} if dropped else rules
+
+
+def _drop_rule(rule: Rule, dropped: Mapping[str, str]) -> Rule:
+    if not isinstance(rule, ToField):
+        return rule
+    path = rule.path
+    reason = next(
+        (why for prefix, why in dropped.items() if path == prefix or path.startswith(f"{prefix.rstrip('.')}.")), None
+    )
+    return Unused(reason) if reason else rule
+
+
+def find_dpo_problem(loss: Any, smoothing: float) -> str | None:
+    """Return why our trainer does not have a loss of dpo, or None."""
+    if loss not in (None, *DPO_LOSSES):
+        return f"the loss {loss} is none of {', '.join(DPO_LOSSES)}"
+    if smoothing and loss != "robust":
+        return "labels are smoothed only with the loss robust"
+    if loss == "robust" and not 0 < smoothing < 0.5:
+        return "the loss robust needs a label smoothing from 0 to 0.5"
+    return None

@@ -1,0 +1,1 @@
+"""Reads shell text as words and variables, without executing any of it."""

@@ -1,0 +1,1 @@
+CUDA_VISIBLE_DEVICES=0,1 torchrun --nproc_per_node 2 src/train.py --stage sft --model_name_or_path meta-llama/Llama-3.1-8B-Instruct --dataset alpaca_en_demo --template llama3 --finetuning_type full --do_train --output_dir out --bf16 --deepspeed examples/deepspeed/ds_z3_config.json --learning_rate 1e-5

@@ -1,0 +1,1 @@
+python train_full_sft.py --epochs 2 --use_wandb

@@ -1,0 +1,1 @@
+CUDA_VISIBLE_DEVICES=0 swift rlhf --rlhf_type dpo --model_type llama3-8b-instruct --beta 0.1 --rpo_alpha 0.1 --sft_type lora --dataset shareai-llama3-dpo-zh-en-emoji --num_train_epochs 2 --lora_target_modules ALL

@@ -1,0 +1,1 @@
+swift sft --model Qwen/Qwen2.5-7B-Instruct --dataset /data/chat.jsonl --split_dataset_ratio 0.05 --train_type lora --eval_steps 20 --save_steps 20 --load_best_model_at_end true --metric_for_best_model loss --early_stop_interval 3
