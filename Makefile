@@ -124,6 +124,10 @@ images: ## build both images with docker or buildah; BUILD_ARGS="--build-arg BAS
 lock: ## update requirements/ from pyproject.toml; UPGRADE=--upgrade takes the newest versions
 	@$(PYTHON) tools/lock.py $(UPGRADE)
 
+.PHONY: option-tables
+option-tables: setup ## update the option tables of `finetune convert` from the released wheels; ARGS=--check compares only
+	@$(RUN) tools/option_tables.py $(ARGS)
+
 .PHONY: clean-cache
 clean-cache: ## remove the cache with environments, built programs and images
 	@test ! -d $(FINETUNE_CACHE)/cluster || test -z "$$(ls $(FINETUNE_CACHE)/cluster)" || $(MAKE) cluster-down

@@ -352,7 +352,7 @@ def _add_method(conversion: TrainerConversion) -> None:
     conversion.note(("rl",), EntryEffect.MAPPED, "spec.dpo", "dpo")
     conversion.note(
         ("chat_template",),
-        EntryEffect.UNUSED,
+        EntryEffect.EDIT,
         "the chat template of the model's tokenizer is used; check that it is the same",
     )
     kwargs = options.get("chat_template_kwargs")

@@ -89,7 +89,7 @@ def _add_model(conversion: TrainerConversion) -> None:
         conversion.note(("model_revision",), EntryEffect.SAME, "the main branch, or the files of the folder")
     conversion.note(
         ("template",),
-        EntryEffect.UNUSED,
+        EntryEffect.EDIT,
         "the chat template of the model's tokenizer is used; check that it is the same",
     )
     dtype = (

@@ -16,6 +16,7 @@ from finetune_convert.mapping.converters import (
 )
 from finetune_convert.mapping.rules import (
     Fixed,
+    NeedsCheck,
     NeedsProgram,
     Rule,
     Special,
@@ -37,7 +38,6 @@ _METHOD = "only other methods than sft and dpo use it"
 _RUNTIME = "it is a setting of the original program"
 _MODEL = "this trainer loads the model as its config describes it"
 _PARALLEL = "this trainer has no sequence parallelism"
-_TEMPLATE = "the chat template of the model's tokenizer is used"
 
 RULES: dict[str, Rule] = {
     # model
@@ -127,9 +127,12 @@ RULES: dict[str, Rule] = {
         " is_binary_loss_scale preserve_thinking decision_*",
     ),
     **group(
-        Unused(f"{_TEMPLATE}"),
-        "template template_type template_backend tools_prompt agent_template stop_words padding_side"
-        " add_non_thinking_prefix disable_ignore_empty_think",
+        NeedsCheck("the chat template of the model's tokenizer is used; check that it is the same"),
+        "template template_type tools_prompt agent_template",
+    ),
+    **group(
+        Unused("the chat template of the model's tokenizer is used"),
+        "template_backend stop_words padding_side add_non_thinking_prefix disable_ignore_empty_think",
     ),
     **group(
         Unused("all rows are read and tokenised once before the first step"),

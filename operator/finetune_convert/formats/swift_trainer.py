@@ -247,6 +247,9 @@ def _add_version_2_defaults(swift: TrainerConversion) -> None:
         draft.set("training.gradientCheckpointing", True)
         message = f"{swift.tool} recomputes activations by default"
         draft.note("gradient_checkpointing", EntryEffect.DEFAULT, message, field="training.gradientCheckpointing")
+    draft.set("training.averageTokensAcrossDevices", False)
+    message = f"{swift.tool} averages the loss per rank"
+    draft.note("loss", EntryEffect.DEFAULT, message, field="training.averageTokensAcrossDevices")
     if options.get("eval_steps") is None:
         options.computed["eval_steps"] = FULL_INTERVAL_2 if swift.is_full else ADAPTER_INTERVAL_2
     if options.get("save_steps") is None:

@@ -62,6 +62,13 @@ class Unused:
 
 
 @dataclass(frozen=True)
+class NeedsCheck:
+    """The job has no such option, and the user has to check that its own behaviour is the same."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
 class NeedsProgram:
     """The job's trainer does not have this; an option that is not off needs the original program."""
 
@@ -81,7 +88,7 @@ class Special:
     """A function of the tool converts the option together with others."""
 
 
-Rule = ToField | Fixed | Unused | NeedsProgram | ToSecret | Special
+Rule = ToField | Fixed | Unused | NeedsCheck | NeedsProgram | ToSecret | Special
 
 
 def group(rule: Rule, names: str) -> dict[str, Rule]:
@@ -187,6 +194,8 @@ def _apply_given(given: Given, rule: Rule, default: Any, draft: JobDraft) -> Non
             draft.note(given.name, effect, reason, line=given.line)
         case Unused(reason):
             draft.note(given.name, EntryEffect.UNUSED, reason, line=given.line)
+        case NeedsCheck(reason):
+            draft.note(given.name, EntryEffect.EDIT, reason, line=given.line)
         case NeedsProgram(reason, off):
             is_off = given.value in (*OFF, *off) or given.value == default
             message = "off, as in this trainer" if is_off else f"{reason}; --form command keeps it"
