@@ -57,7 +57,7 @@ class Option:
                     return kind(text)
                 except ValueError:
                     continue
-        if self.type.removeprefix("Optional[").removesuffix("]").removesuffix(" | None") in ("int", "float"):
+        if set(re.findall(r"\w+", self.type)) <= {"int", "float", "Optional", "Union", "None"}:
             raise ValueError("a number")
         return text
 

@@ -10,8 +10,16 @@ from finetune_convert.formats.axolotl_settings import add_settings
 from finetune_convert.formats.llamafactory import add_config_map
 from finetune_convert.job_draft import JobDraft
 from finetune_convert.mapping.arguments import parse_config
-from finetune_convert.mapping.consistency import make_consistent
-from finetune_convert.mapping.converters import to_attention, to_bool, to_float, to_whole_alpha
+from finetune_convert.mapping.converters import (
+    as_list,
+    bounded_float,
+    read_number,
+    read_value,
+    to_attention,
+    to_bool,
+    to_length,
+    to_whole_alpha,
+)
 from finetune_convert.mapping.program import OUTPUT, build_program_job
 from finetune_convert.mapping.rules import Options, Unconvertible, apply_rules, find_program_reasons
 from finetune_convert.mapping.tool_input import TRAINER, ToolInput, build_name, choose_form, place_on_nodes, start_draft
@@ -82,7 +90,7 @@ def _list_reasons(options: Options) -> list[str]:
         reasons.append("pretraining_dataset: this trainer has no pretraining on plain text")
     plugins = [
         str(name)
-        for name in options.get("plugins") or []
+        for name in as_list(options.get("plugins"))
         if not any(word in str(name).lower() for word in _FAST_PLUGINS)
     ]
     if plugins:
@@ -91,10 +99,10 @@ def _list_reasons(options: Options) -> list[str]:
     if isinstance(tokens, dict) and set(tokens) - {"pad_token"}:
         reasons.append("special_tokens: this trainer uses the tokens of the model")
     if method == "dpo" and (
-        problem := find_dpo_problem(_get_loss(options), to_float(options.get("dpo_label_smoothing") or 0))
+        problem := find_dpo_problem(_get_loss(options), read_number(options, "dpo_label_smoothing"))
     ):
         reasons.append(f"dpo_loss_type: {problem}")
-    for entry in options.get("datasets") or []:
+    for entry in as_list(options.get("datasets")):
         reasons += [f"datasets: {problem}" for problem in _find_dataset_problems(entry)]
     return list(dict.fromkeys(reasons))
 
@@ -155,9 +163,7 @@ def _convert_for_trainer(conversion: TrainerConversion) -> None:
     _add_method(conversion)
     apply_rules(options, _select_axolotl_rules(options), draft, tool=TOOL)
     add_settings(conversion, topology)
-    make_consistent(draft)
-    draft.add_output()
-    conversion.paths.add_volumes()
+    conversion.finish()
 
 
 def _add_model(conversion: TrainerConversion) -> None:
@@ -247,27 +253,31 @@ def _add_adapter(conversion: TrainerConversion) -> None:
         )
     else:
         conversion.add_targets(names, value, has_adapter=False)
-    conversion.state(("lora_r",), "lora.r", int(to_float(options.get("lora_r") or 8)), "8")
-    conversion.state(("lora_alpha",), "lora.loraAlpha", to_whole_alpha(options.get("lora_alpha") or 16), "16")
+    conversion.state(("lora_r",), "lora.r", int(read_number(options, "lora_r", default=8)), "8")
+    conversion.state(
+        ("lora_alpha",), "lora.loraAlpha", read_value(options, to_whole_alpha, "lora_alpha", default=16), "16"
+    )
 
 
 def _add_rows(conversion: TrainerConversion) -> None:
     options, draft = conversion.options, conversion.draft
-    entries = options.get("datasets") or []
+    entries = as_list(options.get("datasets"))
     if not entries:
         raise ConversionError("the config names no rows; add datasets")
     draft.set(
         "dataset.train", [source for entry in entries for source in _build_sources(conversion, "datasets", entry)]
     )
     conversion.note(("datasets",), EntryEffect.MAPPED, f"sources: {len(entries)}", "dataset.train")
-    evaluation = options.get("test_datasets") or []
+    evaluation = as_list(options.get("test_datasets"))
     if evaluation:
         draft.set(
             "dataset.eval",
             [source for entry in evaluation for source in _build_sources(conversion, "test_datasets", entry)],
         )
         conversion.note(("test_datasets",), EntryEffect.MAPPED, f"sources: {len(evaluation)}", "dataset.eval")
-    size, rows = to_float(options.get("val_set_size") or 0), conversion.source.request.rows
+    else:
+        conversion.note(("test_datasets",), EntryEffect.SAME, "there are no separate evaluation rows")
+    size, rows = read_number(options, "val_set_size"), conversion.source.request.rows
     ratio = size if size < 1 else size / rows if rows and rows > size else 0
     if size > 0 and ratio and not evaluation:
         conversion.state(("val_set_size",), "dataset.splitDatasetRatio", round(ratio, 6), "0")
@@ -280,7 +290,7 @@ def _add_rows(conversion: TrainerConversion) -> None:
         )
         conversion.note(("val_set_size",), EntryEffect.CHANGED if unknown else EntryEffect.SAME, message)
     conversion.note(("pretraining_dataset",), EntryEffect.CHANGED, "this trainer has no pretraining on plain text")
-    conversion.state(("sequence_len",), "dataset.maxLength", int(to_float(options.get("sequence_len"))), "512")
+    conversion.state(("sequence_len",), "dataset.maxLength", read_value(options, to_length, "sequence_len"), "512")
     overlong = _OVERLONG.get(options.get("excess_length_strategy"), "drop")
     if overlong != "drop":
         draft.set("dataset.overlong", overlong)
@@ -376,11 +386,11 @@ def _add_method(conversion: TrainerConversion) -> None:
         )
         return
     conversion.note(("train_on_inputs",), EntryEffect.UNUSED, "only sft uses it")
-    beta = to_float(options.get("dpo_beta") or options.get("rl_beta") or 0.1)
+    beta = read_value(options, bounded_float(0, 100, open_low=True), "dpo_beta", "rl_beta", default=0.1)
     if beta != 0.1:
         draft.set("dpo.beta", beta)
     conversion.note(("dpo_beta", "rl_beta"), EntryEffect.MAPPED, f"{beta:g}", "dpo.beta")
-    loss, smoothing = _get_loss(options), to_float(options.get("dpo_label_smoothing") or 0)
+    loss, smoothing = _get_loss(options), read_number(options, "dpo_label_smoothing")
     problem = find_dpo_problem(loss, smoothing)
     if loss not in (None, "sigmoid") and not problem:
         draft.set("dpo.lossType", loss)
@@ -388,6 +398,6 @@ def _add_method(conversion: TrainerConversion) -> None:
         draft.set("dpo.labelSmoothing", smoothing)
     effect = EntryEffect.CHANGED if problem else EntryEffect.MAPPED
     conversion.note(("dpo_loss_type", "dpo_label_smoothing"), effect, problem or str(loss), "dpo.lossType")
-    if alpha := to_float(options.get("rpo_alpha") or 0):
+    if alpha := read_value(options, bounded_float(0, 100), "rpo_alpha"):
         draft.set("dpo.rpoAlpha", alpha)
     conversion.note(("rpo_alpha",), EntryEffect.TAKEN, "", "dpo.rpoAlpha")

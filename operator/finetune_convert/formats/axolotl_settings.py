@@ -4,7 +4,7 @@ import math
 
 from finetune_convert.conversion import EntryEffect
 from finetune_convert.launch.topology import Topology
-from finetune_convert.mapping.converters import to_bool, to_float
+from finetune_convert.mapping.converters import read_number, to_bool, to_float
 from finetune_convert.mapping.rules import Unconvertible
 from finetune_convert.mapping.trainer_conversion import TrainerConversion
 from finetune_convert.mapping.training_settings import SettingNames, TrainerSettings
@@ -60,7 +60,7 @@ def _derive_accumulation(conversion: TrainerConversion, settings: TrainerSetting
     total = options.get("batch_size")
     if not total or options.has("gradient_accumulation_steps"):
         return None
-    micro = int(to_float(options.get("micro_batch_size") or 1))
+    micro = int(read_number(options, "micro_batch_size", default=1))
     return max(1, int(to_float(total)) // (micro * settings.job_ranks))
 
 
@@ -128,7 +128,7 @@ def _add_intervals(settings: TrainerSettings) -> None:
         settings.note(("save_strategy", "save_steps"), EntryEffect.UNUSED, "saves_per_epoch overrides it")
     else:
         settings.add_checkpoints()
-    limit = int(to_float(options.get("save_total_limit") or SAVE_TOTAL_LIMIT))
+    limit = int(read_number(options, "save_total_limit", default=SAVE_TOTAL_LIMIT))
     draft.set("training.saveTotalLimit", max(1, min(limit, 1000)))
     settings.note(("save_total_limit",), EntryEffect.TAKEN, "", "training.saveTotalLimit")
 

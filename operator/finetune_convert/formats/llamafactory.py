@@ -9,7 +9,7 @@ from finetune_convert.formats.llamafactory_rules import RULES
 from finetune_convert.formats.llamafactory_trainer import TOOL, convert_for_trainer, find_quantization_problem
 from finetune_convert.job_draft import JobDraft
 from finetune_convert.mapping.arguments import is_option, parse_arguments, parse_config
-from finetune_convert.mapping.converters import to_float
+from finetune_convert.mapping.converters import read_number
 from finetune_convert.mapping.program import build_program_job
 from finetune_convert.mapping.rules import Given, Options, Unconvertible, find_program_reasons
 from finetune_convert.mapping.tool_input import (
@@ -119,7 +119,7 @@ def _list_reasons(options: Options, stage: str, tuner: str) -> list[str]:
     if tuner not in ("lora", "full"):
         reasons.append(f"finetuning_type {tuner}: this trainer has LoRA and full fine-tuning")
     if stage == "dpo" and (
-        problem := find_dpo_problem(options.get("pref_loss"), to_float(options.get("dpo_label_smoothing") or 0))
+        problem := find_dpo_problem(options.get("pref_loss"), read_number(options, "dpo_label_smoothing"))
     ):
         reasons.append(f"pref_loss: {problem}")
     if quantization := find_quantization_problem(options, tuner):

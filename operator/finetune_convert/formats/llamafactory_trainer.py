@@ -5,9 +5,15 @@ from typing import Any
 from finetune_convert.conversion import ConversionError, EntryEffect
 from finetune_convert.data_paths import is_path
 from finetune_convert.formats.llamafactory_rules import RULES
-from finetune_convert.mapping.consistency import make_consistent
-from finetune_convert.mapping.converters import to_bool, to_float, to_reporters, to_whole_alpha
-from finetune_convert.mapping.rules import Options, apply_rules
+from finetune_convert.mapping.converters import (
+    read_number,
+    read_value,
+    to_bool,
+    to_length,
+    to_reporters,
+    to_whole_alpha,
+)
+from finetune_convert.mapping.rules import Options, Unconvertible, apply_rules
 from finetune_convert.mapping.tool_input import (
     check_unresolved,
     is_vision_model,
@@ -72,9 +78,7 @@ def convert_for_trainer(conversion: TrainerConversion) -> None:
     settings.add_upload(push=("push_to_hub",), repo=("hub_model_id",), private=("hub_private_repo",), hub="huggingface")
     _add_memory(conversion)
     _add_reporters(conversion)
-    make_consistent(draft)
-    draft.add_output()
-    conversion.paths.add_volumes()
+    conversion.finish()
 
 
 def _add_model(conversion: TrainerConversion) -> None:
@@ -131,7 +135,7 @@ def _add_method(conversion: TrainerConversion) -> None:
             "full fine-tuning has no adapters",
         )
     conversion.note(("additional_target",), EntryEffect.CHANGED, "this trainer trains adapters only")
-    loss, smoothing = options.get("pref_loss"), to_float(options.get("dpo_label_smoothing") or 0)
+    loss, smoothing = options.get("pref_loss"), read_number(options, "dpo_label_smoothing")
     names = ("pref_loss", "dpo_label_smoothing")
     problem = find_dpo_problem(loss, smoothing)
     if not conversion.is_dpo or problem:
@@ -160,11 +164,13 @@ def _add_lora(conversion: TrainerConversion) -> None:
             EntryEffect.CHANGED,
             "merge the adapter into the model first",
         )
+    else:
+        conversion.note(("adapter_name_or_path",), EntryEffect.SAME, "there is no earlier adapter")
     has_adapter = draft.get("lora.adapter") is not None
     conversion.add_targets(("lora_target",), options.get("lora_target"), has_adapter=has_adapter)
     if not has_adapter:
-        rank = int(to_float(options.get("lora_rank")))
-        alpha = to_whole_alpha(options.get("lora_alpha") or 2 * rank)
+        rank = int(read_number(options, "lora_rank"))
+        alpha = read_value(options, to_whole_alpha, "lora_alpha", default=2 * rank)
         conversion.state(("lora_alpha",), "lora.loraAlpha", alpha, "twice the rank")
         conversion.note(("create_new_adapter",), EntryEffect.SAME, "there is no other adapter")
     problem = find_quantization_problem(options, "lora")
@@ -187,20 +193,24 @@ def _add_rows(conversion: TrainerConversion) -> None:
     if not names:
         raise ConversionError("the config names no dataset; add dataset")
     folder = str(options.get("dataset_dir") or DATASET_FOLDER)
-    rows = int(to_float(options.get("max_samples") or 0))
+    rows = int(read_number(options, "max_samples"))
     draft.set("dataset.train", [{"name": _place_dataset(conversion, "dataset", name, folder)} for name in names])
     conversion.note(("dataset",), EntryEffect.MAPPED, f"sources: {len(names)}", "dataset.train")
     conversion.note(("dataset_dir",), EntryEffect.MAPPED, "is the folder of the data on the volume", "volumes")
     if rows > 0:
         message = f"limits each dataset to {rows} rows; name#{rows} draws as many, also of fewer: add it to the names"
         conversion.note(("max_samples",), EntryEffect.CHANGED, message, "dataset.train")
+    else:
+        conversion.note(("max_samples",), EntryEffect.SAME, "all rows are used")
     evaluation = _split_names(options.get("eval_dataset"))
-    size = to_float(options.get("val_size") or 0)
+    size = read_number(options, "val_size")
     if evaluation:
         draft.set(
             "dataset.eval", [{"name": _place_dataset(conversion, "eval_dataset", name, folder)} for name in evaluation]
         )
         conversion.note(("eval_dataset",), EntryEffect.MAPPED, f"sources: {len(evaluation)}", "dataset.eval")
+    else:
+        conversion.note(("eval_dataset",), EntryEffect.SAME, "there are no separate evaluation rows")
     _add_split(conversion, size, has_evaluation=bool(evaluation))
     _add_lengths(conversion)
     if not conversion.is_dpo:
@@ -256,7 +266,7 @@ def _add_split(conversion: TrainerConversion, size: float, *, has_evaluation: bo
 
 def _add_lengths(conversion: TrainerConversion) -> None:
     options, draft = conversion.options, conversion.draft
-    length = int(to_float(options.get("cutoff_len")))
+    length = read_value(options, to_length, "cutoff_len")
     conversion.state(("cutoff_len",), "dataset.maxLength", length, str(length))
     draft.set("dataset.overlong", "truncate")
     message = "long rows are truncated at their end; LLaMA-Factory truncates prompt and completion in proportion"
@@ -330,7 +340,11 @@ def _add_memory(conversion: TrainerConversion) -> None:
 def _add_reporters(conversion: TrainerConversion) -> None:
     options, draft = conversion.options, conversion.draft
     value = options.get("report_to")
-    reporters = to_reporters(value) if options.has("report_to") else None
+    reporters: list[str] | None = None
+    try:
+        reporters = to_reporters(value) if options.has("report_to") else None
+    except Unconvertible as error:
+        conversion.note(("report_to",), EntryEffect.CHANGED, str(error), "training.reportTo")
     if to_bool(options.get("use_swanlab")):
         reporters = [*(name for name in reporters or [] if name != "none"), "swanlab"]
     if reporters:

@@ -32,8 +32,8 @@ from finetune_convert.option_table import OptionTable, choose_version, load_tabl
 from finetune_convert.shell.words import Word
 
 VERSIONS = (2, 3, 4)
-TRAINING_COMMANDS = ("sft", "pt", "rlhf", "dpo", "orpo", "simpo", "kto", "cpo")
-METHOD_COMMANDS = ("dpo", "orpo", "simpo", "kto", "cpo")  # of early 2.x releases: rlhf with a method
+TRAINING_COMMANDS = ("sft", "pt", "rlhf", "dpo", "orpo", "simpo")
+METHOD_COMMANDS = ("dpo", "orpo", "simpo")  # of early 2.x releases: rlhf with a method
 
 
 def convert_swift(source: ToolInput, subcommand: str, words: Sequence[Word]) -> tuple[str, JobDraft]:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from finetune_convert.mapping.converters import to_float
+from finetune_convert.mapping.converters import read_number
 from finetune_convert.mapping.rules import Options
 from finetune_convert.mapping.trainer_conversion import find_dpo_problem, parse_json_config
 from finetune_convert.mapping.training_settings import SettingNames
@@ -70,7 +70,7 @@ def find_dpo_loss_problem(options: Options) -> str | None:
     """Return why our trainer has no such loss of dpo, or None."""
     if options.command != "rlhf":
         return None
-    problem = find_dpo_problem(get_dpo_loss(options), to_float(options.get("label_smoothing") or 0))
+    problem = find_dpo_problem(get_dpo_loss(options), read_number(options, "label_smoothing"))
     return f"loss_type: {problem}" if problem else None
 
 

@@ -53,7 +53,7 @@ def add_rows(swift: TrainerConversion) -> None:
                 field="dataset.splitDatasetRatio",
             )
     else:
-        swift.note(SPLIT, EntryEffect.SAME, "no rows are held out")
+        swift.note((*EVALUATION_SETS, *SPLIT), EntryEffect.SAME, "no rows are held out")
     _add_lengths(swift)
     skip = not to_bool(options.get("strict"))
     draft.set("dataset.onBadRow", "skip" if skip else "error")

@@ -24,8 +24,7 @@ from finetune_convert.formats.swift_options import (
 from finetune_convert.formats.swift_rows import add_rows, note_hub_id, uses_modelscope
 from finetune_convert.formats.swift_rules import RULES
 from finetune_convert.launch.topology import Topology
-from finetune_convert.mapping.consistency import make_consistent
-from finetune_convert.mapping.converters import to_bool, to_float
+from finetune_convert.mapping.converters import read_number, to_bool
 from finetune_convert.mapping.rules import Options, Rule, ToSecret, apply_rules, group
 from finetune_convert.mapping.tool_input import check_unresolved, is_vision_model, place_on_nodes
 from finetune_convert.mapping.trainer_conversion import TrainerConversion, select_rules
@@ -67,9 +66,7 @@ def convert_for_trainer(swift: TrainerConversion) -> None:
     swift.add_learning_rate(FULL_RATE if swift.is_full else ADAPTER_RATE)
     _add_settings(swift, topology)
     _add_sharding(swift, topology)
-    make_consistent(draft)
-    draft.add_output()
-    swift.paths.add_volumes()
+    swift.finish()
 
 
 def _add_model(swift: TrainerConversion) -> None:
@@ -186,7 +183,7 @@ def _add_method(swift: TrainerConversion) -> None:
 
 def _add_dpo_loss(swift: TrainerConversion) -> None:
     options, draft = swift.options, swift.draft
-    loss, smoothing = get_dpo_loss(options), to_float(options.get("label_smoothing") or 0)
+    loss, smoothing = get_dpo_loss(options), read_number(options, "label_smoothing")
     if find_dpo_loss_problem(options):
         swift.note(("loss_type", "label_smoothing"), EntryEffect.CHANGED, str(find_dpo_loss_problem(options)))
         return
@@ -228,7 +225,7 @@ def _add_settings(swift: TrainerConversion, topology: Topology) -> None:
     options = swift.options
     _add_version_2_defaults(swift)
     settings = TrainerSettings(swift.draft, options, NAMES, swift.tool, topology)
-    micro = int(to_float(options.get_first(*NAMES.micro_batch) or 1))
+    micro = int(read_number(options, *NAMES.micro_batch, default=1))
     settings.add_batch(default_accumulation=max(1, math.ceil(EFFECTIVE_BATCH / max(1, micro) / topology.ranks)))
     settings.add_schedule()
     settings.add_evaluation(default_strategy=str(options.get_first(*NAMES.save_strategy) or "steps"))

@@ -2,9 +2,11 @@
 
 import re
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
-from finetune_convert.mapping.rules import Unconvertible
+from finetune_convert.mapping.rules import Options, Unconvertible
+
+T = TypeVar("T")
 
 MAX_DDP_TIMEOUT = 604_800
 
@@ -46,6 +48,23 @@ def to_float(value: Any) -> float:
         return float(value)
     except (TypeError, ValueError, OverflowError):
         raise Unconvertible(f"{value} is no number", needs_program=False) from None
+
+
+def read_value(options: Options, convert: Callable[[Any], T], *names: str, default: Any = 0) -> T:
+    """Return the converted value of the first name in the input, otherwise the tool's default, otherwise `default`.
+
+    Raises: Unconvertible with the name of the option
+    """
+    try:
+        return convert(options.get_first(*names) or default)
+    except Unconvertible as error:
+        name = next((name for name in names if name in options.given), names[-1])
+        raise Unconvertible(f"{name}: {error}", needs_program=error.needs_program) from None
+
+
+def read_number(options: Options, *names: str, default: float = 0) -> float:
+    """Return the number of the first name in the input, otherwise the tool's default, otherwise `default`."""
+    return read_value(options, to_float, *names, default=default)
 
 
 def to_bool(value: Any) -> bool:
@@ -119,7 +138,7 @@ _REPORTERS: dict[Any, str | None] = {
 
 def to_reporters(value: Any) -> list[str] | None:
     """Return the reporters of report_to."""
-    names = value if isinstance(value, list) else [value]
+    names = [name if name is None else str(name) for name in as_list(value)] or [None]
     unknown = [name for name in names if name not in _REPORTERS]
     if unknown:
         raise Unconvertible(
@@ -141,6 +160,16 @@ def to_target_modules(value: Any) -> list[str]:
     if len(names) > 64:
         raise Unconvertible("at most 64 names of modules are possible")
     return names
+
+
+def as_list(value: Any) -> list[Any]:
+    """Return a list as it is, nothing as an empty list, and another value as a list of it."""
+    return value if isinstance(value, list) else [] if value in (None, "", False) else [value]
+
+
+def to_length(value: Any) -> int:
+    """Return a length in tokens."""
+    return bounded_int(1, 10_000_000)(value)
 
 
 def to_whole_alpha(value: Any) -> int:

@@ -8,6 +8,7 @@ from typing import Any
 from finetune_convert.conversion import ConversionError, EntryEffect
 from finetune_convert.data_paths import DataPaths, is_path
 from finetune_convert.job_draft import JobDraft
+from finetune_convert.mapping.consistency import make_consistent
 from finetune_convert.mapping.converters import to_deepspeed_preset, to_float, to_target_modules
 from finetune_convert.mapping.rules import Options, Rule, ToField, Unconvertible, Unused
 from finetune_convert.mapping.tool_input import ToolInput
@@ -15,6 +16,7 @@ from finetune_convert.mapping.tool_input import ToolInput
 ADAPTER_SHAPE = ("lora.r", "lora.loraAlpha", "lora.targetModules", "lora.useRslora", "lora.useDora")
 DPO_LOSSES = ("sigmoid", "ipo", "hinge", "robust")
 ASSUMED_PRESET = "zero2"
+NOT_CONVERTED = "is not converted"
 
 
 @dataclass
@@ -128,6 +130,14 @@ class TrainerConversion:
         )
         message = "only reshardAfterForward and cpuOffload exist; the rest is chosen by the trainer"
         self.note(config_names, EntryEffect.MAPPED if is_on else EntryEffect.UNUSED, message, "fsdp")
+
+    def finish(self) -> None:
+        """Resolve contradictions, and add volumes and output; an option without an entry gets one."""
+        make_consistent(self.draft)
+        self.draft.add_output()
+        self.paths.add_volumes()
+        listed = {entry.option for entry in self.draft.entries}
+        self.note([name for name in self.options.given if name not in listed], EntryEffect.CHANGED, NOT_CONVERTED)
 
     def add_thinking(self, name: str, *, default: bool | None = None) -> None:
         """Set the variable enable_thinking of the chat template."""

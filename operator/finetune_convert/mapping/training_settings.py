@@ -8,7 +8,7 @@ from typing import Any
 from finetune_convert.conversion import EntryEffect
 from finetune_convert.job_draft import JobDraft
 from finetune_convert.launch.topology import Topology
-from finetune_convert.mapping.converters import to_bool, to_float
+from finetune_convert.mapping.converters import read_number, to_bool, to_float
 from finetune_convert.mapping.rules import Options, Unconvertible
 
 MAX_BATCH_FACTOR = 65536
@@ -128,13 +128,13 @@ class TrainerSettings:
 
     def add_schedule(self) -> None:
         """Set the length of the training and its warm-up."""
-        steps = int(to_float(self.options.get_first(*self.names.max_steps) or 0))
+        steps = int(read_number(self.options, *self.names.max_steps))
         if steps > 0:
             self.set(self.names.max_steps, "training.maxSteps", steps)
             self.note(self.names.epochs, EntryEffect.UNUSED, "max_steps overrides it")
         else:
             self.note(self.names.max_steps, EntryEffect.SAME, "the number of steps follows from the epochs")
-            epochs = to_float(self.options.get_first(*self.names.epochs) or 3)
+            epochs = read_number(self.options, *self.names.epochs, default=3)
             if not 0 < epochs <= 100_000:
                 raise Unconvertible(f"{self.names.epochs[-1]}: {epochs} is out of range")
             self.set(self.names.epochs, "training.numTrainEpochs", int(epochs) if epochs == int(epochs) else epochs)
@@ -142,8 +142,8 @@ class TrainerSettings:
 
     def _add_warmup(self, max_steps: int) -> None:
         path = "training.warmupSteps"
-        warmup = to_float(self.options.get_first(*self.names.warmup_steps) or 0)
-        ratio = to_float(self.options.get_first(*self.names.warmup_ratio) or 0)
+        warmup = read_number(self.options, *self.names.warmup_steps)
+        ratio = read_number(self.options, *self.names.warmup_ratio)
         if warmup >= 1:
             self.set(self.names.warmup_steps, path, int(warmup))
             self.note(self.names.warmup_ratio, EntryEffect.UNUSED, "warmup_steps overrides it")
@@ -240,7 +240,7 @@ class TrainerSettings:
         """Set the selection of the best evaluation, and early stopping."""
         has_steps = self.draft.get("training.evalSteps") is not None
         best = to_bool(self.options.get("load_best_model_at_end"))
-        stop_after = int(to_float(self.options.get_first(*self.names.early_stopping) or 0))
+        stop_after = int(read_number(self.options, *self.names.early_stopping))
         names = ("load_best_model_at_end", *self.names.early_stopping, "metric_for_best_model", "greater_is_better")
         if (best or stop_after > 0) and not has_steps:
             self.note(

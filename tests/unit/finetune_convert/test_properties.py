@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from finetune_convert.conversion import Conversion, ConversionError, ConversionRequest
 from finetune_convert.convert import convert, find_problems
+from finetune_convert.mapping.trainer_conversion import NOT_CONVERTED
 from finetune_convert.option_table import Option, OptionTable, load_table
 
 QUICK = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -60,6 +61,7 @@ def assert_nothing_is_lost(conversion: Conversion, names: set[str]) -> None:
     listed = {entry.option.lstrip("-").replace("-", "_") for entry in conversion.entries}
 
     assert names <= listed
+    assert [entry.option for entry in conversion.entries if entry.message == NOT_CONVERTED] == []
     assert find_problems(conversion.job) == ()
 
 
