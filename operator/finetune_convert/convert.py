@@ -1,7 +1,8 @@
 """Converts a text of any supported kind to a job that passes the validation of the operator."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -26,6 +27,7 @@ from finetune_convert.formats.llamafactory import convert_llamafactory
 from finetune_convert.job_draft import API_VERSION, KIND, JobDraft
 from finetune_convert.launch.launchers import Launch
 from finetune_convert.mapping.tool_input import ToolInput
+from finetune_convert.secret_values import contains_secret, redact
 from finetune_convert.shell_input import convert_shell
 
 
@@ -35,10 +37,13 @@ def convert(text: str, request: ConversionRequest) -> Conversion:
     Raises: ConversionError with one line per problem
     """
     _check_text(text)
-    source = InputKind(request.source) if request.source else None
-    description, draft = _convert_text(text, source, request)
+    kind = InputKind(request.source) if request.source else None
+    try:
+        description, draft = _convert_text(text, kind, request)
+    except ConversionError as error:
+        raise ConversionError(*map(redact, error.problems)) from None
     job = _build_job(draft)
-    problems = find_problems(job)
+    problems = (*find_problems(job), *_find_secrets(job["spec"], "spec"))
     if problems:
         raise ConversionError(*problems)
     return Conversion(description, job, tuple(_join_entries(draft.entries)))
@@ -103,7 +108,17 @@ def find_problems(job: Tree) -> tuple[str, ...]:
     return ()
 
 
+def _find_secrets(node: Any, path: str) -> Iterator[str]:
+    """Yield a problem for each value that looks like a secret, wherever it was in the input."""
+    if isinstance(node, str) and contains_secret(node):
+        yield f"{path}: its value looks like a secret; remove it from the input, and set it by a variable"
+    children = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
+    for key, child in children:
+        yield from _find_secrets(child, f"{path}.{key}")
+
+
 def _join_entries(entries: Sequence[Entry]) -> list[Entry]:
     """Return the entries without repetitions, in the order of lines; entries without a line come last."""
-    unique = list(dict.fromkeys(entries))
+    redacted = (replace(entry, option=redact(entry.option), message=redact(entry.message)) for entry in entries)
+    unique = list(dict.fromkeys(redacted))
     return sorted(unique, key=lambda entry: (entry.effect is not EntryEffect.NOTE, entry.line is None, entry.line or 0))

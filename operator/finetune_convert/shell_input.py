@@ -80,7 +80,7 @@ def _explain_missing(script: ShellScript) -> str:
 
 
 def _describe_other(command: ShellCommand) -> Entry:
-    text = " ".join(word.text for word in command.words)[:60]
+    text = " ".join(word.text for word in command.words[:2])[:60]  # the rest may contain a secret
     if command.words[0].text.startswith("-"):
         message = (
             "a command begins with an option; the line before it must end with a backslash, and its options are lost"

@@ -247,11 +247,11 @@ def _set_command(draft: JobDraft, words: Sequence[str], directory: object) -> No
         module = ["-m"] if launch.is_module else []
         draft.spec["command"] = {"exec": ["torchrun", *module, program.text, *arguments]}
     else:
-        draft.spec["command"] = {"exec": [re.sub(r"\$(?=\(\w+\))", "$$$$", program.text), *arguments]}
+        draft.spec["command"] = {"exec": [re.sub(r"\$(?=\(\w+\))", "$$", program.text), *arguments]}
     if directory:
         draft.set("command.workingDir", str(directory))
         draft.note("container.workingDir", EntryEffect.TAKEN, "", field="command.workingDir")
-    draft.note("container.command", EntryEffect.MAPPED, " ".join(words)[:80], field="command")
+    draft.note("container.command", EntryEffect.MAPPED, f"starts {program.text}", field="command")
 
 
 def _read_launch(draft: JobDraft, words: Sequence[str]) -> Launch:

@@ -138,8 +138,9 @@ def _add_targets(swift: TrainerConversion, *, has_adapter: bool) -> None:
         return
     path = "lora.targetModules"
     swift.draft.set(path, ["q_proj", "k_proj", "v_proj"])
+    name = next((name for name in TARGETS if swift.options.has(name)), TARGETS[-1])
     message = "DEFAULT depends on the model, and is q_proj, k_proj, v_proj for Llama and Qwen; check the names"
-    swift.draft.note(TARGETS[-1], EntryEffect.EDIT, message, field=path, line=swift.options.get_line(*TARGETS))
+    swift.draft.note(name, EntryEffect.EDIT, message, field=path, line=swift.options.get_line(*TARGETS))
 
 
 def _add_method(swift: TrainerConversion) -> None:

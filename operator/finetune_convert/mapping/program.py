@@ -152,4 +152,4 @@ def _is_mounted(path: str, paths: DataPaths) -> bool:
 
 def _escape(text: str) -> str:
     """Escape $(NAME), which the operator would replace, but not the output folder."""
-    return re.sub(r"\$(?=\((?!FINETUNE_OUTPUT\))\w+\))", "$$$$", text)
+    return re.sub(r"\$(?=\((?!FINETUNE_OUTPUT\))\w+\))", "$$", text)

@@ -4,11 +4,14 @@ UPDATE_GOLDENS=1 rewrites the golden files; review their diff.
 """
 
 import os
+import re
+from collections import Counter
 from pathlib import Path
 
 import pytest
+import yaml
 
-from finetune_convert.conversion import Conversion, ConversionRequest
+from finetune_convert.conversion import Conversion, ConversionRequest, EntryEffect, VolumeMount
 from finetune_convert.convert import convert, find_problems
 from finetune_convert.render import render_summary, render_yaml
 
@@ -52,3 +55,23 @@ def test_no_secret_of_the_corpus_is_in_an_output(secret: str) -> None:
 
     assert inputs
     assert not [golden.name for golden in GOLDENS.iterdir() if secret in golden.read_text()]
+
+
+def test_all_options_of_the_corpus_are_those_of_the_tools() -> None:
+    unknown = {path.name for path in CORPUS if convert_file(path).select(EntryEffect.UNKNOWN)}
+
+    assert unknown == {"swift3-unknown-options.sh"}
+
+
+def test_the_corpus_contains_both_forms() -> None:
+    forms = Counter("command" in convert_file(path).job["spec"] for path in CORPUS)
+
+    assert min(forms[True], forms[False]) >= 25
+
+
+def test_the_example_of_the_documentation_is_what_the_command_prints() -> None:
+    page = (Path(__file__).parents[3] / "docs/user-guide/convert.md").read_text()
+    command, job = re.search(r"```\n(# two cards.*?)```.*?```yaml\n(.*?)```", page, re.DOTALL).groups()  # type: ignore[union-attr]
+    request = ConversionRequest(output_claim="models", volumes=(VolumeMount("datasets", "/data"),))
+
+    assert convert(command, request).job == yaml.safe_load(job)
