@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from finetune_convert.conversion import ConversionError, ConversionRequest, Entry, EntryEffect
 from finetune_convert.detect import InputKind
+from finetune_convert.formats.axolotl import convert_axolotl_command
 from finetune_convert.formats.llamafactory import convert_llamafactory_command
 from finetune_convert.formats.swift import TRAINING_COMMANDS, convert_swift
 from finetune_convert.job_draft import JobDraft
@@ -102,6 +103,8 @@ def _convert_command(source: ToolInput, tool: InputKind | None) -> tuple[str, Jo
         raise ConversionError(f"--from swift: expected swift sft, pt or rlhf, found {name}")
     if tool in (None, InputKind.LLAMAFACTORY) and (result := _convert_llamafactory(source, name)):
         return result
+    if tool in (None, InputKind.AXOLOTL) and (words := _find_axolotl_config(source.launch)):
+        return convert_axolotl_command(source, words)
     if tool is InputKind.LLAMAFACTORY:
         raise ConversionError(f"--from llamafactory: expected llamafactory-cli train or a YAML, found {name}")
     return _convert_program(source)
@@ -120,6 +123,15 @@ def _find_swift_script(launch: Launch) -> tuple[str, tuple[Word, ...]]:
     if texts and ("swift" in texts[0] or "llm_" in texts[0]) and (match := _SWIFT_SCRIPT.search(texts[0])):
         return match[1] or match[2] or match[3], program[1:]
     return "", ()
+
+
+def _find_axolotl_config(launch: Launch) -> tuple[Word, ...]:
+    """Return the config file of axolotl and its overrides; empty for another program."""
+    program = launch.program[1:] if _PYTHON.search(launch.program[0].text) else launch.program
+    texts = [word.text for word in program]
+    if texts[:2] in (["axolotl", "train"], ["-m", "axolotl.cli.train"]):
+        return program[2:]
+    return program[1:] if launch.is_module and texts[:1] == ["axolotl.cli.train"] else ()
 
 
 def _convert_llamafactory(source: ToolInput, name: str) -> tuple[str, JobDraft] | None:

@@ -20,7 +20,7 @@ from finetune_convert.mapping.converters import (
     to_length,
     to_whole_alpha,
 )
-from finetune_convert.mapping.program import OUTPUT, build_program_job
+from finetune_convert.mapping.program import build_program_job
 from finetune_convert.mapping.rules import Options, Unconvertible, apply_rules, find_program_reasons
 from finetune_convert.mapping.tool_input import TRAINER, ToolInput, build_name, choose_form, place_on_nodes, start_draft
 from finetune_convert.mapping.trainer_conversion import TrainerConversion, find_dpo_problem, select_rules
@@ -136,20 +136,30 @@ def _find_dataset_problems(entry: Any) -> list[str]:
     return []
 
 
+def convert_axolotl_command(source: ToolInput, words: Sequence[Word]) -> tuple[str, JobDraft]:
+    """Run the original program with a config file, which is not part of the input. words: the file and overrides."""
+    path, line = words[0].text, words[0].line
+    message = f"the content of {path} is not part of the input; convert the file itself for this trainer"
+    source.entries.append(Entry(path, EntryEffect.NOTE, message, line=line))
+    name = build_name(path.rpartition("/")[2].partition(".")[0])
+    return f"{TOOL}: {path}", _build_config_job(source, name, path, words[1:])
+
+
 def _build_command_job(source: ToolInput, name: str, reasons: Sequence[str]) -> JobDraft:
     """Return a job that runs axolotl with the config from a ConfigMap."""
     why = reasons or ["--form command"]
     source.entries += [Entry("command", EntryEffect.NOTE, f"the original program runs: {reason}") for reason in why]
-    launch = (
-        "torchrun --nnodes $(NNODES) --nproc-per-node $(NPROC_PER_NODE) --node-rank $(NODE_RANK)"
-        " --master-addr $(MASTER_ADDR) --master-port $(MASTER_PORT) -m axolotl.cli.train"
-    )
-    source.launch.program, source.launch.launcher = (Word("axolotl", 1), Word("train", 1)), ""
+    return _build_config_job(source, name, "FILE", ())
+
+
+def _build_config_job(source: ToolInput, name: str, path: str, overrides: Sequence[Word]) -> JobDraft:
+    line = overrides[0].line if overrides else 1
+    output = (Word("--output_dir", line), Word("output", line))
+    source.launch.program, source.launch.launcher = (Word("axolotl", line), *overrides, *output), ""
     draft = build_program_job(source, name=name, image="axolotl")
-    draft.spec["command"] = {"exec": [*launch.split(), f"/config/{CONFIG_FILE}", "--output_dir", OUTPUT]}
-    draft.entries = [entry for entry in draft.entries if entry.option != "output folder"]
-    add_config_map(draft, "FILE", CONFIG_FILE)
-    draft.note("output_dir", EntryEffect.MAPPED, "is the output folder of the job", field="command.exec")
+    _, *arguments = draft.spec["command"]["exec"]
+    draft.spec["command"] = {"exec": ["torchrun", "-m", "axolotl.cli.train", f"/config/{CONFIG_FILE}", *arguments]}
+    add_config_map(draft, path, CONFIG_FILE)
     return draft
 
 

@@ -111,6 +111,8 @@ def convert_arguments(words: Sequence[Word], draft: JobDraft, paths: DataPaths) 
             continue
         converted = _convert_value(name, value, word, draft, paths)
         arguments.append(f"{option}={converted}" if equals else converted)
+        if converted.startswith("$("):
+            name = ""  # an output folder or a secret has one value
     if len(arguments) > MAX_ARGUMENTS - 20:
         raise ConversionError(f"the command has {len(arguments)} arguments; at most {MAX_ARGUMENTS - 20} are possible")
     if any(len(argument) > MAX_ARGUMENT_LENGTH for argument in arguments):
