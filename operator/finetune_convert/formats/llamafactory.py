@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 
 from finetune_convert.conversion import ConversionError, Entry, EntryEffect, Tree
 from finetune_convert.data_paths import DataPaths
-from finetune_convert.formats.llamafactory_rules import RULES
 from finetune_convert.formats.llamafactory_trainer import TOOL, convert_for_trainer, find_quantization_problem
 from finetune_convert.job_draft import JobDraft
 from finetune_convert.mapping.arguments import is_option, parse_arguments, parse_config
@@ -21,6 +20,7 @@ from finetune_convert.mapping.tool_input import (
     start_draft,
 )
 from finetune_convert.mapping.trainer_conversion import TrainerConversion, find_dpo_problem, select_rules
+from finetune_convert.option_rules.llamafactory import RULES
 from finetune_convert.option_table import load_table
 from finetune_convert.shell.words import Word
 

@@ -4,7 +4,6 @@ from typing import Any
 
 from finetune_convert.conversion import ConversionError, EntryEffect
 from finetune_convert.data_paths import is_path
-from finetune_convert.formats.llamafactory_rules import RULES
 from finetune_convert.mapping.converters import (
     read_number,
     read_value,
@@ -21,6 +20,7 @@ from finetune_convert.mapping.tool_input import (
 )
 from finetune_convert.mapping.trainer_conversion import TrainerConversion, find_dpo_problem, select_rules
 from finetune_convert.mapping.training_settings import SettingNames, TrainerSettings
+from finetune_convert.option_rules.llamafactory import RULES
 
 TOOL = "LLaMA-Factory"
 LEARNING_RATE = 5e-5

@@ -22,13 +22,13 @@ from finetune_convert.formats.swift_options import (
     get_tuner,
 )
 from finetune_convert.formats.swift_rows import add_rows, note_hub_id, uses_modelscope
-from finetune_convert.formats.swift_rules import RULES
 from finetune_convert.launch.topology import Topology
 from finetune_convert.mapping.converters import read_number, to_bool
 from finetune_convert.mapping.rules import Options, Rule, ToSecret, apply_rules, group
 from finetune_convert.mapping.tool_input import check_unresolved, is_vision_model, place_on_nodes
 from finetune_convert.mapping.trainer_conversion import TrainerConversion, select_rules
 from finetune_convert.mapping.training_settings import TrainerSettings
+from finetune_convert.option_rules.swift import RULES
 
 EFFECTIVE_BATCH = 16  # ms-swift derives gradient_accumulation_steps from it
 FULL_RATE, ADAPTER_RATE = 1e-5, 1e-4

@@ -1,6 +1,5 @@
 """Reads the options of torchrun, accelerate and deepspeed, and returns the program that they start."""
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -182,8 +181,3 @@ def _apply_option(launch: Launch, word: Word, value: Word | None, option: _Launc
         launch.entries.append(Entry(name, EntryEffect.MAPPED, f"is {value.text}", option.field, word.line))
     else:
         launch.entries.append(Entry(name, EntryEffect.SAME, option.reason, line=word.line))
-
-
-def is_python_file(word: Word) -> bool:
-    """Return whether a word is the path of a Python script."""
-    return re.fullmatch(r"[^\s]+\.py", word.text) is not None

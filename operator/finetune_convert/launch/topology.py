@@ -34,7 +34,6 @@ class Topology:
     nodes: int
     devices: int
     ranks_per_node: int
-    has_rank_count: bool  # whether the input contains the number of ranks
     resource: str
 
     @property
@@ -136,12 +135,11 @@ def resolve_topology(
         devices = 1
         message = "the input contains no number of GPUs; one is assumed: set it with --gpus"
         launch.entries.append(Entry("GPUs", EntryEffect.EDIT, message, "resources.limits"))
-    has_rank_count = per_node is not None
     ranks = per_node or (devices if ranks_fill_devices or request.gpus else 1)
     problems = tuple(_find_problems(nodes, devices, ranks))
     if problems:
         raise ConversionError(*problems)
-    return Topology(nodes, devices, ranks, has_rank_count, resource or request.gpu_resource)
+    return Topology(nodes, devices, ranks, resource or request.gpu_resource)
 
 
 def _find_problems(nodes: int, devices: int, ranks: int) -> Iterable[str]:

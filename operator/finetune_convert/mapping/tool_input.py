@@ -2,9 +2,9 @@
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from finetune_convert.conversion import ConversionError, ConversionRequest, Entry
+from finetune_convert.conversion import ConversionError, ConversionRequest, Entry, EntryEffect
 from finetune_convert.job_draft import JobDraft
 from finetune_convert.launch.environment import add_environment
 from finetune_convert.launch.launchers import Launch
@@ -63,6 +63,10 @@ def place_on_nodes(draft: JobDraft, source: ToolInput, *, for_trainer: bool, ran
         resource=resource,
         ranks_fill_devices=ranks_fill_devices,
     )
+    if for_trainer and topology.ranks_per_node > topology.devices:
+        message = f"{topology.ranks_per_node} ranks share {topology.devices} devices; this trainer has one rank per GPU"
+        draft.note("GPUs", EntryEffect.EDIT, message, field="resources.limits")
+        topology = replace(topology, devices=topology.ranks_per_node)
     add_topology(draft, topology, source.launch)
     environment = {**source.environment, **source.launch.environment}
     add_environment(draft, environment, handled=handled, for_trainer=for_trainer)

@@ -2,7 +2,7 @@
 
 import math
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from finetune_convert.conversion import EntryEffect
@@ -12,7 +12,6 @@ from finetune_convert.mapping.converters import read_number, to_bool, to_float
 from finetune_convert.mapping.rules import Options, Unconvertible
 
 MAX_BATCH_FACTOR = 65536
-_EVALUATIONS = ("steps", "epoch", "no")
 
 
 @dataclass(frozen=True)
@@ -42,7 +41,6 @@ class TrainerSettings:
     names: SettingNames
     tool: str
     topology: Topology
-    splits_model: bool = field(default=False)
 
     @property
     def job_ranks(self) -> int:

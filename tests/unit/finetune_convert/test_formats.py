@@ -69,6 +69,13 @@ def test_without_a_number_of_ranks_ms_swift_divides_the_layers_and_the_job_shard
     assert read_field(f"{text} --deepspeed zero3", "fsdp") is None
 
 
+def test_ranks_that_share_a_device_get_one_each() -> None:
+    text = "CUDA_VISIBLE_DEVICES=0 NPROC_PER_NODE=2 swift sft --model a/b --dataset c/d"
+
+    assert read_field(text, "resources.limits") == {"nvidia.com/gpu": 2}
+    assert read_field(text, "nprocPerNode", form="command") == 2
+
+
 def test_an_effective_batch_that_is_not_possible_is_a_difference() -> None:
     text = "CUDA_VISIBLE_DEVICES=0,1,2,3 swift sft --model a/b --dataset c/d --gradient_accumulation_steps 6"
 

@@ -8,15 +8,15 @@ import pytest
 
 from finetune_api.schema.json_schema import inline_schema, iterate_fields
 from finetune_api.v1alpha1.job import FineTuneJobSpec
-from finetune_convert.formats import axolotl_rules, llamafactory_rules, swift_rules
 from finetune_convert.mapping.rules import Rule, ToField, list_unmatched
+from finetune_convert.option_rules import axolotl, llamafactory, swift
 from finetune_convert.option_table import OptionTable, load_table
 
 SWIFT = ("swift-2", "swift-3", "swift-4")
 RULES: dict[tuple[str, ...], Mapping[str, Rule]] = {
-    SWIFT: swift_rules.RULES,
-    ("llamafactory",): llamafactory_rules.RULES,
-    ("axolotl",): axolotl_rules.RULES,
+    SWIFT: swift.RULES,
+    ("llamafactory",): llamafactory.RULES,
+    ("axolotl",): axolotl.RULES,
 }
 MIN_OPTIONS = {"swift-2": 230, "swift-3": 450, "swift-4": 450, "llamafactory": 340, "axolotl": 380}
 
@@ -59,7 +59,7 @@ def test_every_rule_refers_to_an_option(tables: tuple[str, ...]) -> None:
 
 
 def matches(pattern: str, option: str) -> bool:
-    return list_unmatched({pattern: swift_rules.RULES["seed"]}, [option]) == []
+    return list_unmatched({pattern: swift.RULES["seed"]}, [option]) == []
 
 
 @pytest.mark.parametrize("tables", RULES, ids=lambda tables: tables[0])

@@ -3,12 +3,10 @@
 from finetune_convert.mapping.converters import (
     bounded_float,
     bounded_int,
-    choice,
     off_if_zero,
     to_attention,
     to_bool,
     to_optimizer,
-    to_reporters,
     to_scheduler,
     to_timeout,
 )
@@ -184,5 +182,3 @@ RULES: dict[str, Rule] = {
         " do_sample generation_* sortish_sampler skip_special_tokens",
     ),
 }
-REPORT_TO = to_reporters
-QUANTIZATION = choice({"bnb": "nf4", "bitsandbytes": "nf4"}, "this trainer quantizes with bitsandbytes")

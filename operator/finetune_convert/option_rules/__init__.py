@@ -1,0 +1,1 @@
+"""Contains one table of rules per tool: a field of the job for each option, or the reason why it is not taken over."""
