@@ -65,13 +65,15 @@ class JobDraft:
             self.note(name, EntryEffect.TAKEN, "", field="env", line=word.line)
 
     def add_secret(self, option: str, variable: str, *, line: int | None = None) -> None:
-        """Add an environment variable whose value is in the Secret of the job."""
+        """Add an environment variable whose value is in the Secret of the job.
+
+        line: of the value in the input; None if the input does not contain it
+        """
         reference = {"secretKeyRef": {"name": self.secret_name, "key": variable}}
         self._set_env({"name": variable, "valueFrom": reference})
-        message = (
-            f"the value is not copied; create it with: kubectl create secret generic {self.secret_name}"
-            f" --from-literal={variable}=..."
-        )
+        reason = "the job needs it" if line is None else "the value is not copied"
+        command = f"kubectl create secret generic {self.secret_name} --from-literal={variable}=..."
+        message = f"{reason}; create it with: {command}"
         self.note(option, EntryEffect.SECRET, message, field="env", line=line)
 
     def _set_env(self, variable: Tree) -> None:

@@ -176,5 +176,3 @@ def _add_reporters(conversion: TrainerConversion) -> None:
             conversion.note((name,), EntryEffect.MAPPED, f"is {variable}", "env")
         else:
             conversion.note((name,), EntryEffect.SAME, "it is not set")
-    if "wandb" in reporters and not any(variable["name"] == "WANDB_API_KEY" for variable in draft.spec.get("env", [])):
-        draft.add_secret("WANDB_API_KEY", "WANDB_API_KEY")

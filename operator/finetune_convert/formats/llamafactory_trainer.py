@@ -175,10 +175,7 @@ def _add_lora(conversion: TrainerConversion) -> None:
         conversion.note(("create_new_adapter",), EntryEffect.SAME, "there is no other adapter")
     problem = find_quantization_problem(options, "lora")
     if options.get("quantization_bit") and not problem:
-        draft.set("lora.quantization", "nf4")
-        conversion.note(
-            _QUANTIZATION, EntryEffect.MAPPED, "QLoRA: NF4 with 4 bits and double quantization", "lora.quantization"
-        )
+        conversion.add_quantization(_QUANTIZATION, double=to_bool(options.get("double_quantization")))
     else:
         conversion.note(
             _QUANTIZATION,

@@ -121,8 +121,7 @@ def _add_adapter(swift: TrainerConversion) -> None:
     _add_targets(swift, has_adapter=has_adapter)
     problem = find_quantization_problem(options)
     if get_first(options, QUANT_BITS) and problem is None:
-        swift.draft.set("lora.quantization", "nf4")
-        swift.note(QUANTIZATION, EntryEffect.MAPPED, "QLoRA: NF4, 4 bits, double quantization", "lora.quantization")
+        swift.add_quantization(QUANTIZATION, double=to_bool(options.get("bnb_4bit_use_double_quant")))
     else:
         swift.note(
             QUANTIZATION,

@@ -16,6 +16,7 @@ from finetune_convert.mapping.tool_input import ToolInput
 ADAPTER_SHAPE = ("lora.r", "lora.loraAlpha", "lora.targetModules", "lora.useRslora", "lora.useDora")
 DPO_LOSSES = ("sigmoid", "ipo", "hinge", "robust")
 ASSUMED_PRESET = "zero2"
+REPORTER_SECRETS = {"wandb": "WANDB_API_KEY", "swanlab": "SWANLAB_API_KEY"}
 NOT_CONVERTED = "is not converted"
 
 
@@ -134,10 +135,26 @@ class TrainerConversion:
     def finish(self) -> None:
         """Resolve contradictions, and add volumes and output; an option without an entry gets one."""
         make_consistent(self.draft)
+        self._add_reporter_secrets()
         self.draft.add_output()
         self.paths.add_volumes()
         listed = {entry.option for entry in self.draft.entries}
         self.note([name for name in self.options.given if name not in listed], EntryEffect.CHANGED, NOT_CONVERTED)
+
+    def _add_reporter_secrets(self) -> None:
+        """Refer to the API keys of the reporters, which are in files of the original machine."""
+        names = {variable["name"] for variable in self.draft.spec.get("env", [])}
+        reporters = self.draft.get("training.reportTo")
+        for reporter, variable in REPORTER_SECRETS.items():
+            if isinstance(reporters, list) and reporter in reporters and variable not in names:
+                self.draft.add_secret(variable, variable)
+
+    def add_quantization(self, names: Sequence[str], *, double: bool) -> None:
+        """Set QLoRA; `double` is whether the scales of the weights are quantized as well."""
+        self.draft.set("lora.quantization", "nf4")
+        effect = EntryEffect.MAPPED if double else EntryEffect.CHANGED
+        message = "NF4 with 4 bits and double quantization" + ("" if double else ", which the input turns off")
+        self.note(names, effect, message, "lora.quantization")
 
     def add_thinking(self, name: str, *, default: bool | None = None) -> None:
         """Set the variable enable_thinking of the chat template."""
