@@ -42,6 +42,8 @@ def convert(text: str, request: ConversionRequest) -> Conversion:
         description, draft = _convert_text(text, kind, request)
     except ConversionError as error:
         raise ConversionError(*map(redact, error.problems)) from None
+    if request.tool_version is not None and not description.startswith("ms-swift"):
+        raise ConversionError(f"--tool-version applies to ms-swift only; the input is {description}")
     job = _build_job(draft)
     problems = (*find_problems(job), *_find_secrets(job["spec"], "spec"))
     if problems:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 
+from finetune_api.v1alpha1.pod_types import RESERVED_VOLUMES
 from finetune_convert.conversion import EntryEffect, Tree, VolumeMount
 from finetune_convert.job_draft import JobDraft
 
@@ -68,6 +69,7 @@ def _is_below(path: str, folder: str) -> bool:
 
 def _build_volume(mount: VolumeMount, earlier: Sequence[VolumeMount]) -> Tree:
     name = re.sub(r"[^a-z0-9]+", "-", mount.claim.lower()).strip("-")[:50] or "data"
+    name = f"data-{name}" if name in RESERVED_VOLUMES else name
     count = sum(other.claim == mount.claim for other in earlier)
     return {
         "name": f"{name}-{count + 1}" if count else name,

@@ -11,7 +11,7 @@ from finetune_convert.launch.environment import NETWORK_VARIABLES, RESERVED_PREF
 from finetune_convert.launch.launchers import Launch, unwrap
 from finetune_convert.launch.topology import DEVICE_VARIABLES
 from finetune_convert.mapping.program import convert_arguments
-from finetune_convert.mapping.tool_input import ToolInput, build_name, start_draft
+from finetune_convert.mapping.tool_input import TRAINER, ToolInput, build_name, start_draft
 from finetune_convert.shell.commands import read_script
 from finetune_convert.shell.words import Word
 
@@ -59,6 +59,8 @@ def convert_kubeflow(source: ToolInput, manifests: Sequence[Tree]) -> tuple[str,
     jobs = [manifest for manifest in manifests if manifest.get("kind") in ("PyTorchJob", "TrainJob")]
     if len(jobs) != 1:
         raise ConversionError(f"expected one PyTorchJob or TrainJob, found {len(jobs)}")
+    if source.request.form == TRAINER:
+        raise ConversionError("--form trainer: a job of Kubeflow can only run as a command; remove --form")
     (job,) = jobs
     metadata = _get(job, "metadata")
     draft = start_draft(source, build_name(str(metadata.get("name", "job"))))

@@ -10,7 +10,7 @@ from finetune_convert.job_draft import JobDraft
 from finetune_convert.mapping.arguments import is_option, parse_arguments, parse_config
 from finetune_convert.mapping.converters import read_number
 from finetune_convert.mapping.program import build_program_job
-from finetune_convert.mapping.rules import Given, Options, Unconvertible, find_program_reasons
+from finetune_convert.mapping.rules import Given, Options, Unconvertible, find_program_reasons, list_unknown
 from finetune_convert.mapping.tool_input import (
     TRAINER,
     ToolInput,
@@ -97,6 +97,7 @@ def _convert(source: ToolInput, given: dict[str, Given]) -> tuple[str, JobDraft]
     form = choose_form(source.request, reasons, is_possible=is_possible, what=f"this trainer has no stage {stage}")
     name = build_name(str(model), stage)
     if form != TRAINER:
+        source.entries += list_unknown(options, TOOL)
         return description, _build_command_job(source, options, name, reasons)
     draft = start_draft(source, name)
     is_full = tuner == "full"

@@ -18,7 +18,7 @@ from finetune_convert.formats.swift_trainer import convert_for_trainer, select_s
 from finetune_convert.job_draft import JobDraft
 from finetune_convert.mapping.arguments import list_option_names, parse_arguments
 from finetune_convert.mapping.program import build_program_job
-from finetune_convert.mapping.rules import Options, Unconvertible, find_program_reasons
+from finetune_convert.mapping.rules import Options, Unconvertible, find_program_reasons, list_unknown
 from finetune_convert.mapping.tool_input import (
     TRAINER,
     ToolInput,
@@ -55,6 +55,7 @@ def convert_swift(source: ToolInput, subcommand: str, words: Sequence[Word]) -> 
     model = str(get_first(options, MODEL) or options.get("model_type") or "model")
     name = build_name(model, method if command == "rlhf" else subcommand)
     if form != TRAINER:
+        source.entries += list_unknown(options, f"ms-swift {version}.x")
         return description, _build_command_job(source, name, reasons, subcommand, words)
     draft = start_draft(source, name)
     conversion = TrainerConversion(

@@ -7,7 +7,7 @@ from finetune_convert.conversion import ConversionError, EntryEffect
 from finetune_convert.data_paths import DataPaths, is_path
 from finetune_convert.job_draft import JobDraft
 from finetune_convert.launch.launchers import Launch
-from finetune_convert.mapping.tool_input import ToolInput, place_on_nodes, start_draft
+from finetune_convert.mapping.tool_input import TRAINER, ToolInput, place_on_nodes, start_draft
 from finetune_convert.secret_values import is_secret, name_variable
 from finetune_convert.shell.words import Word
 
@@ -35,6 +35,8 @@ def build_program_job(source: ToolInput, *, name: str, image: str, ranks_fill_de
 
     image: name of the image that is assumed without --image
     """
+    if source.request.form == TRAINER:
+        raise ConversionError("--form trainer: this program can only run as a command; remove --form")
     draft = start_draft(source, name)
     launch = source.launch
     topology = place_on_nodes(draft, source, for_trainer=False, ranks_fill_devices=ranks_fill_devices)

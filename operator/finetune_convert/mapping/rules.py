@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
 
-from finetune_convert.conversion import EntryEffect
+from finetune_convert.conversion import Entry, EntryEffect
 from finetune_convert.job_draft import JobDraft
 from finetune_convert.option_table import Option, OptionTable
 from finetune_convert.secret_values import is_secret, name_variable
@@ -158,15 +158,25 @@ def _explain_need(given: Given, rule: Rule | None, option: Option | None, comman
     return None
 
 
+def list_unknown(options: Options, tool: str) -> list[Entry]:
+    """Return an entry with the most similar option for each option that the tool does not have."""
+    entries = []
+    for name, given in options.given.items():
+        if name not in options.table.options:
+            nearest = options.table.find_nearest(name)
+            hint = f"; did you mean {nearest}?" if nearest else ""
+            entries.append(Entry(name, EntryEffect.UNKNOWN, f"{tool} has no such option{hint}", line=given.line))
+    return entries
+
+
 def apply_rules(options: Options, rules: Mapping[str, Rule], draft: JobDraft, *, tool: str) -> None:
     """Convert all options but the special ones, and state defaults of the tool that differ."""
+    draft.entries += list_unknown(options, tool)
     for name, given in options.given.items():
         option, rule = options.table.options.get(name), find_rule(rules, name)
         if option is None or rule is None:
-            nearest = options.table.find_nearest(name)
-            hint = f"; did you mean {nearest}?" if nearest else ""
-            draft.note(name, EntryEffect.UNKNOWN, f"{tool} has no such option{hint}", line=given.line)
-        elif is_secret(name, given.text) or isinstance(rule, ToSecret):
+            continue
+        if is_secret(name, given.text) or isinstance(rule, ToSecret):
             _apply_secret(given, rule, draft)
         else:
             _apply_given(given, rule, option.get_default(options.command), draft)

@@ -138,6 +138,9 @@ class TrainerConversion:
         self._add_reporter_secrets()
         self.draft.add_output()
         self.paths.add_volumes()
+        if self.source.request.image is not None:
+            message = "is not used, because the job runs the trainer of this project; --form command uses it"
+            self.draft.note("--image", EntryEffect.NOTE, message)
         listed = {entry.option for entry in self.draft.entries}
         self.note([name for name in self.options.given if name not in listed], EntryEffect.CHANGED, NOT_CONVERTED)
 

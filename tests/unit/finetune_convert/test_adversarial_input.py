@@ -106,3 +106,16 @@ def test_a_flag_that_does_not_fit_is_an_error(fields: dict[str, object], problem
 def test_the_form_of_an_unsupported_method_cannot_be_forced() -> None:
     with pytest.raises(ConversionError, match="--form trainer: this trainer has no grpo"):
         convert("swift rlhf --rlhf_type grpo --model a/b --dataset c", ConversionRequest(form="trainer"))
+
+
+@pytest.mark.parametrize(
+    ("text", "fields", "problem"),
+    [
+        ("torchrun train.py", {"form": "trainer"}, "can only run as a command"),
+        ("torchrun train.py", {"tool_version": 3}, "--tool-version applies to ms-swift only"),
+        ("base_model: a/b\nrl: kto\ndatasets: []", {"form": "trainer"}, "this trainer has no rl: kto"),
+    ],
+)
+def test_a_flag_without_effect_is_an_error(text: str, fields: dict[str, object], problem: str) -> None:
+    with pytest.raises(ConversionError, match=problem):
+        convert(text, ConversionRequest(**fields))  # type: ignore[arg-type]

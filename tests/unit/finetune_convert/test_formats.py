@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from finetune_convert.conversion import Conversion, ConversionError, ConversionRequest, EntryEffect
+from finetune_convert.conversion import Conversion, ConversionError, ConversionRequest, EntryEffect, VolumeMount
 from finetune_convert.convert import convert
 
 SWIFT = "NPROC_PER_NODE=2 swift sft --model Qwen/Qwen2.5-VL-7B --dataset /data/x.jsonl"
@@ -227,3 +227,16 @@ def test_a_secret_in_an_unexpected_place_is_an_error_that_does_not_contain_it(te
         convert_text(text)
 
     assert "0123456789" not in str(error.value)
+
+
+def test_an_unknown_option_of_a_command_is_kept_and_reported() -> None:
+    text = f"{SWIFT} --rlhf_type grpo --lora_rnak 8".replace("sft", "rlhf")
+
+    assert "--lora_rnak" in read_field(text, "command.exec")
+    assert find_effect(text, "lora_rnak") is EntryEffect.UNKNOWN
+
+
+def test_a_claim_with_a_reserved_name_is_mounted_under_another_name() -> None:
+    volumes = read_field(SWIFT, "volumes", volumes=(VolumeMount("output", "/data"),))
+
+    assert [volume["name"] for volume in volumes] == ["data-output"]
