@@ -58,7 +58,7 @@ class Option:
                 except ValueError:
                     continue
         if set(re.findall(r"\w+", self.type)) <= {"int", "float", "Optional", "Union", "None"}:
-            raise ValueError("a number")
+            raise ValueError("a number" if "float" in self.type else "an integer")
         return text
 
 

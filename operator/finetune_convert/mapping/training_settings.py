@@ -119,10 +119,19 @@ class TrainerSettings:
 
     def count_steps(self, epochs: float = 1.0) -> int | None:
         """Return the optimizer steps of some epochs; None if the number of rows is unknown."""
-        rows = self.draft.request.rows
+        rows = self.draft.request.rows or self._count_sampled_rows()
         if rows is None or self.draft.get("dataset.packing"):
             return None
         return max(1, math.ceil(rows / self.effective_batch * epochs))
+
+    def _count_sampled_rows(self) -> int | None:
+        """Return the training rows if each source states a number, as name#500 does."""
+        dataset = self.draft.spec.get("dataset", {})
+        numbers = [str(source["name"]).partition("#")[2] for source in dataset.get("train", [])]
+        if not numbers or not all(numbers):
+            return None
+        held_out = float(dataset.get("splitDatasetRatio", 0))
+        return round(sum(map(int, numbers)) * (1 - held_out))
 
     def add_schedule(self) -> None:
         """Set the length of the training and its warm-up."""

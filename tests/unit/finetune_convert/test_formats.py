@@ -69,6 +69,13 @@ def test_without_a_number_of_ranks_ms_swift_divides_the_layers_and_the_job_shard
     assert read_field(f"{text} --deepspeed zero3", "fsdp") is None
 
 
+def test_numbers_of_rows_in_the_names_of_datasets_convert_a_warm_up_ratio() -> None:
+    text = "swift sft --model a/b --dataset c/d#600 e/f#1000 --train_type lora --warmup_ratio 0.1 --num_train_epochs 2"
+
+    assert read_field(text, "training.warmupSteps") == 20  # 1600 rows / 16 x 2 epochs x 0.1
+    assert read_field(text.replace("#600", ""), "training.warmupSteps") is None
+
+
 def test_ranks_that_share_a_device_get_one_each() -> None:
     text = "CUDA_VISIBLE_DEVICES=0 NPROC_PER_NODE=2 swift sft --model a/b --dataset c/d"
 
