@@ -304,7 +304,7 @@ def _build_volume(name: str, mount: Mapping[str, Any], sources: Tree) -> Tree:
     claim = sources.get("persistentVolumeClaim")
     if isinstance(claim, dict):
         sources = {"persistentVolumeClaim": {"claimName": claim.get("claimName")}}
-    volume = {"name": name, "mountPath": mount["mountPath"], **sources}
+    volume = {"name": name, "mountPath": str(mount.get("mountPath", "")), **sources}
     for key in ("subPath", "readOnly"):
         if mount.get(key):
             volume[key] = mount[key]

@@ -8,7 +8,7 @@ from typing import Any
 from finetune_convert.conversion import EntryEffect
 from finetune_convert.job_draft import JobDraft
 from finetune_convert.launch.topology import Topology
-from finetune_convert.mapping.converters import read_number, to_bool, to_float
+from finetune_convert.mapping.converters import bounded_int, read_number, read_value, to_bool, to_float
 from finetune_convert.mapping.rules import Options, Unconvertible
 
 MAX_BATCH_FACTOR = 65536
@@ -77,14 +77,14 @@ class TrainerSettings:
 
         default_accumulation: accumulation steps if the tool computes them, else its default
         """
-        micro = _read_count(self.options.get_first(*self.names.micro_batch)) or 1
-        accumulation = _read_count(self.options.get_first(*self.names.accumulation)) or default_accumulation or 1
+        micro = _read_count(self.options, self.names.micro_batch) or 1
+        accumulation = _read_count(self.options, self.names.accumulation) or default_accumulation or 1
         if self.topology.ranks == self.job_ranks:
             self.set(self.names.micro_batch, "training.perDeviceTrainBatchSize", micro)
             self.set(self.names.accumulation, "training.gradientAccumulationSteps", accumulation)
         else:
             self._redistribute_batch(micro, accumulation)
-        evaluation = _read_count(self.options.get_first(*self.names.eval_batch))
+        evaluation = _read_count(self.options, self.names.eval_batch)
         if evaluation:
             self.set(self.names.eval_batch, "training.perDeviceEvalBatchSize", evaluation)
         else:
@@ -309,10 +309,7 @@ class TrainerSettings:
             self.draft.add_secret(names[0], variable)
 
 
-def _read_count(value: Any) -> int | None:
-    if value in (None, "auto", False):
+def _read_count(options: Options, names: tuple[str, ...]) -> int | None:
+    if options.get_first(*names) in (None, "auto", False):
         return None
-    number = int(to_float(value))
-    if not 1 <= number <= MAX_BATCH_FACTOR:
-        raise Unconvertible(f"the batch size {value} is out of range")
-    return number
+    return read_value(options, bounded_int(1, MAX_BATCH_FACTOR), *names)
