@@ -1,23 +1,28 @@
 """Check that links, anchors and tests named in all Markdown files exist and that prose is wrapped.
 
 Links to files outside docs/ are absolute URLs of the repository, so that they work on the documentation site; the check
-also verifies their paths.
+also verifies their paths. Chinese pages are compared with their English pages (translations.py).
 """
 
 import re
 import subprocess
 import sys
+import unicodedata
 from collections.abc import Iterator
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
+
+from translations import LINK, find_translation_problems
 
 ROOT = Path(__file__).resolve().parent.parent
 REPOSITORY = re.compile(r"https://github\.com/finetune-operator/finetune-operator/(?:blob|tree)/main/")
-LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 FENCE = re.compile(r"^(```|~~~).*?^\1", re.MULTILINE | re.DOTALL)
 TEST_NAME = re.compile(r"`(test_[a-z0-9_]+)`")
 UNWRAPPED = ("|", "<!--", "[", "#")  # tables, comments, link definitions and headings cannot be wrapped
-MAX_WIDTH = 110
+MARKUP = re.compile(r"\[([^\]]*)\]\([^)\s]+\)|\*\*")  # links, which leave their text, and bold text
+LINE_START = re.compile(r"\s*(?:[-*] |\d+\. |[|#]|<!--)")  # of a line that does not continue the paragraph before it
+MAX_WIDTH = 110  # columns; a Chinese character has two
 
 
 def main() -> int:
@@ -25,9 +30,10 @@ def main() -> int:
     problems = [
         problem
         for path in list_markdown_files()
-        for check in (find_broken_links, find_missing_tests, find_long_lines)
+        for check in (find_broken_links, find_missing_tests, find_long_lines, find_breaks_in_chinese_text)
         for problem in check(path)
     ]
+    problems += [problem for path in list_markdown_files() for problem in find_translation_problems(path, root=ROOT)]
     for problem in problems:
         print(problem)
     return 1 if problems else 0
@@ -65,11 +71,33 @@ def find_missing_tests(path: Path) -> Iterator[str]:
 
 def find_long_lines(path: Path) -> Iterator[str]:
     """Yield an error message for each line of prose longer than MAX_WIDTH, except in generated text."""
+    for number, line in enumerate(read_prose(path), 1):
+        width = sum(2 if is_wide(character) else 1 for character in line)
+        if width > MAX_WIDTH and not line.startswith(UNWRAPPED):
+            yield f"{path.relative_to(ROOT)}:{number}: {width} columns; wrap prose at {MAX_WIDTH}"
+
+
+def find_breaks_in_chinese_text(path: Path) -> Iterator[str]:
+    """Yield an error message for each line break where Chinese text has no space, because browsers display one."""
+    lines = MARKUP.sub(r"\1", "\n".join(read_prose(path))).split("\n")
+    for number, (line, next_line) in enumerate(pairwise(lines), 1):
+        before, after = line[-1:], next_line.lstrip()[:1]
+        if not before or not after or line.startswith(UNWRAPPED) or LINE_START.match(next_line):
+            continue
+        is_beside_mark = any(is_wide(mark) and unicodedata.category(mark).startswith("P") for mark in (before, after))
+        if is_beside_mark or (is_wide(before) and is_wide(after)):
+            yield f"{path.relative_to(ROOT)}:{number}: line break between {before} and {after}; break lines at spaces"
+
+
+def read_prose(path: Path) -> list[str]:
+    """Return the lines of a page, with empty lines in place of code blocks, up to the generated part."""
     prose = path.read_text().partition("<!-- Generated")[0]
-    text = FENCE.sub(lambda block: "\n" * block[0].count("\n"), prose)
-    for number, line in enumerate(text.splitlines(), 1):
-        if len(line) > MAX_WIDTH and not line.startswith(UNWRAPPED):
-            yield f"{path.relative_to(ROOT)}:{number}: {len(line)} characters; wrap prose at {MAX_WIDTH}"
+    return FENCE.sub(lambda block: "\n" * block[0].count("\n"), prose).splitlines()
+
+
+def is_wide(character: str) -> bool:
+    """Return whether a character has two columns in a terminal."""
+    return unicodedata.east_asian_width(character) in "WF"
 
 
 @cache

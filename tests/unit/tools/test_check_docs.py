@@ -1,0 +1,160 @@
+"""Tests of the rules for Markdown pages in English and Chinese."""
+
+from pathlib import Path
+
+import pytest
+
+from check_docs import find_breaks_in_chinese_text, find_long_lines
+from translations import find_translation_problems
+
+ENGLISH = "# Run a job\n\n```bash\nkubectl apply -f job.yaml   # start it\n```\n"
+CHINESE = "# 运行任务\n\n[English](../run.md)\n\n```bash\nkubectl apply -f job.yaml   # 启动\n```\n"
+
+
+@pytest.fixture
+def docs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the folder docs/ of an empty repository that contains a folder for Chinese pages."""
+    monkeypatch.setattr("check_docs.ROOT", tmp_path)
+    (tmp_path / "docs" / "zh").mkdir(parents=True)
+    return tmp_path / "docs"
+
+
+def write_page(page: Path, *lines: str) -> Path:
+    page.write_text("\n".join(lines) + "\n")
+    return page
+
+
+def test_a_chinese_character_counts_as_two_columns(docs: Path) -> None:
+    page = write_page(docs / "page.md", "卡" * 55, "卡" * 55 + "a", "a" * 110, "a" * 111)
+
+    assert list(find_long_lines(page)) == [
+        "docs/page.md:2: 111 columns; wrap prose at 110",
+        "docs/page.md:4: 111 columns; wrap prose at 110",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        pytest.param("每张", "卡", id="two Chinese characters"),
+        pytest.param("两张卡，", "GPU", id="after a full-width comma"),
+        pytest.param("GPU", "（两张）", id="before a full-width parenthesis"),
+        pytest.param("参见", "[显存](memory.md)", id="before a link"),
+        pytest.param("**显存", "不足**", id="in bold text"),
+        pytest.param("- 每张", "  卡", id="in a list item"),
+    ],
+)
+def test_line_break_where_chinese_text_has_no_space_is_reported(docs: Path, before: str, after: str) -> None:
+    page = write_page(docs / "page.md", "# 标题", "", before, after)
+
+    (problem,) = find_breaks_in_chinese_text(page)
+
+    assert problem.startswith("docs/page.md:3: line break between")
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        pytest.param("每个 rank 用一张", "GPU", id="before a Latin word"),
+        pytest.param("GPU", "显存", id="after a Latin word"),
+        pytest.param("data", "parallel", id="two Latin words"),
+        pytest.param("一句话。", "", id="end of a paragraph"),
+        pytest.param("- 第一项。", "- 第二项", id="list items"),
+        pytest.param("| 显存 |", "| 内存 |", id="rows of a table"),
+        pytest.param("一句话：", "```\n卡\n卡\n```", id="code block"),
+    ],
+)
+def test_line_break_at_a_space_or_between_blocks_is_accepted(docs: Path, before: str, after: str) -> None:
+    page = write_page(docs / "page.md", before, after)
+
+    assert list(find_breaks_in_chinese_text(page)) == []
+
+
+def test_translated_page_may_differ_in_text_and_comments(docs: Path) -> None:
+    (docs / "run.md").write_text(ENGLISH)
+    (docs / "zh" / "run.md").write_text(CHINESE)
+
+    assert list(find_translation_problems(docs / "zh" / "run.md", root=docs.parent)) == []
+
+
+def test_readme_has_a_translation(docs: Path) -> None:
+    (docs.parent / "README.md").write_text(ENGLISH)
+    translation = docs.parent / "README.zh-CN.md"
+    translation.write_text(CHINESE.replace("../run.md", "README.md"))
+
+    assert list(find_translation_problems(translation, root=docs.parent)) == []
+    translation.write_text(translation.read_text().replace("job.yaml", "other.yaml"))
+    assert len(list(find_translation_problems(translation, root=docs.parent))) == 1
+
+
+def test_english_page_is_compared_with_no_other_page(docs: Path) -> None:
+    (docs / "run.md").write_text(ENGLISH)
+
+    assert list(find_translation_problems(docs / "run.md", root=docs.parent)) == []
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "problem"),
+    [
+        pytest.param(
+            "job.yaml ",
+            "jobs.yaml ",
+            "docs/zh/run.md:5: code block has the line 'kubectl apply -f jobs.yaml   #' instead of"
+            " 'kubectl apply -f job.yaml   #' of docs/run.md:3",
+            id="other command",
+        ),
+        pytest.param(
+            "   # 启动",
+            "",
+            "docs/zh/run.md:5: code block has the line 'kubectl apply -f job.yaml' instead of"
+            " 'kubectl apply -f job.yaml   #' of docs/run.md:3",
+            id="no comment",
+        ),
+        pytest.param(
+            "# 启动\n",
+            "# 启动\nkubectl get ftj\n",
+            "docs/zh/run.md:5: code block has the line 'kubectl get ftj' instead of None of docs/run.md:3",
+            id="one more line",
+        ),
+        pytest.param(
+            "```bash",
+            "```",
+            "docs/zh/run.md:5: code block in language '' instead of 'bash' of docs/run.md:3",
+            id="other language",
+        ),
+        pytest.param(
+            "# 运行任务",
+            "```\nCUDA#0\n```",
+            "docs/zh/run.md:1: code block in language '' instead of 'bash' of docs/run.md:3",
+            id="one more block at the beginning",
+        ),
+        pytest.param(
+            "启动\n```\n",
+            "启动\n```\n\n```\n```\n",
+            "docs/zh/run.md: 2 code blocks; docs/run.md has 1",
+            id="one more block at the end",
+        ),
+        pytest.param("../run.md", "../ran.md", "docs/zh/run.md: no link to its English page docs/run.md", id="no link"),
+    ],
+)
+def test_difference_between_translated_pages_is_reported(docs: Path, old: str, new: str, problem: str) -> None:
+    assert old in CHINESE
+    (docs / "run.md").write_text(ENGLISH)
+    (docs / "zh" / "run.md").write_text(CHINESE.replace(old, new))
+
+    assert list(find_translation_problems(docs / "zh" / "run.md", root=docs.parent)) == [problem]
+
+
+def test_chinese_page_needs_an_english_page(docs: Path) -> None:
+    (docs / "zh" / "run.md").write_text(CHINESE)
+
+    assert list(find_translation_problems(docs / "zh" / "run.md", root=docs.parent)) == [
+        "docs/zh/run.md: no English page docs/run.md"
+    ]
+
+
+def test_number_sign_within_a_word_is_no_comment(docs: Path) -> None:
+    (docs / "run.md").write_text("```\nname: train.jsonl#1000\n```\n")
+    (docs / "zh" / "run.md").write_text("[English](../run.md)\n```\nname: train.jsonl#2000\n```\n")
+
+    assert len(list(find_translation_problems(docs / "zh" / "run.md", root=docs.parent))) == 1
