@@ -75,13 +75,13 @@ def test_effective_batch_of_example_matches_its_comment(name: str, effective_bat
 
 
 def read_documented_jobs() -> dict[str, dict[str, Any]]:
-    """Return all complete jobs in the README and docs/ by page and job name."""
+    """Return all complete jobs in the READMEs and docs/ by page and job name."""
     jobs = {}
-    for page in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))):
+    for page in (*ROOT.glob("README*.md"), *sorted((ROOT / "docs").rglob("*.md"))):
         for block in re.findall(r"```yaml\n(.*?)```", page.read_text(), re.DOTALL):
             if "kind: FineTuneJob" in block:
                 job = yaml.safe_load(block)
-                jobs[f"{page.stem}: {job['metadata']['name']}"] = job
+                jobs[f"{page.relative_to(ROOT).with_suffix('')}: {job['metadata']['name']}"] = job
     return jobs
 
 
@@ -89,7 +89,13 @@ DOCUMENTED_JOBS = read_documented_jobs()
 
 
 def test_jobs_in_readme_and_documentation_are_found() -> None:
-    assert set(DOCUMENTED_JOBS) >= {"README: first", "command: minimind", "command: swift", "command: llamafactory"}
+    assert set(DOCUMENTED_JOBS) >= {
+        "README: first",
+        "docs/how-to/dpo: dpo",
+        "docs/user-guide/command: llamafactory",
+        "docs/user-guide/command: minimind",
+        "docs/user-guide/command: swift",
+    }
 
 
 @pytest.mark.parametrize("key", DOCUMENTED_JOBS)
