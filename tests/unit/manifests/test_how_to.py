@@ -1,10 +1,16 @@
-"""Tests that the how-to pages contain the examples, real output of the CLI, and only existing fields and reasons."""
+"""Tests that the how-to pages contain the examples, real output of the CLI, and only existing fields and reasons.
 
+The code blocks of the Chinese pages are identical (test_translations.py).
+"""
+
+import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
+from jsonschema import Draft202012Validator
 from typer.testing import CliRunner
 
 from finetune_api.v1alpha1.reasons import Reason
@@ -17,7 +23,9 @@ EXAMPLES = {path.stem: path for path in (ROOT / "manifests" / "examples").glob("
 PAGES = {path.stem: path for path in sorted((ROOT / "docs" / "how-to").glob("*.md")) if path.stem != "index"}
 TEXTS = [
     *sorted((ROOT / "docs" / "how-to").glob("*.md")),
+    *sorted((ROOT / "docs" / "zh").rglob("*.md")),
     ROOT / "README.md",
+    ROOT / "README.zh-CN.md",
 ]
 EXAMPLES_BY_PAGE = {
     "data-parallel": ["one-node-four-gpus"],
@@ -26,8 +34,12 @@ EXAMPLES_BY_PAGE = {
     "dpo": ["dpo", "command"],
 }
 OTHER_NAMES = {"FineTuneJob", "ReadOnlyMany", "ReadWriteMany", "ReadWriteOnce", "KubeflowCallback"}
+SCHEMA = json.loads((ROOT / "manifests" / "finetunejob.schema.json").read_text())
+SPEC_FIELDS = SCHEMA["properties"]["spec"]["properties"]
+PRESENCE = ("required", "oneOf", "anyOf", "allOf")  # keywords that require fields
 MAPS = ("resources.limits.", "resources.requests.", "spec.resources.limits.")  # fields whose keys are free
 FIELD = re.compile(r"`((?:[a-z][A-Za-z0-9]*)(?:\.[a-z][A-Za-z0-9]*)+)(?:: [^`]*)?`")
+SETTING = re.compile(r"`([a-z][A-Za-z0-9.]*: [^`]+)`")
 REASON = re.compile(r"`((?:[A-Z][a-z]+){2,})`")
 
 
@@ -52,6 +64,21 @@ def read_degradations() -> set[str]:
     """Return the reasons of status.degraded in the user guide."""
     page = (ROOT / "docs" / "user-guide" / "monitoring.md").read_text()
     return set(re.findall(r"^\| `((?:[A-Z][A-Za-z0-9]+))` \|", page, re.MULTILINE))
+
+
+def build_spec(setting: str) -> dict[str, Any]:
+    """Return the part of a spec that a setting such as `training.optim: adamw_8bit` describes.
+
+    A name without a dot is a field of the spec or of spec.training.
+    """
+    name, _, value = setting.partition(": ")
+    path = name.removeprefix("spec.").split(".")
+    if path[0] not in SPEC_FIELDS:
+        path.insert(0, "training")
+    spec = yaml.safe_load(value)
+    for part in reversed(path):
+        spec = {part: spec}
+    return dict(spec)
 
 
 def test_every_how_to_page_names_its_examples() -> None:
@@ -101,6 +128,19 @@ def test_fields_that_a_page_names_exist(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", TEXTS, ids=lambda page: str(page.relative_to(ROOT)))
+def test_settings_that_a_page_names_are_valid(page: Path) -> None:
+    validator = Draft202012Validator(SCHEMA)
+
+    specs = {setting: build_spec(setting) for setting in SETTING.findall(page.read_text())}
+
+    errors = {
+        setting: [error.message for error in validator.iter_errors({"spec": spec}) if error.validator not in PRESENCE]
+        for setting, spec in specs.items()
+    }
+    assert {setting: messages for setting, messages in errors.items() if messages} == {}
+
+
+@pytest.mark.parametrize("page", TEXTS, ids=lambda page: str(page.relative_to(ROOT)))
 def test_reasons_that_a_page_names_exist(page: Path) -> None:
     named = set(REASON.findall(page.read_text()))
 
@@ -111,5 +151,6 @@ def test_fields_and_reasons_are_found_in_how_to_pages() -> None:
     text = "".join(page.read_text() for page in PAGES.values())
 
     assert len(set(FIELD.findall(text))) > 50
+    assert len(set(SETTING.findall(text))) > 25
     assert len(set(REASON.findall(text))) > 20
     assert len(BLOCK.findall(text)) > 20
