@@ -10,12 +10,14 @@ import yaml
 
 from finetune_api.schema.crd import build_crd, build_json_schema
 from finetune_api.schema.reference import render_reference
+from finetune_api.v1alpha1.job import GROUP, KIND
 from finetune_operator.failures.guide import render_failure_guide
 from helm import NAMESPACE, find_helm, render_chart
 
 ROOT = Path(__file__).resolve().parent.parent
 NOTE = "Generated from operator/finetune_api by `make generate`; do not edit."
 GUIDE_NOTE = "Generated from v1alpha1/reasons.py and the operator's limits by `make generate`; do not edit."
+ARGO_NOTE = "Generated from integrations/argocd by `make generate`; do not edit."
 INSTALL_NOTE = "Generated from charts/finetune-operator by `make generate`; do not edit."
 HELM_ONLY = ("helm.sh/chart", "helm.sh/resource-policy", "app.kubernetes.io/managed-by")
 
@@ -60,6 +62,29 @@ def render_from_models() -> dict[Path, str]:
         Path("manifests/finetunejob.schema.json"): schema.replace("{\n", "{", 1) + "\n",
         Path("docs/reference/finetunejob.md"): f"<!-- {NOTE} -->\n{render_reference()}",
         Path("docs/reference/failures.md"): f"<!-- {GUIDE_NOTE} -->\n{render_failure_guide()}",
+        Path(
+            "manifests/argocd-cm.yaml"
+        ): f"# {ARGO_NOTE}\n{dump_yaml(build_argo_settings(ROOT / 'integrations/argocd'))}",
+    }
+
+
+def build_argo_settings(folder: Path) -> dict[str, Any]:
+    """Return a ConfigMap with the settings of Argo CD for FineTuneJobs, from the Lua programs in the folder."""
+    actions = {
+        "discovery.lua": (folder / "actions/discovery.lua").read_text(),
+        "definitions": [
+            {"name": name, "action.lua": (folder / f"actions/{name}.lua").read_text()} for name in ("suspend", "resume")
+        ],
+    }
+    customizations = "resource.customizations"
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": "argocd-cm", "labels": {"app.kubernetes.io/part-of": "argocd"}},
+        "data": {
+            f"{customizations}.health.{GROUP}_{KIND}": (folder / "health.lua").read_text(),
+            f"{customizations}.actions.{GROUP}_{KIND}": dump_yaml(actions),
+        },
     }
 
 
@@ -85,10 +110,16 @@ def remove_helm_metadata(node: Any) -> Any:
 
 
 class _PlainDumper(yaml.SafeDumper):
-    """YAML dumper without anchors and aliases, which make diffs hard to read."""
+    """YAML dumper without aliases, which make diffs hard to read, and with literal blocks for multi-line texts."""
 
     def ignore_aliases(self, data: object) -> bool:  # noqa: ARG002 (PyYAML's signature)
         return True
+
+    def represent_str(self, data: str) -> yaml.ScalarNode:
+        return self.represent_scalar("tag:yaml.org,2002:str", data, style="|" if "\n" in data else None)
+
+
+_PlainDumper.add_representer(str, _PlainDumper.represent_str)
 
 
 def dump_yaml(document: object) -> str:

@@ -1,0 +1,12 @@
+-- Actions of a FineTuneJob: an unfinished job can be suspended, or resumed if it is suspended.
+local finished = false
+for _, condition in ipairs((obj.status or {}).conditions or {}) do
+  if condition.type == "Finished" and condition.status == "True" then
+    finished = true
+  end
+end
+local suspended = obj.spec.suspend == true
+return {
+  suspend = {disabled = finished or suspended},
+  resume = {disabled = finished or not suspended},
+}

@@ -1,0 +1,3 @@
+-- Continues from the last checkpoint.
+obj.spec.suspend = false
+return obj

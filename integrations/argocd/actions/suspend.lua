@@ -1,0 +1,3 @@
+-- Saves a checkpoint and releases all pods.
+obj.spec.suspend = true
+return obj
