@@ -32,7 +32,8 @@ def run_lua(program: str, body: RawBody) -> dict[str, Any]:
     """Run a program as Argo CD does, in Lua 5.1 with the object as global `obj`, and return its result."""
     lua = LuaRuntime(unpack_returned_tuples=True, register_eval=False)
     lua.globals().obj = lua.table_from(body, recursive=True)
-    return to_python(lua.execute(program))
+    result: dict[str, Any] = to_python(lua.execute(program))
+    return result
 
 
 def to_python(value: Any) -> Any:
