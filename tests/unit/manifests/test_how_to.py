@@ -36,6 +36,7 @@ EXAMPLES_BY_PAGE = {
 }
 OTHER_NAMES = {"FineTuneJob", "ReadOnlyMany", "ReadWriteMany", "ReadWriteOnce", "KubeflowCallback"}
 OTHER_TOOLS_SETTINGS = {"stage: ppo", "rl: dpo", "rl: ipo"}  # of LLaMA-Factory and axolotl
+CONVERTED = "# Converted by finetune convert"  # of a job that test_converted_commands.py compares with the program
 SCHEMA = json.loads((ROOT / "manifests" / "finetunejob.schema.json").read_text())
 SPEC_FIELDS = SCHEMA["properties"]["spec"]["properties"]
 PRESENCE = ("required", "oneOf", "anyOf", "allOf")  # keywords that require fields
@@ -88,10 +89,12 @@ def test_every_how_to_page_names_its_examples() -> None:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_jobs_of_how_to_page_are_the_examples(page: str) -> None:
+def test_jobs_of_how_to_page_are_a_converted_one_and_the_examples(page: str) -> None:
     jobs = [block for block in read_blocks(PAGES[page], "yaml") if "kind: FineTuneJob" in block]
+    converted, examples = jobs[:1], jobs[1:]
 
-    assert jobs == [EXAMPLES[name].read_text() for name in EXAMPLES_BY_PAGE[page]]
+    assert [job.splitlines()[0].startswith(CONVERTED) for job in converted] == [True]
+    assert examples == [EXAMPLES[name].read_text() for name in EXAMPLES_BY_PAGE[page]]
 
 
 @pytest.mark.parametrize(
