@@ -1,6 +1,7 @@
 """Converts what the tools have in common to a job of our own trainer: adapters, learning rate and sharding."""
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +19,8 @@ DPO_LOSSES = ("sigmoid", "ipo", "hinge", "robust")
 ASSUMED_PRESET = "zero2"
 REPORTER_SECRETS = {"wandb": "WANDB_API_KEY", "swanlab": "SWANLAB_API_KEY"}
 NOT_CONVERTED = "is not converted"
+# vision-language models whose original repositories contain the program of the model
+_REMOTE_CODE = re.compile(r"InternVL|MiniCPM-[VOvo]|Ovis|deepseek-vl")
 
 
 @dataclass
@@ -51,8 +54,15 @@ class TrainerConversion:
 
     def place_model(self, names: Sequence[str], name: str) -> str:
         """Return the Hub id, or the path on a volume, of a model."""
-        if not is_path(name):
+        if _REMOTE_CODE.search(name) and not name.lower().endswith("-hf"):
+            message = (
+                "this trainer runs no program code of a model's repository; name a converted model, such as"
+                " OpenGVLab/InternVL2_5-8B-MPO-hf, or run the original program with --form command"
+            )
+            self.note(names, EntryEffect.EDIT, message, "model.name")
+        elif not is_path(name):
             self.note(names, EntryEffect.TAKEN, "", "model.name")
+        if not is_path(name):
             return name
         self.note(names, EntryEffect.MAPPED, "is a folder on a volume", "model.name")
         return self.paths.place(names[-1], name, line=self.options.get_line(*names))

@@ -171,5 +171,6 @@ RULES: dict[str, Rule] = {
         " bench_dataset bench_split"
         " generate_samples generation_* num_generation_samples",
     ),
+    "dataloader_num_workers": ToField("dataset.numWorkers", bounded_int(0, 64)),
     **group(Unused("the data loader of this trainer needs no such setting"), "dataloader_* group_by_length"),
 }

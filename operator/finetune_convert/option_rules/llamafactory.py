@@ -162,6 +162,7 @@ RULES: dict[str, Rule] = {
         "logging_* log_* disable_tqdm debug include_* skip_memory_metrics prediction_loss_only do_train do_eval"
         " do_predict label_names compute_accuracy enable_torch_profiler profiler_* profile_modules",
     ),
+    "dataloader_num_workers": ToField("dataset.numWorkers", bounded_int(0, 64)),
     **group(
         Unused("the data loader of this trainer needs no such setting"),
         "dataloader_* train_sampling_strategy",

@@ -230,6 +230,7 @@ RULES: dict[str, Rule] = {
         "logging_* log_* disable_tqdm debug include_* skip_memory_metrics prediction_loss_only do_train do_eval"
         " do_predict past_index length_column_name label_names",
     ),
+    "dataloader_num_workers": ToField("dataset.numWorkers", bounded_int(0, 64)),
     **group(
         Unused(_LOADER),
         "dataloader_* group_by_length train_sampling_strategy use_legacy_prediction_loop enable_npu_model_patch",

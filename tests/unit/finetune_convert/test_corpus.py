@@ -4,14 +4,12 @@ UPDATE_GOLDENS=1 rewrites the golden files; review their diff.
 """
 
 import os
-import re
 from collections import Counter
 from pathlib import Path
 
 import pytest
-import yaml
 
-from finetune_convert.conversion import Conversion, ConversionRequest, EntryEffect, VolumeMount
+from finetune_convert.conversion import Conversion, ConversionRequest, EntryEffect
 from finetune_convert.convert import convert, find_problems
 from finetune_convert.render import render_summary, render_yaml
 
@@ -67,11 +65,3 @@ def test_the_corpus_contains_both_forms() -> None:
     forms = Counter("command" in convert_file(path).job["spec"] for path in CORPUS)
 
     assert min(forms[True], forms[False]) >= 25
-
-
-def test_the_example_of_the_documentation_is_what_the_command_prints() -> None:
-    page = (Path(__file__).parents[3] / "docs/user-guide/convert.md").read_text()
-    command, job = re.search(r"```\n(# two cards.*?)```.*?```yaml\n(.*?)```", page, re.DOTALL).groups()  # type: ignore[union-attr]
-    request = ConversionRequest(output_claim="models", volumes=(VolumeMount("datasets", "/data"),))
-
-    assert convert(command, request).job == yaml.safe_load(job)
