@@ -11,7 +11,6 @@ import typer
 
 from finetune_cli.errors import BadInput
 from finetune_convert.conversion import MAX_INPUT_BYTES, NOT_TAKEN_OVER, ConversionError, ConversionRequest, VolumeMount
-from finetune_convert.convert import convert as convert_text
 from finetune_convert.render import render_json, render_summary, render_yaml
 
 EXIT_NOT_TAKEN_OVER = 1
@@ -98,6 +97,8 @@ def convert(  # noqa: PLR0913 (each parameter is a flag)
     The job is printed on stdout, and on stderr each option that has another value or is not taken over, with the
     reason. The input is parsed and never executed. Exit code 2 if it cannot be converted.
     """
+    from finetune_convert.convert import convert as convert_text  # other commands do not need its parser, tree-sitter
+
     request = ConversionRequest(
         source=source,
         tool_version=tool_version,

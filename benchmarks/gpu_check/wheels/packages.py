@@ -27,8 +27,11 @@ NAMES = (
     *("deepspeed", "hjson", "bitsandbytes"),
     "nvidia-ml-py",
 )
-# Requirements that the GPU check does not use: of other packages, and of this project for videos, pushes and clusters.
-UNUSED_REQUIREMENTS = frozenset({"tensorboard", "av", "modelscope-hub", "kubernetes"})
+# Requirements that the GPU check does not use: of other packages, and of this project for videos, pushes, clusters and
+# the conversion of commands.
+UNUSED_REQUIREMENTS = frozenset(
+    {"tensorboard", "av", "modelscope-hub", "kubernetes", "tree-sitter", "tree-sitter-bash"}
+)
 PYPROJECT = Path(__file__).parents[3] / "pyproject.toml"
 PROJECT_EXTRAS = ("trainer", "cli")
 _MARKER_VALUES = {

@@ -123,3 +123,9 @@ def test_the_differences_are_on_standard_error_and_bad_input_has_exit_code_2() -
     assert "defaults of the tool, stated in the job" in good.stderr
     assert bad.stderr.startswith("-: the text contains no training command; found ls")
     assert bad.stdout == ""
+
+
+def test_other_commands_do_not_need_the_parser_of_shell_text() -> None:
+    program = "import sys; sys.modules['tree_sitter'] = None; import finetune_cli.app"
+
+    subprocess.run([sys.executable, "-c", program], check=True)

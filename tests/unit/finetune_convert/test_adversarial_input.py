@@ -65,11 +65,11 @@ ALIASES = "\n".join(["a0: &a0 [x, x]", *(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]" f
     ],
 )
 def test_bad_input_is_an_error_within_a_few_seconds(text: str, problem: str) -> None:
-    started_at = time.monotonic()
+    started_at = time.process_time()
     with pytest.raises(ConversionError, match=problem):
         convert(text, ConversionRequest())
 
-    assert time.monotonic() - started_at < 10
+    assert time.process_time() - started_at < 10
 
 
 def test_nothing_of_the_input_is_executed(tmp_path: Path) -> None:
@@ -81,11 +81,11 @@ def test_nothing_of_the_input_is_executed(tmp_path: Path) -> None:
 
 
 def test_a_megabyte_of_arguments_is_converted_or_refused_within_a_few_seconds() -> None:
-    started_at = time.monotonic()
+    started_at = time.process_time()
     with pytest.raises(ConversionError):
         convert("torchrun train.py " + "--a b " * 150_000, ConversionRequest())
 
-    assert time.monotonic() - started_at < 20
+    assert time.process_time() - started_at < 20
 
 
 @pytest.mark.parametrize(
