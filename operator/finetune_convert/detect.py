@@ -53,7 +53,7 @@ _BoundedLoader.add_implicit_resolver(
 def load_documents(text: str) -> list[Any]:
     """Return the documents of a YAML text.
 
-    Raises: ConversionError if it is no YAML, or too large
+    Raises: ConversionError if it is not YAML, or too large
     """
     try:
         return list(yaml.load_all(text, _BoundedLoader))
@@ -62,7 +62,7 @@ def load_documents(text: str) -> list[Any]:
         position = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
         raise ConversionError(f"{position}{error.problem or error.context}") from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise ConversionError(f"is no valid YAML: {' '.join(str(error).split())[:200]}") from error
+        raise ConversionError(f"is not valid YAML: {' '.join(str(error).split())[:200]}") from error
 
 
 def find_lines(text: str) -> dict[str, int]:
@@ -75,7 +75,7 @@ def find_lines(text: str) -> dict[str, int]:
 
 
 def find_mapping(text: str) -> list[Tree] | None:
-    """Return the mappings of a YAML text, or None if the text is no YAML of mappings."""
+    """Return the mappings of a YAML text, or None if the text does not consist of YAML mappings."""
     if not text.lstrip().startswith("{") and not re.search(r"^[A-Za-z_][\w.-]*\s*:(\s|$)", text, re.MULTILINE):
         return None
     try:

@@ -23,13 +23,6 @@ from finetune_convert.shell.words import Word
 
 CONFIG_FILE = "axolotl.yaml"
 _ADAPTERS = ("lora", "qlora")
-_OVERLONG = {None: "drop", "drop": "drop", "truncate": "truncate", "raise": "error"}
-_CHAT_TYPES = ("chat_template", "sharegpt", None)  # rows with messages, rendered by the chat template
-_ALPACA_TYPES = ("alpaca", "alpaca_chat.load_qa", "alpaca_w_system.load_open_orca", "alpaca_chat")
-_IGNORED_DATASET_KEYS = (
-    "type", "ds_type", "chat_template", "field_messages", "message_property_mappings", "message_field_role",
-    "message_field_content", "roles", "field", "preprocess_shards", "trust_remote_code",
-)  # fmt: skip
 _FAST_PLUGINS = ("liger", "cut_cross_entropy", "spectrum_none")
 
 

@@ -173,15 +173,12 @@ def _add_lora(conversion: TrainerConversion) -> None:
         alpha = read_value(options, to_whole_alpha, "lora_alpha", default=2 * rank)
         conversion.state(("lora_alpha",), "lora.loraAlpha", alpha, "twice the rank")
         conversion.note(("create_new_adapter",), EntryEffect.SAME, "there is no other adapter")
-    problem = find_quantization_problem(options, "lora")
-    if options.get("quantization_bit") and not problem:
-        conversion.add_quantization(_QUANTIZATION, double=to_bool(options.get("double_quantization")))
-    else:
-        conversion.note(
-            _QUANTIZATION,
-            EntryEffect.CHANGED if problem else EntryEffect.SAME,
-            problem or "the weights are not quantized",
-        )
+    conversion.add_quantization(
+        _QUANTIZATION,
+        is_quantized=bool(options.get("quantization_bit")),
+        double=to_bool(options.get("double_quantization")),
+        problem=find_quantization_problem(options, "lora"),
+    )
 
 
 def _add_rows(conversion: TrainerConversion) -> None:

@@ -39,7 +39,7 @@ METHOD_COMMANDS = ("dpo", "orpo", "simpo")  # of early 2.x releases: rlhf with a
 def convert_swift(source: ToolInput, subcommand: str, words: Sequence[Word]) -> tuple[str, JobDraft]:
     """Return a description of the input and the job. words: the arguments after the subcommand.
 
-    Raises: ConversionError if the input is no valid command
+    Raises: ConversionError if the input is not a valid command
     """
     table, note = _choose_table(source, words)
     version = table.name.rpartition("-")[2]

@@ -91,7 +91,7 @@ def _build_source(swift: TrainerConversion, option: str, name: str) -> dict[str,
     if is_path(name):
         return {"name": f"{swift.paths.place(option, name, line=line)}{suffix}"}
     if rows and not suffix:
-        swift.draft.note(option, EntryEffect.CHANGED, f"#{rows} is no number of rows", line=line)
+        swift.draft.note(option, EntryEffect.CHANGED, f"#{rows} is not a number of rows", line=line)
     if hub != "HF" or not separator:
         _note_dataset(swift, option, name, line)
     if "/" not in name:  # a short name of ms-swift, which is no id of a Hub

@@ -119,15 +119,12 @@ def _add_adapter(swift: TrainerConversion) -> None:
         swift.note(names, EntryEffect.CHANGED if checkpoint else EntryEffect.SAME, message)
     swift.note(("lora_modules",), EntryEffect.UNUSED, "it belongs to inference")
     _add_targets(swift, has_adapter=has_adapter)
-    problem = find_quantization_problem(options)
-    if get_first(options, QUANT_BITS) and problem is None:
-        swift.add_quantization(QUANTIZATION, double=to_bool(options.get("bnb_4bit_use_double_quant")))
-    else:
-        swift.note(
-            QUANTIZATION,
-            EntryEffect.CHANGED if problem else EntryEffect.SAME,
-            problem or "the weights are not quantized",
-        )
+    swift.add_quantization(
+        QUANTIZATION,
+        is_quantized=bool(get_first(options, QUANT_BITS)),
+        double=to_bool(options.get("bnb_4bit_use_double_quant")),
+        problem=find_quantization_problem(options),
+    )
 
 
 def _add_targets(swift: TrainerConversion, *, has_adapter: bool) -> None:

@@ -108,7 +108,7 @@ def _read_count(launch: Launch, name: str, word: Word) -> None:
     if word.text in ("gpu", "auto"):
         launch.entries.append(Entry(name, EntryEffect.SAME, "one rank per device", line=word.line))
     elif word.unresolved or not word.text.isdigit():
-        message = f"its value {word.text} is no number in this text; use --gpus or --nodes, or edit the job"
+        message = f"its value {word.text} is not a number in this text; use --gpus or --nodes, or edit the job"
         launch.entries.append(Entry(name, EntryEffect.EDIT, message, line=word.line))
     else:
         if getattr(launch, attribute) is None:

@@ -47,7 +47,7 @@ def to_float(value: Any) -> float:
             raise ValueError
         return float(value)
     except (TypeError, ValueError, OverflowError):
-        raise Unconvertible(f"{value} is no number", needs_program=False) from None
+        raise Unconvertible(f"{value} is not a number", needs_program=False) from None
 
 
 def read_value(options: Options, convert: Callable[[Any], T], *names: str, default: Any = 0) -> T:

@@ -54,15 +54,16 @@ class TrainerConversion:
 
     def place_model(self, names: Sequence[str], name: str) -> str:
         """Return the Hub id, or the path on a volume, of a model."""
-        if _REMOTE_CODE.search(name) and not name.lower().endswith("-hf"):
+        needs_program_code = _REMOTE_CODE.search(name) and not name.lower().endswith("-hf")
+        if needs_program_code:
             message = (
                 "this trainer runs no program code of a model's repository; name a converted model, such as"
                 " OpenGVLab/InternVL2_5-8B-MPO-hf, or run the original program with --form command"
             )
             self.note(names, EntryEffect.EDIT, message, "model.name")
-        elif not is_path(name):
-            self.note(names, EntryEffect.TAKEN, "", "model.name")
         if not is_path(name):
+            if not needs_program_code:
+                self.note(names, EntryEffect.TAKEN, "", "model.name")
             return name
         self.note(names, EntryEffect.MAPPED, "is a folder on a volume", "model.name")
         return self.paths.place(names[-1], name, line=self.options.get_line(*names))
@@ -162,8 +163,15 @@ class TrainerConversion:
             if isinstance(reporters, list) and reporter in reporters and variable not in names:
                 self.draft.add_secret(variable, variable)
 
-    def add_quantization(self, names: Sequence[str], *, double: bool) -> None:
-        """Set QLoRA; `double` is whether the scales of the weights are quantized as well."""
+    def add_quantization(self, names: Sequence[str], *, is_quantized: bool, double: bool, problem: str | None) -> None:
+        """Set QLoRA if the input quantizes the weights, unless there is a problem.
+
+        double: whether the scales of the weights are quantized as well.
+        """
+        if not is_quantized or problem:
+            effect = EntryEffect.CHANGED if problem else EntryEffect.SAME
+            self.note(names, effect, problem or "the weights are not quantized")
+            return
         self.draft.set("lora.quantization", "nf4")
         effect = EntryEffect.MAPPED if double else EntryEffect.CHANGED
         message = "NF4 with 4 bits and double quantization" + ("" if double else ", which the input turns off")
