@@ -290,6 +290,11 @@ BAD_JOBS: dict[str, BadJob] = {
     "asyncCheckpoints with lora": BadJob(
         {"training": {"asyncCheckpoints": True}}, "written synchronously", "written synchronously"
     ),
+    "torchCompile with deepspeed": BadJob(
+        {"training": {"torchCompile": True}, "deepspeed": {"preset": "zero2"}},
+        "replace deepspeed by fsdp",
+        "replace deepspeed by fsdp",
+    ),
     "adamw_8bit with fsdp": BadJob(
         {"training": {"optim": "adamw_8bit"}, "fsdp": {}},
         "cannot be sharded over ranks",

@@ -11,6 +11,7 @@ The name of a cell selects a variant:
 - `X (at most 4 sequences)`: rank 1 runs out of memory above this batch size.
 - `X, slow saves`: each rank waits for a second before it writes its part of a checkpoint; training continues.
 - `X (in tiles)`: the losses are computed in tiles of a few tokens.
+- `X (traced)`: torch.compile traces, but does not generate code, which takes long on a CPU.
 - `X (tracked)`: the results contain the bytes allocated by each step.
 """
 
@@ -26,7 +27,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -34,6 +35,7 @@ from unittest.mock import patch
 import torch
 import transformers
 from accelerate.state import AcceleratorState
+from torch._dynamo.utils import counters
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
 from finetune_api.v1alpha1.job import TrainerSpec
@@ -52,6 +54,7 @@ from finetune_trainer.errors import MixedHardware, NonFiniteLoss
 from finetune_trainer.methods.sft import SftTrainer
 from finetune_trainer.metrics.throughput import LOGGED_METRICS
 from finetune_trainer.model import tiled_losses
+from finetune_trainer.model.compiled_layers import compile_layers
 from finetune_trainer.training import auto_batch_size, checkpoint_state
 from finetune_trainer.training.base_trainer import GlobalMeanTrainer
 from finetune_trainer.training.preflight import run_forward_and_backward
@@ -88,6 +91,9 @@ def train_cell(name: str, spec: dict[str, Any], folder: Path, context: RankConte
             patch.object(checkpoint_state, write_state.__name__, write_state_later)
             if SLOW_SAVES in name
             else nullcontext(),
+            patch.object(build_trainer, compile_layers.__name__, partial(compile_layers, backend="aot_eager"))
+            if name.endswith("(traced)")
+            else nullcontext(),
             patch.object(tiled_losses, "TILE_BYTES", SMALL_TILE_BYTES) if name.endswith(TILED) else nullcontext(),
             patch.object(
                 train,
@@ -108,7 +114,11 @@ def train_cell(name: str, spec: dict[str, Any], folder: Path, context: RankConte
     metric_names = {name for entry in log for name in entry} - {"step", "epoch", *LOGGED_METRICS}
     metrics = {name: [entry[name] for entry in log if name in entry] for name in sorted(metric_names)}
     allocations = {"held_bytes": callback.held_bytes, "peak_bytes": callback.peak_bytes}
-    return {"eval_loss": [], **metrics, **allocations, "weights": hashlib.sha256(weights.read_bytes()).hexdigest()}
+    facts = {
+        "compiled_graphs": counters["stats"]["unique_graphs"],
+        "weights": hashlib.sha256(weights.read_bytes()).hexdigest(),
+    }
+    return {"eval_loss": [], **metrics, **allocations, **facts}
 
 
 @contextmanager
@@ -172,11 +182,13 @@ def rewind_output(output: Path, *, last_step: int | None) -> None:
 
 
 def reset_global_state() -> None:
-    """Reset the global state of accelerate and transformers, which contains the sharding of the previous cell."""
+    """Reset the global state of accelerate, transformers and torch.compile, such as the sharding of the last cell."""
     if torch.distributed.is_initialized():
         torch.distributed.barrier()
     unset_hf_deepspeed_config()
     AcceleratorState._reset_state()
+    torch._dynamo.reset()
+    counters.clear()
     for name in [name for name in os.environ if name.startswith(("ACCELERATE_", "FSDP_"))]:
         del os.environ[name]
 

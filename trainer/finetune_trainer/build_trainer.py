@@ -24,6 +24,7 @@ from finetune_trainer.memory.run_forecast import forecast_rank_memory
 from finetune_trainer.methods.dpo import DpoTrainer
 from finetune_trainer.methods.sft import SftTrainer
 from finetune_trainer.model.attention_backend import SDPA
+from finetune_trainer.model.compiled_layers import check_compiler, compile_layers
 from finetune_trainer.model.load import ModelDescription, get_pad_token_id, load_model, load_reference_model
 from finetune_trainer.model.param_groups import check_learning_rates
 from finetune_trainer.model.varlen_attention import VARLEN
@@ -128,6 +129,8 @@ def assemble_trainer(
         checkpoint_folder=setup.output.checkpoints,
         loader_workers=choose_loader_workers(spec, context.ranks, cpus=count_cpus(context.planned_cpus, Cgroup())),
     )
+    if spec.training.torch_compile:
+        check_compiler(setup.device_config.device)
     # Load the models only now: building the arguments enables ZeRO-3, which shards weights during loading.
     models = models or load_models(spec, model_description, choose_weight_loading(spec, setup.device_config.device))
     family = model_description.vision.family if model_description.vision else None
@@ -158,7 +161,11 @@ def load_models(spec: TrainerSpec, model_description: ModelDescription, loading:
     """Load the model to train, and a reference model for DPO without LoRA."""
     trained_model = load_model(spec, model_description, loading)
     needs_reference = spec.dpo is not None and spec.lora is None
-    return ModelPair(trained_model, load_reference_model(model_description, loading) if needs_reference else None)
+    reference_model = load_reference_model(model_description, loading) if needs_reference else None
+    if spec.training.torch_compile:
+        for model in filter(None, (trained_model, reference_model)):
+            compile_layers(model)
+    return ModelPair(trained_model, reference_model)
 
 
 def build_trainer(inputs: TrainerInputs) -> GlobalMeanTrainer:

@@ -49,6 +49,8 @@ def describe_run(plan: TrainingPlan, context: RankContext, device_config: Device
         f" {schedule.epochs:g} epochs)"
     )
     yield f"parallelism: {describe_parallelism(spec)}"
+    if spec.training.torch_compile:
+        yield "torch.compile: attention, MLP and norms of each layer are compiled in the first step"
     yield (
         f"devices: {context.ranks.world_size} x {get_device_name(device_config.device)}"
         f" on {context.ranks.node_count} node(s),"

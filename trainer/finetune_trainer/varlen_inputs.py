@@ -1,12 +1,23 @@
 """Arguments of the forward pass that describe several sequences of different lengths in one row."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
 
 SEQUENCE_LENGTHS = "sequence_lengths"
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceLengths:
+    """Number of tokens of each sequence in a row.
+
+    torch.compile would compile a layer again for each new number of sequences if this were a tuple (decisions/533).
+    """
+
+    values: tuple[int, ...]
 
 
 def split_by_position_ids(position_ids: torch.Tensor) -> list[int]:
@@ -27,5 +38,5 @@ def build_varlen_inputs(lengths: Sequence[int]) -> dict[str, Any]:
         "cu_seq_lens_k": boundaries,
         "max_length_q": longest,
         "max_length_k": longest,
-        SEQUENCE_LENGTHS: tuple(lengths),
+        SEQUENCE_LENGTHS: SequenceLengths(tuple(lengths)),
     }

@@ -13,12 +13,13 @@ from benchmarks.gpu_check.context import CheckContext, require, require_equal_lo
 from benchmarks.trainer.contenders.ours import run_spec
 
 STEPS, SAVED_STEP = 5, 3
-FULL, LORA, NF4, EIGHT_BIT = "ddp", "lora", "nf4", "adamw_8bit"
+FULL, LORA, NF4, EIGHT_BIT, COMPILED = "ddp", "lora", "nf4", "adamw_8bit", "torch_compile"
 PRESETS: dict[str, dict[str, Any]] = {
     FULL: {},
     LORA: {},
     NF4: {"lora": {"quantization": "nf4"}},
     EIGHT_BIT: {"training": {"optim": "adamw_8bit"}},
+    COMPILED: {"training": {"torchCompile": True}},
     "fsdp": {"fsdp": {}},
     "fsdp_offload": {"fsdp": {"cpuOffload": True}},
     **{

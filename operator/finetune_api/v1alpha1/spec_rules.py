@@ -317,6 +317,17 @@ SPEC_RULES: "tuple[CrossFieldRule[FineTuneJobSpec], ...]" = (
         ),
     ),
     CrossFieldRule.from_cel_rule(
+        "torchCompile excludes deepspeed",
+        lambda spec: spec.deepspeed is not None and spec.training.torch_compile,
+        CelRule(
+            "!(has(self.deepspeed) && has(self.training) && has(self.training.torchCompile)"
+            " && self.training.torchCompile)",
+            "training.torchCompile: DeepSpeed runs code between the operations that would be compiled; remove"
+            " torchCompile, or replace deepspeed by fsdp",
+            field_path=".training",
+        ),
+    ),
+    CrossFieldRule.from_cel_rule(
         "probe excludes deepspeed",
         lambda spec: spec.deepspeed is not None and spec.training.probe,
         CelRule(

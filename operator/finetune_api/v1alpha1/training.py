@@ -137,6 +137,11 @@ class Training(ModelWithRules):
         description="With gradientCheckpointing: recompute every n-th layer only, which is faster and needs more memory"
         " (default: 1, all layers).",
     )
+    torch_compile: bool = Field(
+        default=False,
+        description="Compile attention, MLP and norms of each layer of the language model with torch.compile, which"
+        " fuses their operations into fewer kernels. Starting takes longer. Excludes deepspeed.",
+    )
     seed: int = Field(default=42, ge=0, le=4_294_967_295, description="Random seed of weights, dropout and data order.")
     logging_steps: int = Field(default=1, ge=1, description="Optimizer steps between log entries.")
     report_to: tuple[Literal["tensorboard", "wandb", "mlflow", "swanlab", "none"], ...] | None = Field(

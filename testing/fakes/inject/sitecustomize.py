@@ -53,7 +53,8 @@ if is_rank and "PASSES_BEFORE_FAULT" in os.environ:
     def _call_and_count(self: torch.nn.Module, *arguments: object, **options: object) -> object:
         global _sequences
         if "input_ids" in options:
-            _sequences = len(options.get("sequence_lengths", options["input_ids"]))  # type: ignore[arg-type]
+            lengths = options.get("sequence_lengths")
+            _sequences = len(options["input_ids"] if lengths is None else lengths.values)  # type: ignore[arg-type, attr-defined]
         return _call(self, *arguments, **options)
 
     def _embed_or_fail(self: torch.nn.Embedding, ids: torch.Tensor) -> torch.Tensor:

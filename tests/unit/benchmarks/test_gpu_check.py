@@ -192,7 +192,7 @@ def test_exit_code_is_1_if_a_case_failed(
 def test_names_of_all_cases_are_unique_and_their_functions_exist() -> None:
     cases = [case for part in PARTS.values() for case in part]
 
-    assert len(cases) == len({case.name for case in cases}) == 30
+    assert len(cases) == len({case.name for case in cases}) == 31
     for case in cases:
         module, _, function = case.function.partition(":")
         source = REPOSITORY / f"{module.replace('.', '/')}.py"

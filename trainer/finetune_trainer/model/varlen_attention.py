@@ -51,13 +51,14 @@ def compute_varlen_attention(
     return attend_to_each_sequence(inputs, options).transpose(1, 2).contiguous(), None
 
 
-AttentionInterface.register(VARLEN, compute_varlen_attention)
+# Compiled layers call it between two graphs (decisions/533).
+AttentionInterface.register(VARLEN, torch.compiler.disable(compute_varlen_attention))  # type: ignore[no-untyped-call]
 
 
 def attend_to_each_sequence(inputs: AttentionInputs, options: dict[str, Any]) -> torch.Tensor:
     """Compute SDPA of one sequence at a time; returns (1, heads, tokens, value head size)."""
     sliding_window, outputs = options.get("sliding_window"), []
-    lengths = list(options[SEQUENCE_LENGTHS])
+    lengths = list(options[SEQUENCE_LENGTHS].values)
     for query, key, value in zip(*(torch.split(tensor, lengths, dim=2) for tensor in inputs), strict=True):
         mask = _build_window_mask(query, sliding_window)
         output = torch.nn.functional.scaled_dot_product_attention(

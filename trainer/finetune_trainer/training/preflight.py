@@ -58,9 +58,12 @@ def check_isolation(trainer: GlobalMeanTrainer) -> None:
         use_mrope=vision is not None and vision.family.uses_mrope,
     )
     name = f'model "{inputs.plan.spec.model.name}"'
+    # Do not compile layers for the probe, which has fewer tokens than most micro-batches.
+    is_compiled = inputs.plan.spec.training.torch_compile
     try:
-        if is_isolated(trainer.model_wrapped, probe, trainer.args.device):
-            return
+        with torch.compiler.set_stance("force_eager") if is_compiled else nullcontext():
+            if is_isolated(trainer.model_wrapped, probe, trainer.args.device):
+                return
     except TypeError as error:
         raise InvalidSpec(
             f"spec.dataset.packing: {name} does not accept position_ids ({error}); leave packing out"

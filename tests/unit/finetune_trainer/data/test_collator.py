@@ -57,7 +57,7 @@ def test_all_sequences_are_in_one_row_without_padding() -> None:
     assert batch.inputs["cu_seq_lens_q"].tolist() == batch.inputs["cu_seq_lens_k"].tolist() == [0, 3, 4, 6]
     assert batch.inputs["cu_seq_lens_q"].dtype == torch.int32
     assert batch.inputs["max_length_q"] == batch.inputs["max_length_k"] == 3
-    assert batch.inputs["sequence_lengths"] == batch.lengths == (3, 1, 2)
+    assert batch.inputs["sequence_lengths"].values == batch.lengths == (3, 1, 2)
 
 
 def test_padding_tokens_of_a_pack_have_position_id_0() -> None:
@@ -72,7 +72,7 @@ def test_the_rows_of_packs_are_sequences_of_one_row_without_padding() -> None:
     batch = Collator(9, PADDING_FREE)([(build_pack(2, 3),), (build_pack(2),)])
 
     assert batch.inputs["position_ids"].tolist() == [[0, 1, 0, 1, 2, 0, 1]]
-    assert batch.inputs["sequence_lengths"] == batch.lengths == (2, 3, 2)
+    assert batch.inputs["sequence_lengths"].values == batch.lengths == (2, 3, 2)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -156,7 +156,7 @@ def test_a_batch_on_another_device_has_the_same_content() -> None:
 
     assert {moved.inputs[name].device.type for name in ("input_ids", "cu_seq_lens_q")} == {"meta"}
     assert {tensor.device.type for tensor in (moved.targets.positions, moved.targets.ids)} == {"meta"}
-    assert moved.inputs["sequence_lengths"] == moved.lengths == (3, 1)
+    assert moved.inputs["sequence_lengths"].values == moved.lengths == (3, 1)
     assert moved.targets.weights is moved.reference_logps is None
 
 
