@@ -1,12 +1,17 @@
-"""Helpers for end-to-end tests: short training settings and access to checkpoints in the output folder."""
+"""Helpers for end-to-end tests: short trainings, on the cluster or in one process, and their checkpoints."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
-if TYPE_CHECKING:
-    from testing.processes.operator_stack import OperatorInstallation
+import yaml
+
+from testing.models.loss_curve import read_losses
+from testing.processes.operator_stack import OperatorInstallation, build_example_job
 
 
 def build_training_fields(*, max_steps: int, save_steps: int = 100_000, **fields: Any) -> dict[str, Any]:
@@ -36,3 +41,16 @@ def wait_for_checkpoint(
             raise TimeoutError(f"{job}: no checkpoint after step {after} within {timeout_seconds:.0f} s\n{description}")
         time.sleep(0.1)
     return step
+
+
+def train_in_one_process(
+    installation: OperatorInstallation, training_fields: dict[str, Any], folder: Path, **fields: Any
+) -> dict[int, float]:
+    """Train the same spec with one rank in local mode, using gradient accumulation to keep the effective batch."""
+    body = build_example_job("single", numNodes=1, nprocPerNode=1, training=training_fields, **fields)
+    job_file = folder / "job.yaml"
+    job_file.write_text(yaml.safe_dump(body))
+    command = [sys.executable, "-m", "finetune_cli", "run", str(job_file), "--output", str(folder / "out")]
+    subprocess.run([*command, "--volume", f"data={installation.get_claim_folder('datasets')}"], check=True)
+    (output,) = (folder / "out").glob("*/single")
+    return read_losses(output)

@@ -252,7 +252,18 @@ def test_job_cannot_be_scaled(deployment: OperatorInstallation, job: RawBody) ->
 
     message = get_rejection_message(deployment.kubectl, "scale", f"ftj/{name}", "--replicas=3")
 
-    assert "spec.numNodes is immutable; delete and recreate the job" in message
+    assert "spec.numNodes can be changed only while the job is suspended" in message
+
+
+def test_a_job_without_global_batch_size_cannot_be_resized(deployment: OperatorInstallation, job_name: str) -> None:
+    training = {"perDeviceTrainBatchSize": 2, "maxSteps": 1}
+    try:
+        deployment.apply(build_job(job_name, suspend=True, training=training))
+        message = get_rejection_message(deployment.kubectl, "scale", f"ftj/{job_name}", "--replicas=3")
+    finally:
+        deployment.delete(job_name)
+
+    assert "can be changed only in a job with training.globalBatchSize" in message
 
 
 def test_job_without_num_nodes_has_a_scale(deployment: OperatorInstallation, job_name: str) -> None:

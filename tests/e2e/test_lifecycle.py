@@ -4,10 +4,12 @@ import json
 import re
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
-from testing.processes.cluster_training import build_training_fields, wait_for_checkpoint
+from testing.models.loss_curve import read_losses
+from testing.processes.cluster_training import build_training_fields, train_in_one_process, wait_for_checkpoint
 from testing.processes.operator_stack import OperatorInstallation, has_condition
 
 pytestmark = pytest.mark.cluster
@@ -35,6 +37,32 @@ def test_resumed_job_continues_from_the_checkpoint_saved_on_suspend(
     assert has_condition(finished, "Complete")
     assert finished["status"]["attempts"][-1]["firstStep"] == stopped_at
     assert finished["status"].get("restarts", 0) == 0
+
+
+def test_a_suspended_job_is_resumed_on_one_node_and_then_on_four_ranks(
+    deployment: OperatorInstallation, start_job: StartJob, tmp_path: Path
+) -> None:
+    training = build_training_fields(max_steps=120, save_steps=20, learningRate=0.002)
+    job = start_job(lora=None, fsdp={}, numNodes=2, nprocPerNode=1, training=training)
+    saved = 0
+    for num_nodes, ranks_per_node in ((1, 1), (2, 2)):
+        saved = wait_for_checkpoint(deployment, job, after=saved)
+        deployment.kubectl("patch", "ftj", job, "--type=merge", "-p", '{"spec":{"suspend":true}}')
+        deployment.wait_until(job, lambda j: has_condition(j, "Suspended"), description="Suspended")
+        resized = {"spec": {"numNodes": num_nodes, "nprocPerNode": ranks_per_node, "suspend": False}}
+        deployment.kubectl("patch", "ftj", job, "--type=merge", "-p", json.dumps(resized))
+    finished = deployment.wait_until_finished(job)
+
+    assert has_condition(finished, "Complete"), finished["status"]
+    attempts = finished["status"]["attempts"]
+    assert [attempt["numNodes"] for attempt in attempts] == [2, 1, 2]
+    assert [attempt["firstStep"] for attempt in attempts[1:]] == [attempt["lastStep"] for attempt in attempts[:-1]]
+    assert finished["status"]["batch"]["worldSize"] == 4
+    assert finished["status"]["batch"]["effective"] == 8
+    single = train_in_one_process(deployment, training, tmp_path, lora=None)
+    losses = read_losses(deployment.get_output_folder(job))
+    assert list(single) == list(losses) == list(range(1, 121))
+    assert all(abs(single[step] - losses[step]) < 5e-4 for step in losses), (single, losses)
 
 
 def test_job_created_suspended_starts_when_resumed(deployment: OperatorInstallation, start_job: StartJob) -> None:

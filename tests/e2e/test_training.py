@@ -10,13 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from testing.models import tiny_vision
 from testing.models.loss_curve import read_losses
 from testing.models.tool_templates import QWEN_3
-from testing.processes.cluster_training import build_training_fields
-from testing.processes.operator_stack import OperatorInstallation, build_example_job, has_condition, run
+from testing.processes.cluster_training import build_training_fields, train_in_one_process
+from testing.processes.operator_stack import OperatorInstallation, has_condition, run
 
 pytestmark = pytest.mark.cluster
 
@@ -147,16 +146,3 @@ def compute_held_out_losses(deployment: OperatorInstallation, job: str) -> tuple
     ]
     losses = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1])
     return losses["base"], losses["adapted"]
-
-
-def train_in_one_process(
-    deployment: OperatorInstallation, training_fields: dict[str, object], folder: Path, **fields: Any
-) -> dict[int, float]:
-    """Train the same spec with one rank in local mode, using gradient accumulation to keep the effective batch."""
-    body = build_example_job("single", numNodes=1, nprocPerNode=1, training=training_fields, **fields)
-    job_file = folder / "job.yaml"
-    job_file.write_text(yaml.safe_dump(body))
-    command = [sys.executable, "-m", "finetune_cli", "run", str(job_file), "--output", str(folder / "out")]
-    subprocess.run([*command, "--volume", f"data={deployment.get_claim_folder('datasets')}"], check=True)
-    (output,) = (folder / "out").glob("*/single")
-    return read_losses(output)

@@ -13,6 +13,8 @@ MUTABLE = (
     "restartPolicy",
 )
 MUTABLE_WHILE_SUSPENDED = (
+    "numNodes",
+    "nprocPerNode",
     "resources",
     "shmSize",
     "image",
@@ -47,7 +49,7 @@ def list_spec_rules() -> tuple[CelRule, ...]:
 
 def list_transition_rules() -> tuple[CelRule, ...]:
     """Return the rules that make fields immutable, always or while the job runs."""
-    return (*_list_immutability_rules(), *_list_suspension_rules())
+    return (*_list_immutability_rules(), *_list_suspension_rules(), _build_world_size_rule())
 
 
 def _list_immutability_rules() -> tuple[CelRule, ...]:
@@ -71,6 +73,17 @@ def _list_suspension_rules() -> tuple[CelRule, ...]:
             field_path=f".{field}",
         )
         for field in MUTABLE_WHILE_SUSPENDED
+    )
+
+
+def _build_world_size_rule() -> CelRule:
+    """Return the rule that the effective batch of a trainer job stays the same if its number of ranks changes."""
+    is_unchanged = " && ".join(f"({_build_unchanged_expression(field)})" for field in ("numNodes", "nprocPerNode"))
+    return CelRule(
+        f"({is_unchanged}) || has(self.command) || (has(self.training) && has(self.training.globalBatchSize))",
+        "spec.numNodes and spec.nprocPerNode can be changed only in a job with training.globalBatchSize, because"
+        " otherwise the effective batch would change, too; create another job",
+        field_path=".numNodes",
     )
 
 

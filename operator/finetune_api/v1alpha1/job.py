@@ -290,6 +290,14 @@ class FineTuneJob(StatusModel):
     spec: FineTuneJobSpec
     status: JobStatus = JobStatus()
 
+    @property
+    def num_attempt_nodes(self) -> int:
+        """Number of nodes of the current attempt until it ends, otherwise spec.numNodes."""
+        for record in self.status.attempts[-1:]:
+            if record.end_time is None and record.num_nodes is not None:
+                return record.num_nodes
+        return self.spec.num_nodes
+
     @classmethod
     def parse(cls, body: dict[str, Any]) -> Self:
         """Parse a job that the API server has accepted, ignoring fields of a newer CRD.

@@ -151,6 +151,9 @@ class AttemptRecord(StatusModel):
 
     attempt: int = Field(description="Number of the attempt, from 0; part of its pod names.")
     state: AttemptState = Field(description="The state of one attempt.")
+    num_nodes: int | None = Field(
+        default=None, description="Number of its nodes; spec.numNodes may have changed since it was started."
+    )
     created: bool = Field(
         default=False, description="Whether all its objects were created; a pod that is missing later counts as lost."
     )

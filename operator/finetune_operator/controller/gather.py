@@ -173,7 +173,7 @@ def _find_unlisted_pod_names(job: FineTuneJob, listed_observation: Observation) 
         return []
     observed_nodes = listed_observation.nodes_of_attempt(record.attempt)
     observed_ranks = {node.node_rank for node in observed_nodes if not node.has_disappeared}
-    ranks = range(count_nodes(record) or job.spec.num_nodes)
+    ranks = range(count_nodes(record) or job.num_attempt_nodes)
     return [names.pod_name(job.metadata.name, record.attempt, rank) for rank in ranks if rank not in observed_ranks]
 
 

@@ -112,7 +112,7 @@ def _with_known_creation(job: FineTuneJob, cached: CachedState) -> FineTuneJob:
     if cached.rejected_creates:
         return job
     record = attempts[-1].model_copy(update={"created": True})
-    ranks = range(job.spec.num_nodes)
+    ranks = range(job.num_attempt_nodes)
     if any(names.pod_name(job.metadata.name, record.attempt, rank) not in cached.created_pods for rank in ranks):
         return job
     status = job.status.model_copy(update={"attempts": (*attempts[:-1], record)})

@@ -43,12 +43,12 @@ def record_start(context: JobContext) -> AttemptRecord:
     # all children exist once every pod and the Service were observed together
     live_nodes = [node for node in context.nodes if node.phase is not PodPhase.GONE]
     all_children_created = record.created or (
-        len(live_nodes) == context.job.spec.num_nodes and context.observation.service_exists
+        len(live_nodes) == context.job.num_attempt_nodes and context.observation.service_exists
     )
     # the attempt runs once every node runs or has succeeded; a created pod is not a node before it is observed
     all_nodes_run = (
         all_children_created
-        and len(context.nodes) >= context.job.spec.num_nodes
+        and len(context.nodes) >= context.job.num_attempt_nodes
         and all(node.phase is PodPhase.RUNNING or node.has_succeeded for node in context.nodes)
     )
     is_running = record.state is AttemptState.RUNNING or all_nodes_run
@@ -79,8 +79,12 @@ def with_next_attempt(context: JobContext, status: JobStatus, record: AttemptRec
     status = status.model_copy(update={"snapshot": renew_snapshot(context.job, context.settings)})
     job = context.job.model_copy(update={"status": status})
     run_plan = plan_run(job, attempt=record.attempt, settings=context.settings)
-    hashes = {"spec_hash": compute_spec_hash(job.spec), "config_hash": compute_config_hash(run_plan)}
-    record = record.model_copy(update=hashes)
+    update = {
+        "num_nodes": job.spec.num_nodes,
+        "spec_hash": compute_spec_hash(job.spec),
+        "config_hash": compute_config_hash(run_plan),
+    }
+    record = record.model_copy(update=update)
     attempts = prune_attempts((*_prune_evidence(status.attempts), record), context.now)
     return status.model_copy(update={"attempt": record.attempt, "attempts": attempts})
 

@@ -83,10 +83,8 @@ def _describe_attempt_state(job: FineTuneJob, status: JobStatus, observation: Ob
         case AttemptState.STOPPING:
             return Reason.STOPPING, f"attempt {record.attempt} is stopping: {record.reason}"
         case AttemptState.RUNNING:
-            return (
-                Reason.RUNNING,
-                f"attempt {record.attempt} runs on {job.spec.num_nodes} nodes{_explain_missing_progress(observation)}",
-            )
+            explanation = _explain_missing_progress(observation)
+            return Reason.RUNNING, f"attempt {record.attempt} runs on {job.num_attempt_nodes} nodes{explanation}"
         case AttemptState.STARTING:
             if status.waiting is not None:
                 return status.waiting.reason, status.waiting.message

@@ -122,7 +122,7 @@ def _check_rejected_children(context: JobContext) -> Decision | None:
 def _check_success(context: JobContext) -> Decision | None:
     """Complete the job if every node succeeded."""
     nodes = context.nodes
-    if len(nodes) < context.job.spec.num_nodes or not all(node.has_succeeded for node in nodes):
+    if len(nodes) < context.job.num_attempt_nodes or not all(node.has_succeeded for node in nodes):
         return None
     return complete_job(context, context.record)
 
@@ -150,7 +150,7 @@ def _check_failure(context: JobContext) -> Decision | None:
     ):
         return begin_stopping(context, StopReason.NODE_DELETED)
     num_known_nodes = len(context.nodes) + len(context.find_expected_pods())
-    is_pod_missing = context.record.created and num_known_nodes < context.job.spec.num_nodes
+    is_pod_missing = context.record.created and num_known_nodes < context.job.num_attempt_nodes
     # a deleted pod is never recreated under its name, so the attempt has to end
     if is_pod_missing or any(node.phase is PodPhase.GONE for node in unsuccessful_nodes):
         return require_confirmation(context, begin_stopping(context, StopReason.NODE_FAILED))
@@ -177,7 +177,7 @@ def _create_missing_children(context: JobContext) -> Decision | None:
     # then create the missing children, unless another release created the others
     existing_pods = {node.pod_name for node in context.nodes if node.phase is not PodPhase.GONE}
     existing_pods |= context.find_expected_pods()
-    if len(existing_pods) == context.job.spec.num_nodes and context.observation.service_exists:
+    if len(existing_pods) == context.job.num_attempt_nodes and context.observation.service_exists:
         return None
     run_plan = plan_run(context.job, attempt=record.attempt, settings=context.settings)
     config_hash = compute_config_hash(run_plan)
@@ -289,7 +289,7 @@ def _build_start_events(context: JobContext, record: AttemptRecord) -> tuple[Act
     if record.state is AttemptState.RUNNING:
         if context.record.state is AttemptState.RUNNING:
             return ()
-        message = f"attempt {record.attempt} runs on {context.job.spec.num_nodes} nodes"
+        message = f"attempt {record.attempt} runs on {context.job.num_attempt_nodes} nodes"
         return (EmitEvent("Normal", Reason.RUNNING, message, f"running-{record.attempt}"),)
     pending_reason, reported = context.pending_reason, context.status.waiting
     if pending_reason is not None and (reported is None or reported.reason != pending_reason.reason):

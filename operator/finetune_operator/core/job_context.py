@@ -56,7 +56,8 @@ class JobContext:
     def find_expected_pods(self) -> frozenset[str]:
         """Return the names of pods of the current attempt that were created, but of which no event has arrived."""
         attempt_pods = (
-            names.pod_name(self.job.metadata.name, self.record.attempt, rank) for rank in range(self.job.spec.num_nodes)
+            names.pod_name(self.job.metadata.name, self.record.attempt, rank)
+            for rank in range(self.job.num_attempt_nodes)
         )
         observed_pods = {node.pod_name for node in self.nodes}
         return self.observation.expected_pods.intersection(attempt_pods) - observed_pods

@@ -82,7 +82,7 @@ def find_pending_reason(
         return _explain_container_creating(nodes, now)
     avoided_nodes = ", ".join(job.status.attempts[-1].avoids) if job.status.attempts else ""
     avoidance = f"; this job avoids {avoided_nodes}, where it failed before" if avoided_nodes else ""
-    blocked_pods = f"{len(blocked_nodes)} of {job.spec.num_nodes} pods"
+    blocked_pods = f"{len(blocked_nodes)} of {job.num_attempt_nodes} pods"
     reasons = [
         _explain_image_pull(node, waiting, job.status.waiting)
         if waiting.reason in IMAGE_PULL_REASONS

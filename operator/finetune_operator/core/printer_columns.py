@@ -10,7 +10,7 @@ def build_columns(
 ) -> Display:
     """Build the columns of one job; throughput and remaining time are empty unless the job runs."""
     running_nodes = sum(node.phase is PodPhase.RUNNING and not node.is_terminating for node in nodes)
-    columns = {"nodes": f"{running_nodes}/{job.spec.num_nodes}"}
+    columns = {"nodes": f"{running_nodes}/{job.num_attempt_nodes}"}
     if progress is not None:
         if progress.total_steps:
             percent = 100 * progress.step // progress.total_steps

@@ -57,7 +57,7 @@ def _collect_initial_evidence(context: JobContext) -> tuple[Evidence, ...]:
     """Return the evidence of all nodes; a created pod of which no event has arrived counts as not created."""
     created = context.record.created and not context.find_expected_pods()
     record = context.record.model_copy(update={"created": created})
-    return collect_initial_evidence(record, context.nodes, context.job.spec.num_nodes)
+    return collect_initial_evidence(record, context.nodes, context.job.num_attempt_nodes)
 
 
 def continue_stopping(context: JobContext) -> Decision:

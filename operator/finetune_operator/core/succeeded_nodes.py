@@ -20,7 +20,7 @@ def add_succeeded_nodes(
 ) -> tuple[NodeObservation, ...]:
     """Return the observed nodes and, for each recorded success whose pod is not observed, a node that succeeded."""
     observed_ranks = {node.node_rank for node in nodes}
-    succeeded_ranks = parse_succeeded(record.succeeded, num_nodes=job.spec.num_nodes)
+    succeeded_ranks = parse_succeeded(record.succeeded, num_nodes=job.num_attempt_nodes)
     removed_ranks = sorted(succeeded_ranks - observed_ranks)
     removed_nodes = (_build_succeeded_node(record, rank, job) for rank in removed_ranks)
     return tuple(sorted((*nodes, *removed_nodes), key=lambda node: node.node_rank)) if removed_ranks else nodes

@@ -79,11 +79,15 @@ def suspend_job_temporarily(world: World, job: SimulatedJob) -> None:
 
 
 def edit_job_under_brief_suspension(world: World, job: SimulatedJob) -> None:
-    """Suspend the job, change its image or shared memory, and resume it, often while no operator runs."""
+    """Suspend the job, change its image, shared memory or size, and resume it, often while no operator runs."""
     if not world.choices.draw_boolean(25):
         for operator in tuple(world.operators):
             world.crash(operator)
-    changes: tuple[dict[str, Any], ...] = ({"image": "registry.example/other:v1"}, {"shmSize": "1Gi"})
+    changes: tuple[dict[str, Any], ...] = (
+        {"image": "registry.example/other:v1"},
+        {"shmSize": "1Gi"},
+        *({"numNodes": count} for count in (1, 2, 3)),
+    )
     job.edit_spec(suspend=True)
     job.edit_spec(**world.choices.pick(changes))
     job.edit_spec(suspend=False)
