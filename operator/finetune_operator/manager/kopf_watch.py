@@ -5,6 +5,7 @@ session that `log_in` returns, and stops the process on errors that a retry cann
 """
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
@@ -16,6 +17,8 @@ import kopf
 from finetune_operator import names
 from finetune_operator.controller.controller import JOB_PAGE_SIZE, Controller
 from finetune_operator.controller.job_cache import get_job_key
+
+logger = logging.getLogger(__name__)
 
 WATCH_SECONDS = 300  # must be an integer, because the API server rejects "300.0"
 MAX_BACKOFF_SECONDS = 5.0
@@ -104,6 +107,19 @@ async def start_kopf(
         namespaces=options.namespaces,
         stop_flag=stop_event,
     )
+
+
+def handle_loop_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Log an error of the event loop, except that of kopf's watch generator when the process ends.
+
+    asyncio closes the generators that remain at its end. If kopf was handling an event, its generator raises an error
+    then, which has no effect.
+    """
+    generator = context.get("asyncgen")
+    if getattr(generator, "__name__", "") == "infinite_watch":
+        logger.debug("kopf's watch generator was closed at the end of the process")
+        return
+    loop.default_exception_handler(context)
 
 
 async def run_kopf(tasks: Collection[asyncio.Task[Any]]) -> None:

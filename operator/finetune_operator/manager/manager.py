@@ -23,7 +23,7 @@ from finetune_operator.manager.health import (
     build_duration_check,
     start_http_server,
 )
-from finetune_operator.manager.kopf_watch import WATCH_SECONDS, KopfOptions, run_kopf, start_kopf
+from finetune_operator.manager.kopf_watch import WATCH_SECONDS, KopfOptions, handle_loop_error, run_kopf, start_kopf
 from finetune_operator.manager.leader_election import LeaderElection, LeaseConfig
 from finetune_operator.manager.stable_clock import StableClock
 from finetune_operator.metrics import Metrics, RequestCounter
@@ -69,6 +69,7 @@ async def run_operator(options: OperatorOptions) -> None:
     """Run the operator until SIGTERM or SIGINT; raise errors that require a restart of the process."""
     stop_event = asyncio.Event()
     stop_on_signals(stop_event)
+    asyncio.get_running_loop().set_exception_handler(handle_loop_error)
     credentials = find_credentials(kubeconfig=options.kubeconfig, context=options.context)
     metrics = Metrics()
     async with AsyncExitStack() as stack:
