@@ -74,7 +74,7 @@ search: setup ## search more histories for violated invariants; HISTORIES=100000
 demo: setup ## run a job on two nodes of a throwaway cluster until it is Complete; ARGS=--keep keeps the cluster
 	@$(RUN) -m testing.demo $(ARGS)
 
-.PHONY: bench bench-memory bench-recovery soak bench-trainer bench-loss-head bench-checkpoints bench-failures bench-gpu
+.PHONY: bench bench-memory bench-recovery soak bench-trainer bench-loss-head bench-checkpoints bench-client bench-failures bench-gpu
 bench: setup ## measure latency, throughput and cost on a real API server; ARGS=--peer adds Kubeflow, ARGS="--jobs 1000 --nodes 2" for many jobs
 	@$(RUN) -m benchmarks $(ARGS)
 bench-memory: setup ## measure the operator's memory without a cluster; ARGS="--finished 10000 --running 1000"
@@ -90,6 +90,8 @@ bench-loss-head: setup ## measure the memory of the output layer and the loss on
 bench-checkpoints: setup ## compare checkpoints in parts with gathered ones on four ranks; MILLIONS=100 parameters
 	@folder=$$(mktemp -d) && $(RUN) -m torch.distributed.run --nproc-per-node=4 testing/processes/measure_checkpoints.py \
 		$$folder $(or $(MILLIONS),100); status=$$?; rm -rf $$folder; exit $$status
+bench-client: setup ## measure installed size and response time of the command line and the Python client
+	@$(RUN) -m benchmarks.client
 bench-failures: setup ## measure the accuracy of failure classification on held-out error messages
 	@$(RUN) -m benchmarks.failures
 bench-gpu: setup ## compare speed and memory of the trainer on a GPU with TRL; ENV=none uses the installed packages

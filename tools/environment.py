@@ -19,7 +19,7 @@ from local_wheels import UnknownWheel, find_wheel_folders, select_torch_lock, ve
 from lockfile import LOCKS, read_locks
 
 ROOT = Path(__file__).resolve().parent.parent
-DEVELOPMENT_LOCKS = ("operator", "cli", "trainer", "dev", "hatchling")  # and torch or torch-cpu
+DEVELOPMENT_LOCKS = ("operator", "cli", "mcp", "trainer", "dev", "hatchling")  # and torch or torch-cpu
 UNUSED_DAYS = 7
 PIP_SETTING_NAMES = ("FIND_LINKS", "INDEX_URL", "EXTRA_INDEX_URL")  # pip settings that uv supports with the prefix UV_
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from environment import ROOT, build_uv_environment, install_uv
 from lockfile import LOCKS, LockedPackage, parse_lock, read_locks
 
-EXTRAS = ("operator", "cli", "trainer", "dev")
+EXTRAS = ("operator", "cli", "mcp", "trainer", "dev")
 TOOLS = {"uv": ("uv>=0.13",), "hatchling": ("hatchling>=1.27",), "setuptools": ("setuptools>=80",)}
 SWIFT = ("ms-swift==4.6.0", "qwen-vl-utils")
 TORCH_PREFIXES = ("torch==", "triton==", "nvidia-", "cuda-")  # torch with its GPU libraries; torch-cpu.txt has none
@@ -92,7 +92,9 @@ def resolve_locks(resolver: Resolver, *, upgrade: bool) -> dict[str, tuple[Locke
         if name != "dev"
     }
     torch, locks["trainer"] = split_torch(locks["trainer"])
-    locks["dev"] = leave_out(everything, known=(*torch, *locks["operator"], *locks["cli"], *locks["trainer"]))
+    locks["dev"] = leave_out(
+        everything, known=(*torch, *(package for extra in EXTRAS[:-1] for package in locks[extra]))
+    )
     swift = resolver.resolve(SWIFT, constraints=torch, preferred=() if upgrade else read_existing_locks(("ms-swift",)))
     return {**locks, "torch": torch, "ms-swift": split_torch(swift)[1]}
 

@@ -92,10 +92,11 @@ def convert(  # noqa: PLR0913 (each parameter is a flag)
         bool, typer.Option("--strict", help="Exit with code 1 if an option with an effect was not taken over.")
     ] = False,
 ) -> None:
-    """Print a FineTuneJob for a command of ms-swift, LLaMA-Factory, axolotl, torchrun, accelerate or Kubeflow.
+    """Print a FineTuneJob for a command or config of another tool.
 
-    The job is printed on stdout, and on stderr each option that has another value or is not taken over, with the
-    reason. The input is parsed and never executed. Exit code 2 if it cannot be converted.
+    The tools are ms-swift, LLaMA-Factory, axolotl, torchrun, accelerate, deepspeed and Kubeflow. The job is printed on
+    stdout, and on stderr each option that has another value or is not taken over, with the reason. The input is parsed
+    and never executed. Exit code 2 if it cannot be converted.
     """
     from finetune_convert.convert import convert as convert_text  # other commands do not need its parser, tree-sitter
 

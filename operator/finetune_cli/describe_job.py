@@ -1,16 +1,17 @@
 """Formats jobs as text: phase, progress, attempts, nodes and conditions."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 
-from finetune_api.v1alpha1.job import FineTuneJob
 from finetune_api.v1alpha1.status import AttemptRecord, JobStatus
+from finetune_cli.table import format_table
+from finetune_client.job import Job
 from finetune_operator.core.printer_columns import format_duration
 
 COLUMNS = ("NAME", "PHASE", "NODES", "PROGRESS", "LOSS", "TOKENS/S", "ETA", "RESTARTS", "AGE")
 
 
-def format_job(job: FineTuneJob, *, now: datetime) -> str:
+def format_job(job: Job, *, now: datetime) -> str:
     """Return a multi-line description of the job, most important attributes first."""
     status = job.status
     attributes = {name: text for name, text in _list_job_attributes(job, now) if text}
@@ -34,16 +35,15 @@ def format_job(job: FineTuneJob, *, now: datetime) -> str:
     return "\n".join(lines)
 
 
-def format_job_table(jobs: list[FineTuneJob], *, now: datetime) -> str:
+def format_job_table(jobs: Sequence[Job], *, now: datetime, show_namespace: bool = False) -> str:
     """Return a table of jobs with the columns of `kubectl get ftj`."""
     rows = [COLUMNS, *(_build_row(job, now) for job in jobs)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(COLUMNS))]
-    return "\n".join(
-        "   ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
-    )
+    if show_namespace:
+        rows = [(first, *row) for first, row in zip(("NAMESPACE", *(job.namespace for job in jobs)), rows, strict=True)]
+    return format_table(rows)
 
 
-def _build_row(job: FineTuneJob, now: datetime) -> tuple[str, ...]:
+def _build_row(job: Job, now: datetime) -> tuple[str, ...]:
     status, display = job.status, job.status.display
     cells = ("",) * 5
     if display:
@@ -57,7 +57,7 @@ def _build_row(job: FineTuneJob, now: datetime) -> tuple[str, ...]:
     )
 
 
-def _list_job_attributes(job: FineTuneJob, now: datetime) -> Iterator[tuple[str, str]]:
+def _list_job_attributes(job: Job, now: datetime) -> Iterator[tuple[str, str]]:
     status = job.status
     yield (
         "Job",

@@ -1,6 +1,5 @@
 """Reads a job file as strictly as the API server would, and reports all problems at once."""
 
-import json
 import re
 from collections.abc import Hashable
 from dataclasses import dataclass
@@ -9,11 +8,10 @@ from typing import Annotated, Any
 
 import typer
 import yaml
-from pydantic import ValidationError
 
-from finetune_api.schema.validation_errors import JOB_FIELDS, explain_invalid_fields, explain_unknown_field
-from finetune_api.v1alpha1.job import GROUP, KIND, MAX_JOB_NAME, VERSION, FineTuneJob
+from finetune_api.v1alpha1.job import GROUP, KIND, VERSION, FineTuneJob
 from finetune_cli.errors import BadInput
+from finetune_client.manifest import InvalidManifest, parse_manifest
 from finetune_operator.observation.ownership import RawBody
 
 API_VERSION = f"{GROUP}/{VERSION}"
@@ -27,11 +25,15 @@ NamespaceOption = Annotated[
 
 @dataclass(frozen=True)
 class JobFile:
-    """Valid job and its file; `body` is the parsed YAML with the resolved namespace."""
+    """Valid job and its file; `body` is the parsed YAML with the resolved namespace.
+
+    explicit_namespace: the namespace of the command line or the file; None if neither contains one.
+    """
 
     path: Path
     body: RawBody
     job: FineTuneJob
+    explicit_namespace: str | None = None
 
 
 class JobFileLoader(yaml.SafeLoader):
@@ -54,20 +56,13 @@ JobFileLoader.add_implicit_resolver(
 
 def read_job_file(path: Path, *, namespace: str | None = None) -> JobFile:
     """Read the single FineTuneJob of a file, ignoring other objects. Raises BadInput with all problems."""
-    body = _add_namespace(path, _find_job(path, _load_documents(path)), namespace)
-    problems = _find_name_problems(body) + tuple(
-        f"{key}: {explain_unknown_field((key,))}" for key in body if key not in JOB_FIELDS
-    )
-    job = None
+    document = _find_job(path, _load_documents(path))
+    body = _add_namespace(path, document, namespace)
     try:
-        # validate JSON instead of Python objects, because pydantic's strict mode accepts lists for tuples only in JSON
-        text = json.dumps(body, default=str)
-        job = FineTuneJob.model_validate_json(text, strict=True, by_alias=True, by_name=False)
-    except ValidationError as error:
-        problems += explain_invalid_fields(error)
-    if job is None or problems:
-        raise BadInput(*(f"{path}: {problem}" for problem in problems))
-    return JobFile(path, body, job)
+        job = parse_manifest(body)
+    except InvalidManifest as error:
+        raise BadInput(*(f"{path}: {problem}" for problem in error.problems)) from error
+    return JobFile(path, body, job, namespace or document["metadata"].get("namespace"))
 
 
 def _load_documents(path: Path) -> list[Any]:
@@ -109,15 +104,3 @@ def _add_namespace(path: Path, body: RawBody, namespace: str | None) -> RawBody:
     if namespace and file_namespace and namespace != file_namespace:
         raise BadInput(f"{path}: metadata.namespace: is {file_namespace}, but --namespace is {namespace}")
     return {**body, "metadata": {**metadata, "namespace": namespace or file_namespace or DEFAULT_NAMESPACE}}
-
-
-def _find_name_problems(body: RawBody) -> tuple[str, ...]:
-    """Return violations of the CRD's rules for metadata.name, which the pydantic models do not check."""
-    name = body["metadata"].get("name")
-    if not isinstance(name, str):
-        return ()  # the pydantic model reports a missing name
-    if not re.fullmatch(r"[a-z]([-a-z0-9]*[a-z0-9])?", name):
-        return (f"metadata.name: {name}: must start with a-z, contain only a-z, 0-9 and '-', and not end with '-'",)
-    if len(name) > MAX_JOB_NAME:
-        return (f"metadata.name: must have at most {MAX_JOB_NAME} characters; this one has {len(name)}",)
-    return ()

@@ -46,7 +46,7 @@ def plan(
     trainer_image: TrainerImage = None,
     cluster_domain: Annotated[str, typer.Option(help="DNS domain of the cluster.")] = "cluster.local",
 ) -> None:
-    """Print the objects the operator would create for a job, without a cluster.
+    """Print the objects that the operator would create for a job.
 
     metadata.uid, which the API server assigns, is all zeros unless the file contains one.
     """

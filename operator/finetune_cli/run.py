@@ -18,9 +18,9 @@ from finetune_cli.job_file import FileArgument, JobFile, NamespaceOption, read_j
 if TYPE_CHECKING:
     from finetune_api.v1alpha1.job import FineTuneJob, FineTuneJobSpec
     from finetune_cli.local.cluster import LocalCluster, LocalResources
-    from finetune_cli.local.progress_display import ProgressDisplay
     from finetune_cli.local.runner import LocalRunner
     from finetune_cli.local.state_store import StateStore
+    from finetune_cli.progress_display import ProgressDisplay
 
 EXIT_COMPLETE, EXIT_FAILED, EXIT_INTERRUPTED = 0, 1, 130
 
@@ -77,9 +77,9 @@ def _prepare_and_run(job_file: JobFile, volumes: list[str], options: RunOptions)
     from finetune_cli.local.cluster import LocalResources
     from finetune_cli.local.environment import check_environment
     from finetune_cli.local.gpus import divide_gpus, find_gpus
-    from finetune_cli.local.progress_display import ProgressDisplay
     from finetune_cli.local.state_store import StateStore
     from finetune_cli.local.volume_mapping import LocalMount, map_job_paths, parse_volumes
+    from finetune_cli.progress_display import ProgressDisplay
     from finetune_operator import names
 
     # Check the job, the volumes, the environment and the GPUs before starting any process.

@@ -6,7 +6,7 @@ from finetune_operator.settings import Settings
 
 
 def validate(file: FileArgument, namespace: NamespaceOption = None) -> None:
-    """Check a job file: fields, types, and consistency of numbers. Exit code 2 if the file is not valid."""
+    """Check the fields of a job file, their types and consistency. Exit code 2 if the file is not valid."""
     job_file = read_job_file(file, namespace=namespace)
     print(f"{file}: valid")
     print(summarise_plan(plan_first_attempt(job_file, Settings(trainer_image=get_release_image()))))

@@ -169,6 +169,7 @@ class HttpApi:
             "GET": lambda: self._get(resource) if resource.name else self._list(resource, params),
             "POST": lambda: self._create(resource, body or {}),
             "PUT": lambda: self._update(resource, body or {}),
+            "PATCH": lambda: self._patch(resource, params, body or {}),
             "DELETE": lambda: self._delete(resource, body or {}),
         }
         return handlers[method]()
@@ -218,6 +219,17 @@ class HttpApi:
                 stored_body
             )  # like Kubernetes: an unchanged object gets no new version and no event
         return web.json_response(self._commit("MODIFIED", _build_key(resource), updated_body))
+
+    def _patch(self, resource: ResourcePath, params: dict[str, str], body: RawBody) -> web.Response:
+        """Merge a patch into an object; server-side apply, which sends `force`, also creates it."""
+        key, stored_body = _build_key(resource), self.objects.get(_build_key(resource))
+        if stored_body is None and "force" not in params:
+            return _respond_not_found(resource)
+        merged = merge_patch(stored_body or {"metadata": {"uid": str(uuid4())}}, body)
+        merged["metadata"]["namespace"] = key[1]
+        if "dryRun" in params or merged == stored_body:
+            return web.json_response(merged)
+        return web.json_response(self._commit("MODIFIED" if stored_body else "ADDED", key, merged))
 
     def _delete(self, resource: ResourcePath, options: RawBody) -> web.Response:
         stored_body = self.objects.get(_build_key(resource))
@@ -277,6 +289,20 @@ def parse_path(path: str) -> ResourcePath:
         namespace, segments = segments[1], segments[2:]
     plural, name, subresource, *_ = [*segments, None, None, None]
     return ResourcePath(plural or "", namespace, name, subresource)
+
+
+def merge_patch(target: RawBody, patch: RawBody) -> RawBody:
+    """Return the result of a JSON merge patch (RFC 7386)."""
+    merged = dict(target)
+    for key, value in patch.items():
+        if value is None:
+            merged.pop(key, None)
+        elif isinstance(value, dict):
+            stored_value = merged.get(key)
+            merged[key] = merge_patch(stored_value if isinstance(stored_value, dict) else {}, value)
+        else:
+            merged[key] = value
+    return merged
 
 
 def discover(path: str) -> RawBody:

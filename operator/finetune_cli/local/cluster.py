@@ -6,6 +6,7 @@ import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 
 from finetune_cli.local.environment import (
@@ -41,7 +42,12 @@ class LocalCluster:
     """Executes the actions of a reconcile pass with local processes and files."""
 
     def __init__(
-        self, resources: LocalResources, store: StateStore, children: ChildCache, *, on_event: Callable[[RawBody], None]
+        self,
+        resources: LocalResources,
+        store: StateStore,
+        children: ChildCache,
+        *,
+        on_event: Callable[[datetime, str, str], None],
     ) -> None:
         self._resources = resources
         self._store = store
@@ -99,7 +105,7 @@ class LocalCluster:
     async def emit_event(self, event: RawBody) -> None:
         """Print the event unless the job has ended, because the command prints the final result with local paths."""
         if not self._has_ended:
-            self._on_event(event)
+            self._on_event(datetime.fromisoformat(event["eventTime"]), event["reason"], event["note"])
 
     def find_status_url(self, attempt: int | None) -> str | None:
         """Return the status URL of node rank 0, or None if node 0 is not running."""

@@ -14,7 +14,7 @@ import aiohttp
 from finetune_api.v1alpha1.job import FineTuneJob
 from finetune_api.v1alpha1.status import JobStatus, Progress
 from finetune_cli.local.cluster import LocalCluster
-from finetune_cli.local.progress_display import ProgressDisplay
+from finetune_cli.progress_display import ProgressDisplay
 from finetune_operator.controller.child_cache import ChildCache, JobKey
 from finetune_operator.controller.gather import CachedState
 from finetune_operator.controller.progress_poller import fetch_status

@@ -18,6 +18,7 @@ MAX_OTHER_REQUESTS = 32
 REQUEST_TIMEOUT = aiohttp.ClientTimeout(total=30, sock_connect=5)
 WATCH_READ_TIMEOUT_SECONDS = 90.0  # the API server sends a bookmark every 60 seconds
 NO_RESPONSE = 0
+JSON = "application/json"
 
 
 class ApiError(Exception):
@@ -55,25 +56,33 @@ class ApiClient:
         body: RawBody | None = None,
         params: Mapping[str, str] | None = None,
         idempotent: bool = True,
+        content_type: str = JSON,
     ) -> RawBody:
         """Send a request, with up to two retries.
 
         idempotent: False if the request must not be retried after it may have taken effect.
+        content_type: media type of the body; a PATCH needs that of its kind.
 
         Raises:
             ApiError: The last retry failed, or the error is not retryable.
         """
         for delay in RETRY_DELAYS_SECONDS:
             try:
-                return await self.call_once(method, path, body=body, params=params)
+                return await self.call_once(method, path, body=body, params=params, content_type=content_type)
             except ApiError as error:
                 if not _should_retry(error, idempotent=idempotent):
                     raise
                 await asyncio.sleep(max(error.retry_after or 0.0, delay * random.uniform(0.5, 1.0)))  # noqa: S311
-        return await self.call_once(method, path, body=body, params=params)
+        return await self.call_once(method, path, body=body, params=params, content_type=content_type)
 
     async def call_once(
-        self, method: str, path: str, *, body: RawBody | None = None, params: Mapping[str, str] | None = None
+        self,
+        method: str,
+        path: str,
+        *,
+        body: RawBody | None = None,
+        params: Mapping[str, str] | None = None,
+        content_type: str = JSON,
     ) -> RawBody:
         """Send a request without retries.
 
@@ -81,7 +90,7 @@ class ApiClient:
             ApiError: The API server returned an error or did not respond.
         """
         request_content = None if body is None else encode_json(body)
-        headers = {"Content-Type": "application/json"} if request_content else None
+        headers = {"Content-Type": content_type} if request_content else None
         slots = self._create_slots if method == "POST" else self._other_slots
         try:
             async with (

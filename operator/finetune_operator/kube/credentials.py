@@ -1,5 +1,6 @@
 """Loads the address and credentials of the API server from the pod's service account or a kubeconfig."""
 
+import asyncio
 import base64
 import os
 import socket
@@ -7,11 +8,14 @@ import ssl
 import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import yaml
+
+from finetune_operator.kube.exec_login import ExecLogin, LoginCredential, LoginFailed
 
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 MAX_LINE_BYTES = 8 * 1024 * 1024  # maximum length of a line in a watch stream; etcd rejects objects above 1.5 MiB
@@ -36,6 +40,8 @@ class ClusterCredentials:
     tls: ssl.SSLContext | None = field(default=None, repr=False)
     token: str | None = field(default=None, repr=False)
     token_file: Path | None = None
+    login: ExecLogin | None = None
+    credential: LoginCredential | None = None  # first result of `login`
     namespace: str = "default"
 
 
@@ -78,20 +84,38 @@ def load_kubeconfig(files: Iterable[Path], *, context: str | None = None) -> Clu
     context_entry, _ = _find_entry(documents, "contexts", context_name)
     cluster, cluster_folder = _find_entry(documents, "clusters", context_entry["cluster"])
     user, user_folder = _find_entry(documents, "users", context_entry["user"])
-    for unsupported_method in ("exec", "auth-provider", "username"):
+    for unsupported_method in ("auth-provider", "username"):
         if unsupported_method in user:
             raise NoClusterAccess(
                 f"kubeconfig user {context_entry['user']!r} logs in by {unsupported_method}, which is not supported; "
                 "use a token (kubectl create token) or a client certificate"
             )
-    token_file = user_folder / user["tokenFile"] if "tokenFile" in user else None
+    login, credential = _log_in(user, user_folder, cluster, name=context_entry["user"])
+    tls = _build_tls_context(cluster, cluster_folder)
+    if tls is not None:
+        _load_client_certificate(tls, user, user_folder, credential)
     return ClusterCredentials(
         server=cluster["server"],
-        tls=_build_tls_context(cluster, cluster_folder, user, user_folder),
+        tls=tls,
         token=user.get("token"),
-        token_file=token_file,
+        token_file=user_folder / user["tokenFile"] if "tokenFile" in user else None,
+        login=login,
+        credential=credential,
         namespace=context_entry.get("namespace", "default"),
     )
+
+
+def _log_in(
+    user: dict[str, Any], folder: Path, cluster: dict[str, Any], *, name: str
+) -> tuple[ExecLogin | None, LoginCredential | None]:
+    """Run the login plugin of a user, if there is one."""
+    if "exec" not in user:
+        return None, None
+    try:
+        login = ExecLogin.parse(user["exec"], folder, cluster)
+        return login, login.run()
+    except LoginFailed as error:
+        raise NoClusterAccess(f"kubeconfig user {name!r}: {error}") from error
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:
@@ -109,9 +133,7 @@ def _find_entry(documents: list[tuple[Path, dict[str, Any]]], section: str, name
     raise NoClusterAccess(f"kubeconfig: {section} has no entry {name!r}; see kubectl config view")
 
 
-def _build_tls_context(
-    cluster: dict[str, Any], cluster_folder: Path, user: dict[str, Any], user_folder: Path
-) -> ssl.SSLContext | None:
+def _build_tls_context(cluster: dict[str, Any], cluster_folder: Path) -> ssl.SSLContext | None:
     if cluster["server"].startswith("http://"):
         return None
     authority_data = cluster.get("certificate-authority-data")
@@ -122,41 +144,84 @@ def _build_tls_context(
     if cluster.get("insecure-skip-tls-verify"):
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
-    if "client-certificate" in user:
-        context.load_cert_chain(user_folder / user["client-certificate"], user_folder / user["client-key"])
-    elif "client-certificate-data" in user:
-        with tempfile.NamedTemporaryFile() as key_pair:  # the ssl module reads certificates only from files
-            key_pair.write(base64.b64decode(user["client-certificate-data"]) + b"\n")
-            key_pair.write(base64.b64decode(user["client-key-data"]))
-            key_pair.flush()
-            context.load_cert_chain(key_pair.name)
     return context
 
 
+def _load_client_certificate(
+    context: ssl.SSLContext, user: dict[str, Any], user_folder: Path, credential: LoginCredential | None
+) -> None:
+    if "client-certificate" in user:
+        context.load_cert_chain(user_folder / user["client-certificate"], user_folder / user["client-key"])
+        return
+    if "client-certificate-data" in user:
+        pair = base64.b64decode(user["client-certificate-data"]) + b"\n" + base64.b64decode(user["client-key-data"])
+    elif credential is not None and credential.certificate:
+        pair = f"{credential.certificate}\n{credential.key}".encode()
+    else:
+        return
+    with tempfile.NamedTemporaryFile() as key_pair:  # the ssl module reads certificates only from files
+        key_pair.write(pair)
+        key_pair.flush()
+        context.load_cert_chain(key_pair.name)
+
+
 class BearerToken:
-    """Client middleware that adds the token to every request and rereads the token file after a rotation."""
+    """Client middleware that adds the token to every request and renews it.
+
+    A token file is read again after a rotation. A login plugin runs again when its token is about to expire, and after
+    a response with status 401.
+    """
 
     def __init__(self, credentials: ClusterCredentials) -> None:
         self._file = credentials.token_file
         self._token = credentials.token
         self._version: tuple[int, int] | None = None
+        self._login = credentials.login
+        self._credential = credentials.credential
+        self._renewal = asyncio.Lock()
 
     async def __call__(
         self, request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
     ) -> aiohttp.ClientResponse:
         """Send the request with the current token."""
-        if token := self.get_token():
-            request.headers["Authorization"] = f"Bearer {token}"
-        return await handler(request)
+        if self._login is None:
+            _set_token(request, self.get_token())
+            return await handler(request)
+        token = await self._get_login_token(rejected=None)
+        _set_token(request, token)
+        response = await handler(request)
+        if response.status == 401:
+            response.release()
+            _set_token(request, await self._get_login_token(rejected=token))
+            response = await handler(request)
+        return response
 
     def get_token(self) -> str | None:
-        """Return the current token, or None if no token is configured."""
+        """Return the configured token or the content of the token file; None if neither is configured."""
         if self._file is not None:
             file_status = self._file.stat()
             version = (file_status.st_mtime_ns, file_status.st_ino)
             if version != self._version:
                 self._token, self._version = self._file.read_text().strip(), version
         return self._token
+
+    async def _get_login_token(self, *, rejected: str | None) -> str | None:
+        """Return the token of the plugin, which runs again if it is expired or was rejected by the API server."""
+        assert self._login is not None
+        async with self._renewal:
+            credential = self._credential
+            is_rejected = rejected is not None and credential is not None and credential.token == rejected
+            if credential is None or is_rejected or credential.is_expired(datetime.now(UTC)):
+                try:
+                    credential = self._credential = await asyncio.to_thread(self._login.run)
+                except LoginFailed as error:
+                    raise aiohttp.ClientError(str(error)) from error
+            return credential.token
+
+
+def _set_token(request: aiohttp.ClientRequest, token: str | None) -> None:
+    if token:
+        request.headers["Authorization"] = f"Bearer {token}"
 
 
 def open_session(

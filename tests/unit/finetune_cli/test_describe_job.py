@@ -3,7 +3,6 @@
 from datetime import timedelta
 from typing import Any
 
-from finetune_api.v1alpha1.job import FineTuneJob
 from finetune_api.v1alpha1.status import (
     AttemptRecord,
     AttemptState,
@@ -18,7 +17,8 @@ from finetune_api.v1alpha1.status import (
     WaitStatus,
 )
 from finetune_cli.describe_job import format_job, format_job_table
-from finetune_cli.local.progress_display import format_progress_line
+from finetune_cli.progress_display import format_progress_line
+from finetune_client.job import Job
 from finetune_supervisor.messages import Degradation, NetworkBandwidth, NodePairBandwidth
 from testing.builders.jobs import NOW, job
 
@@ -52,9 +52,9 @@ RUNNING_STATUS = JobStatus(
 )
 
 
-def build_job_with_status(status: JobStatus) -> FineTuneJob:
-    parsed = job(status=status)
-    return parsed.model_copy(update={"metadata": parsed.metadata.model_copy(update={"creation_timestamp": NOW})})
+def build_job_with_status(status: JobStatus) -> Job:
+    metadata = job().metadata.model_copy(update={"creation_timestamp": NOW})
+    return Job(body={}, metadata=metadata, status=status)
 
 
 def describe_running_job(**fields: Any) -> str:

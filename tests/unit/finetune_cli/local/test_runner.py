@@ -14,9 +14,9 @@ from rich.console import Console
 from finetune_api.v1alpha1.job import FineTuneJob
 from finetune_api.v1alpha1.status import AttemptState, Fault, Phase
 from finetune_cli.local.cluster import LocalCluster, LocalResources
-from finetune_cli.local.progress_display import ProgressDisplay
 from finetune_cli.local.runner import LocalRunner
 from finetune_cli.local.state_store import StateStore
+from finetune_cli.progress_display import ProgressDisplay
 from finetune_operator import names
 from finetune_operator.observation.pods import PodPhase, observe_pod
 from testing.builders.job_files import job_file

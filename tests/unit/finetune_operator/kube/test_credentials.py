@@ -47,7 +47,7 @@ def test_first_kubeconfig_takes_precedence(tmp_path: Path) -> None:
     assert load_kubeconfig([one, two], context="prod").token == TWO
 
 
-@pytest.mark.parametrize("method", ["exec", "auth-provider", "username"])
+@pytest.mark.parametrize("method", ["auth-provider", "username"])
 def test_error_message_contains_the_unsupported_login_method(tmp_path: Path, method: str) -> None:
     config = write_kubeconfig(tmp_path / "config", user={method: "anything"})
     with pytest.raises(NoClusterAccess, match=f"logs in by {method}.*kubectl create token"):

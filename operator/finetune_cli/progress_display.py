@@ -1,6 +1,7 @@
-"""Displays events and progress of a local run, with a live line on terminals and plain lines otherwise."""
+"""Displays events and progress of a job, with a live line on terminals and plain lines otherwise."""
 
-import time
+from datetime import datetime
+from time import monotonic
 from types import TracebackType
 from typing import Self
 
@@ -9,13 +10,12 @@ from rich.status import Status
 from rich.text import Text
 
 from finetune_api.v1alpha1.status import JobStatus
-from finetune_operator.observation.ownership import RawBody
 
 PLAIN_INTERVAL_SECONDS = 10.0
 
 
 class ProgressDisplay:
-    """Prints events and progress of a local run to the console."""
+    """Prints events and progress of a job to the console."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -38,10 +38,9 @@ class ProgressDisplay:
         # soft_wrap does not insert line breaks into paths, so that users can copy them
         self._console.print(Text(line), soft_wrap=True)
 
-    def print_event(self, event: RawBody) -> None:
-        """Print an event with its time, reason and message."""
-        time_of_day = event["eventTime"][11:19]
-        self.print_line(f"{time_of_day} {event['reason']}: {event['note']}")
+    def print_event(self, time: datetime, reason: str, message: str) -> None:
+        """Print an event with its time in the local time zone."""
+        self.print_line(f"{time.astimezone():%H:%M:%S} {reason}: {message}")
 
     def update(self, status: JobStatus) -> None:
         """Update the live line, or print a plain line at phase changes and every ten seconds."""
@@ -52,7 +51,7 @@ class ProgressDisplay:
         if self._live is not None:
             self._live.update(Text(line))
             return
-        now = time.monotonic()
+        now = monotonic()
         if status.phase != self._phase or now - self._printed_at >= PLAIN_INTERVAL_SECONDS:
             self._phase, self._printed_at = status.phase, now
             self.print_line(line)

@@ -1,0 +1,1 @@
+"""Commands that read and control the jobs of a cluster."""

@@ -1,0 +1,63 @@
+"""Commands `finetune suspend`, `resume` and `delete`."""
+
+from typing import Annotated
+
+import typer
+
+from finetune_cli.cluster.options import ContextOption, JobArgument, KubeconfigOption, NamespaceOption
+from finetune_client.async_client import WaitTarget
+from finetune_client.client import Client
+
+WaitOption = Annotated[bool, typer.Option("--wait", help="Return once it has happened.")]
+TimeoutOption = Annotated[
+    float | None, typer.Option(help="Seconds after which --wait fails.", metavar="SECONDS", show_default=False)
+]
+YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
+
+
+def suspend(
+    name: JobArgument,
+    wait: WaitOption = False,
+    timeout: TimeoutOption = None,
+    namespace: NamespaceOption = None,
+    context: ContextOption = None,
+    kubeconfig: KubeconfigOption = None,
+) -> None:
+    """Save a checkpoint and release all pods of a job."""
+    with Client(namespace=namespace, context=context, kubeconfig=kubeconfig) as client:
+        client.suspend(name)
+        if wait:
+            client.wait(name, WaitTarget.SUSPENDED, timeout_seconds=timeout)
+        print(f"{name} {'suspended' if wait else 'is being suspended'}")
+
+
+def resume(
+    name: JobArgument,
+    wait: WaitOption = False,
+    timeout: TimeoutOption = None,
+    namespace: NamespaceOption = None,
+    context: ContextOption = None,
+    kubeconfig: KubeconfigOption = None,
+) -> None:
+    """Continue a suspended job from its last checkpoint."""
+    with Client(namespace=namespace, context=context, kubeconfig=kubeconfig) as client:
+        client.resume(name)
+        if wait:
+            client.wait(name, WaitTarget.RUNNING, timeout_seconds=timeout)
+        print(f"{name} {'runs' if wait else 'is being resumed'}")
+
+
+def delete(
+    name: JobArgument,
+    yes: YesOption = False,
+    namespace: NamespaceOption = None,
+    context: ContextOption = None,
+    kubeconfig: KubeconfigOption = None,
+) -> None:
+    """Delete a job and its pods; its output is kept."""
+    with Client(namespace=namespace, context=context, kubeconfig=kubeconfig) as client:
+        job = client.get(name)
+        if not yes and not job.is_finished:
+            typer.confirm(f"{job.namespace}/{name} is {job.phase or 'new'}; delete it?", abort=True)
+        client.delete(name)
+        print(f"{name} deleted")

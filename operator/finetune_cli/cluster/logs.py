@@ -1,0 +1,86 @@
+"""Command `finetune logs`, which prints the logs of one, several or all nodes of a job."""
+
+import sys
+from typing import Annotated
+
+import typer
+
+from finetune_cli.cluster.options import ContextOption, JobArgument, KubeconfigOption, NamespaceOption
+from finetune_cli.errors import BadInput
+from finetune_client.client import Client
+from finetune_client.job_logs import LogLine, LogSelection, choose_attempt, choose_nodes
+
+ALL = "all"
+
+
+def logs(  # noqa: PLR0913  each flag is a parameter
+    name: JobArgument,
+    node: Annotated[str, typer.Option(help="Node ranks, such as 0, 0-3,7 or all.")] = "0",
+    attempt: Annotated[
+        int | None, typer.Option(help="Number of the attempt (default: the current one).", min=0, show_default=False)
+    ] = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Keep printing, also across restarts, until the job ends.")
+    ] = False,
+    tail: Annotated[
+        int | None, typer.Option(help="Begin with the last lines of each node.", min=0, show_default=False)
+    ] = None,
+    since: Annotated[
+        int | None, typer.Option(help="Only lines of the last seconds.", metavar="SECONDS", min=1, show_default=False)
+    ] = None,
+    timestamps: Annotated[bool, typer.Option("--timestamps", help="Print the time of each line.")] = False,
+    saved: Annotated[
+        bool, typer.Option("--saved", help="Read the log in the output of the job, also of deleted pods.")
+    ] = False,
+    namespace: NamespaceOption = None,
+    context: ContextOption = None,
+    kubeconfig: KubeconfigOption = None,
+) -> None:
+    """Print the logs of a job's nodes.
+
+    With several nodes, each line begins with its node rank. The log of a deleted pod is in the output of the job, if it
+    has one: `--saved --attempt N` prints it.
+    """
+    nodes = parse_ranks(node)
+    selection = LogSelection(nodes=nodes, attempt=attempt, follow=follow, tail_lines=tail, since_seconds=since)
+    shows_node = nodes is None or len(nodes) > 1
+    if saved and (follow or tail is not None or since is not None or timestamps):
+        raise BadInput("--saved: prints the whole log; it excludes --follow, --tail, --since and --timestamps")
+    with Client(namespace=namespace, context=context, kubeconfig=kubeconfig) as client:
+        if saved:
+            _print_saved_logs(client, name, selection)
+            return
+        last_attempt = None
+        for line in client.read_logs(name, selection):
+            if last_attempt is not None and line.attempt != last_attempt:
+                print(f"--- attempt {line.attempt} ---", file=sys.stderr)
+            last_attempt = line.attempt
+            print(format_line(line, shows_node=shows_node, shows_time=timestamps), flush=follow)
+
+
+def _print_saved_logs(client: Client, name: str, selection: LogSelection) -> None:
+    job = client.get(name)
+    attempt = choose_attempt(job, selection)
+    for node_rank in choose_nodes(job, selection):
+        for chunk in client.read_output_file(name, f"logs/attempt-{attempt}/node-{node_rank}.log"):
+            sys.stdout.buffer.write(chunk)
+        sys.stdout.buffer.flush()
+
+
+def parse_ranks(text: str) -> tuple[int, ...] | None:
+    """Parse node ranks such as 0-3,7; None for all. Raises BadInput if the text is not such a list."""
+    if text == ALL:
+        return None
+    ranks: list[int] = []
+    for part in text.split(","):
+        first, separator, last = part.partition("-")
+        if not first.isdecimal() or (separator and not last.isdecimal()) or len(part) > 9:
+            raise BadInput(f"--node {text}: expected node ranks such as 0 or 0-3,7, or {ALL}")
+        ranks += range(int(first), int(last or first) + 1)
+    return tuple(dict.fromkeys(ranks))
+
+
+def format_line(line: LogLine, *, shows_node: bool, shows_time: bool) -> str:
+    """Return a log line with its node and time in front, as requested."""
+    prefix = f"[{line.node_rank}] " if shows_node else ""
+    return f"{prefix}{line.time + ' ' if shows_time else ''}{line.text}"

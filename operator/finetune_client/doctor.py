@@ -1,0 +1,187 @@
+"""Checks whether a cluster and the rights of a user suffice for jobs."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from finetune_api.v1alpha1.devices import count_devices
+from finetune_api.v1alpha1.job import GROUP, KIND, PLURAL, VERSION
+from finetune_client.connection import ClusterConnection
+from finetune_client.errors import ClientError
+from finetune_operator import names
+from finetune_operator.kube.cluster import collection_path
+from finetune_operator.observation.ownership import RawBody
+
+OPERATOR_SELECTOR = f"app.kubernetes.io/name={names.MANAGER}"
+SHARED = "ReadWriteMany"
+
+
+class CheckOutcome(StrEnum):
+    """Outcome of a check; an unknown one could not be determined, usually for lack of a right."""
+
+    OK = "ok"
+    WARNING = "warning"
+    FAILED = "failed"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True)
+class ClusterCheck:
+    """Outcome of one check, with what was found and what to do."""
+
+    title: str
+    outcome: CheckOutcome
+    message: str
+
+
+@dataclass(frozen=True)
+class Permission:
+    """A right of the user in the namespace, and the commands that need it."""
+
+    verb: str
+    group: str
+    resource: str
+    commands: str
+    subresource: str = ""
+    is_required: bool = False
+
+
+PERMISSIONS = (
+    Permission("list", GROUP, PLURAL, "list, status, why, wait", is_required=True),
+    Permission("create", GROUP, PLURAL, "submit", is_required=True),
+    Permission("patch", GROUP, PLURAL, "submit, suspend, resume", is_required=True),
+    Permission("delete", GROUP, PLURAL, "delete"),
+    Permission("get", "", "pods", "logs", subresource="log"),
+    Permission("list", "events.k8s.io", "events", "events"),
+    Permission("get", "", "pods", "top", subresource="proxy"),
+    Permission("create", "", "pods", "cp, report, logs --saved"),
+    Permission("create", "", "pods", "cp, report, logs --saved, exec", subresource="exec"),
+)
+
+
+async def examine_cluster(connection: ClusterConnection) -> tuple[ClusterCheck, ...]:
+    """Run all checks at once; each becomes a result, also if it cannot be carried out."""
+    checks: dict[str, Callable[[ClusterConnection], Awaitable[ClusterCheck]]] = {
+        "cluster": _check_server,
+        "custom resource": _check_custom_resource,
+        "operator": _check_operator,
+        "rights": _check_rights,
+        "storage": _check_storage,
+        "devices": _check_devices,
+    }
+    return tuple(await asyncio.gather(*(_run(connection, title, check) for title, check in checks.items())))
+
+
+async def _run(
+    connection: ClusterConnection, title: str, check: Callable[[ClusterConnection], Awaitable[ClusterCheck]]
+) -> ClusterCheck:
+    try:
+        return await check(connection)
+    except ClientError as error:
+        outcome = CheckOutcome.UNKNOWN if error.status in (401, 403) else CheckOutcome.FAILED
+        return ClusterCheck(title, outcome, str(error))
+
+
+async def _check_server(connection: ClusterConnection) -> ClusterCheck:
+    version = await connection.get("/version", what="API server")
+    found = f"Kubernetes {version.get('gitVersion')} at {connection.credentials.server}"
+    return ClusterCheck("cluster", CheckOutcome.OK, f"{found}, namespace {connection.namespace}")
+
+
+async def _check_custom_resource(connection: ClusterConnection) -> ClusterCheck:
+    try:
+        await connection.get(f"/apis/{GROUP}/{VERSION}", what=f"{GROUP}/{VERSION}")
+    except ClientError as error:
+        if error.status != 404:
+            raise
+        message = f"{KIND} ({GROUP}/{VERSION}) is not installed; install the Helm chart of finetune-operator"
+        return ClusterCheck("custom resource", CheckOutcome.FAILED, message)
+    return ClusterCheck("custom resource", CheckOutcome.OK, f"{KIND} {GROUP}/{VERSION} is installed")
+
+
+async def _check_operator(connection: ClusterConnection) -> ClusterCheck:
+    what = "deployments of all namespaces"
+    found = await connection.list_items("/apis/apps/v1/deployments", what=what, selector=OPERATOR_SELECTOR)
+    if not found:
+        return ClusterCheck("operator", CheckOutcome.FAILED, "no deployment of finetune-operator exists")
+    return _judge_operators(found)
+
+
+def _judge_operators(deployments: Iterable[RawBody]) -> ClusterCheck:
+    lines, is_ready = [], True
+    for deployment in deployments:
+        ready, desired = (
+            (deployment.get("status") or {}).get("readyReplicas") or 0,
+            deployment["spec"].get("replicas", 1),
+        )
+        version = (deployment["metadata"].get("labels") or {}).get("app.kubernetes.io/version", "unknown version")
+        name = f"{deployment['metadata']['namespace']}/{deployment['metadata']['name']}"
+        lines.append(f"{name} {version}, {ready} of {desired} replicas ready")
+        is_ready = is_ready and ready > 0
+    outcome = CheckOutcome.OK if is_ready else CheckOutcome.FAILED
+    return ClusterCheck("operator", outcome, "; ".join(lines))
+
+
+async def _check_rights(connection: ClusterConnection) -> ClusterCheck:
+    allowed = await asyncio.gather(*(_is_allowed(connection, permission) for permission in PERMISSIONS))
+    missing = [permission for permission, is_allowed in zip(PERMISSIONS, allowed, strict=True) if not is_allowed]
+    if not missing:
+        return ClusterCheck("rights", CheckOutcome.OK, "all commands are allowed")
+    lines = [f"{_describe(permission)} (for {permission.commands})" for permission in missing]
+    outcome = CheckOutcome.FAILED if any(permission.is_required for permission in missing) else CheckOutcome.WARNING
+    return ClusterCheck("rights", outcome, f"missing: {'; '.join(lines)}")
+
+
+async def _is_allowed(connection: ClusterConnection, permission: Permission) -> bool:
+    attributes = {
+        "namespace": connection.namespace,
+        "verb": permission.verb,
+        "group": permission.group,
+        "resource": permission.resource,
+        "subresource": permission.subresource,
+    }
+    body = {
+        "apiVersion": "authorization.k8s.io/v1",
+        "kind": "SelfSubjectAccessReview",
+        "spec": {"resourceAttributes": attributes},
+    }
+    path = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
+    review = await connection.create(path, body, what="review of the rights")
+    return bool((review.get("status") or {}).get("allowed"))
+
+
+def _describe(permission: Permission) -> str:
+    subresource = f"/{permission.subresource}" if permission.subresource else ""
+    return f"{permission.verb} {permission.resource}{subresource}"
+
+
+async def _check_storage(connection: ClusterConnection) -> ClusterCheck:
+    path = collection_path("PersistentVolumeClaim", connection.namespace)
+    claims = await connection.list_items(path, what=f"persistentvolumeclaims of namespace {connection.namespace}")
+    if not claims:
+        message = f"namespace {connection.namespace} has no PersistentVolumeClaim; spec.output needs one"
+        return ClusterCheck("storage", CheckOutcome.WARNING, message)
+    described = []
+    for claim in claims:
+        modes, phase = claim["spec"].get("accessModes") or (), (claim.get("status") or {}).get("phase")
+        described.append(f"{claim['metadata']['name']} ({phase}, {', '.join(modes)})")
+    if not any(SHARED in (claim["spec"].get("accessModes") or ()) for claim in claims):
+        message = f"no claim is {SHARED}, as jobs on several nodes need it: {', '.join(described)}"
+        return ClusterCheck("storage", CheckOutcome.WARNING, message)
+    return ClusterCheck("storage", CheckOutcome.OK, ", ".join(described))
+
+
+async def _check_devices(connection: ClusterConnection) -> ClusterCheck:
+    nodes = await connection.list_items("/api/v1/nodes", what="nodes")
+    devices: Counter[str] = Counter()
+    for node in nodes:
+        for resource, amount in ((node.get("status") or {}).get("allocatable") or {}).items():
+            if "/" in resource and (count := count_devices({resource: amount})):
+                devices[resource] += count
+    if not devices:
+        message = f"none of {len(nodes)} Kubernetes nodes has a GPU; jobs train on CPUs"
+        return ClusterCheck("devices", CheckOutcome.WARNING, message)
+    total = ", ".join(f"{count} {resource}" for resource, count in sorted(devices.items()))
+    return ClusterCheck("devices", CheckOutcome.OK, f"{total} on {len(nodes)} Kubernetes nodes")

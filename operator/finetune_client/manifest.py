@@ -1,0 +1,54 @@
+"""Validates the manifest of a job as strictly as the API server does."""
+
+import json
+import re
+
+from pydantic import ValidationError
+
+from finetune_api.schema.validation_errors import JOB_FIELDS, explain_invalid_fields, explain_unknown_field
+from finetune_api.v1alpha1.job import MAX_JOB_NAME, FineTuneJob
+from finetune_client.errors import ClientError
+from finetune_operator.observation.ownership import RawBody
+
+NAME_RULE = "must start with a-z, contain only a-z, 0-9 and '-', and not end with '-'"
+
+
+class InvalidManifest(ClientError):
+    """Raised for an invalid manifest; each problem is one line with the field, the value found and the remedy."""
+
+    def __init__(self, *problems: str) -> None:
+        super().__init__("; ".join(problems))
+        self.problems = problems
+
+
+def parse_manifest(body: RawBody) -> FineTuneJob:
+    """Return the job of a manifest whose metadata is an object.
+
+    Raises:
+        InvalidManifest: A field is unknown, missing or invalid; it contains all problems.
+    """
+    problems = _find_name_problems(body) + tuple(
+        f"{key}: {explain_unknown_field((key,))}" for key in body if key not in JOB_FIELDS
+    )
+    job = None
+    try:
+        # validate JSON instead of Python objects, because pydantic's strict mode accepts lists for tuples only in JSON
+        text = json.dumps(body, default=str)
+        job = FineTuneJob.model_validate_json(text, strict=True, by_alias=True, by_name=False)
+    except ValidationError as error:
+        problems += explain_invalid_fields(error)
+    if job is None or problems:
+        raise InvalidManifest(*problems)
+    return job
+
+
+def _find_name_problems(body: RawBody) -> tuple[str, ...]:
+    """Return violations of the CRD's rules for metadata.name, which the pydantic models do not check."""
+    name = body["metadata"].get("name")
+    if not isinstance(name, str):
+        return ()  # the pydantic model reports a missing name
+    if not re.fullmatch(r"[a-z]([-a-z0-9]*[a-z0-9])?", name):
+        return (f"metadata.name: {name}: {NAME_RULE}",)
+    if len(name) > MAX_JOB_NAME:
+        return (f"metadata.name: must have at most {MAX_JOB_NAME} characters; this one has {len(name)}",)
+    return ()

@@ -1,0 +1,1 @@
+"""MCP server that lets agents read jobs and, if allowed, change them after a preview."""
