@@ -112,7 +112,12 @@ class ClusterConnection:
         """Open a WebSocket, as the exec subresource of a pod needs it."""
         url = f"{self.credentials.server.rstrip('/')}{path}?{urllib.parse.urlencode(params)}"
         with _translate_errors(what):
-            return await self._session.ws_connect(url, protocols=(protocol,), max_msg_size=0)
+            return await self._session.ws_connect(
+                url,
+                protocols=(protocol,),
+                max_msg_size=0,
+                headers={"Accept": "*/*"},  # the API server has no JSON for a stream and would respond with 406
+            )
 
 
 async def _split_lines(stream: aiohttp.StreamReader) -> AsyncIterator[bytes]:

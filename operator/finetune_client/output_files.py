@@ -89,8 +89,10 @@ async def _extract(chunks: AsyncIterator[bytes], folder: Path) -> None:
                 await asyncio.to_thread(pipe.write, chunk)
     except BrokenPipeError:
         pass  # the extraction has ended, and raises its error below
-    finally:
-        await extraction
+    except BaseException:  # the cause of an incomplete archive, which the extraction would report instead
+        await asyncio.gather(extraction, return_exceptions=True)
+        raise
+    await extraction
 
 
 def _extract_archive(read_end: int, folder: Path) -> None:

@@ -19,6 +19,7 @@ from finetune_client.job import Job
 from finetune_client.output_reader import build_reader_pod
 from finetune_client.pod_exec import PROTOCOL, STATUS, STDERR, STDOUT
 from testing.builders.jobs import NOW
+from testing.fakes.http_api import build_status_response
 from testing.fakes.job_api import NAMESPACE, JobApi, serve_jobs
 
 ENDED = JobStatus(
@@ -63,6 +64,8 @@ class ExecApi(JobApi):
         return await super().handle(request)
 
     async def _execute(self, request: web.Request, pod: str) -> web.StreamResponse:
+        if "application/json" in request.headers.get("Accept", ""):  # as the real API server
+            return build_status_response(406, "NotAcceptable", "only the following media types are accepted: */*")
         socket = web.WebSocketResponse(protocols=(PROTOCOL,))
         await socket.prepare(request)
         program = request.query.getall("command")
@@ -220,3 +223,13 @@ async def test_the_reader_pod_is_restricted_and_belongs_to_the_job(api: ExecApi)
     assert pod["spec"]["nodeSelector"] == {"zone": "a"}
     assert not pod["spec"]["automountServiceAccountToken"]
     assert stored["metadata"]["namespace"] == NAMESPACE
+
+
+async def test_a_program_without_output_is_reported_by_its_own_error(
+    client: AsyncClient, api: ExecApi, tmp_path: Path
+) -> None:
+    api.put_job(ENDED)
+    api.archive = b""
+
+    with pytest.raises(ClientError, match=r"tar: .*absent.*No such file"):
+        await client.download("bert", tmp_path / "copy", path="absent")
