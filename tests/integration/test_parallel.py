@@ -73,6 +73,7 @@ def build_spec(
             "saveSteps": 2,
             "learningRate": rate,
             "weightDecay": 0.1,
+            "adamBeta2": 0.95,
             **training,
         },
         "output": {"persistentVolumeClaim": {"claimName": "unused"}},

@@ -113,6 +113,11 @@ class Training(ModelWithRules):
         " trained parameter. adamw_8bit excludes deepspeed and fsdp, and keeps the moments of embeddings in float32.",
     )
     weight_decay: float = Field(default=0.0, ge=0, le=1, description="Weight decay of AdamW.")
+    adam_beta1: float = Field(default=0.9, ge=0, lt=1, description="Decay rate of AdamW's mean of gradients.")
+    adam_beta2: float = Field(default=0.999, ge=0, lt=1, description="Decay rate of AdamW's mean of squared gradients.")
+    adam_epsilon: float = Field(
+        default=1e-8, gt=0, le=1, description="Term that AdamW adds to the denominator of its update."
+    )
     max_grad_norm: float = Field(
         default=1.0, ge=0, description="Maximum gradient norm for clipping; 0 disables clipping."
     )

@@ -129,8 +129,8 @@ def _add_lengths(swift: TrainerConversion) -> None:
     options, draft = swift.options, swift.draft
     packing = to_bool(options.get("packing")) and not swift.is_dpo
     length = options.get_first("packing_length", "max_length") if packing else options.get("max_length")
-    length = length or options.get("max_length")
-    if length is None and packing:
+    length = max(0, int(to_float(length or options.get("max_length") or 0)))
+    if length == 0 and packing:
         length = ASSUMED_PACK_LENGTH
         draft.note(
             "max_length",
@@ -138,8 +138,8 @@ def _add_lengths(swift: TrainerConversion) -> None:
             f"packs need a length, and the input has none; {ASSUMED_PACK_LENGTH} is assumed",
             field="dataset.maxLength",
         )
-    if length is not None and int(to_float(length)) > 0:
-        draft.set("dataset.maxLength", int(to_float(length)))
+    if length > 0:
+        draft.set("dataset.maxLength", length)
         swift.note(("max_length", "packing_length"), EntryEffect.TAKEN, "", "dataset.maxLength")
         if not options.has("max_length", "packing_length") and options.get("max_length"):
             draft.note(

@@ -50,6 +50,16 @@ def to_float(value: Any) -> float:
         raise Unconvertible(f"{value} is not a number", needs_program=False) from None
 
 
+def to_beta(value: Any) -> float | None:
+    """Return a decay rate of Adam, or None if the option has no value."""
+    return None if value is None else bounded_float(0, 0.9999999)(value)
+
+
+def to_epsilon(value: Any) -> float | None:
+    """Return the epsilon of Adam, or None if the option has no value."""
+    return None if value is None else bounded_float(0, 1, open_low=True)(value)
+
+
 def read_value(options: Options, convert: Callable[[Any], T], *names: str, default: Any = 0) -> T:
     """Return the converted value of the first name in the input, otherwise the tool's default, otherwise `default`.
 

@@ -4,7 +4,9 @@ from finetune_convert.mapping.converters import (
     bounded_float,
     bounded_int,
     off_if_zero,
+    to_beta,
     to_bool,
+    to_epsilon,
     to_optimizer,
     to_scheduler,
     to_timeout,
@@ -117,9 +119,9 @@ RULES: dict[str, Rule] = {
     "max_grad_norm": ToField(
         "training.maxGradNorm", lambda value: None if value is None else bounded_float(0, 1e9)(value)
     ),
-    "adam_beta1": Fixed(0.9, "AdamW has beta1 0.9 here"),
-    "adam_beta2": Fixed(0.999, "AdamW has beta2 0.999 here"),
-    "adam_epsilon": Fixed(1e-8, "AdamW has epsilon 1e-8 here"),
+    "adam_beta1": ToField("training.adamBeta1", to_beta),
+    "adam_beta2": ToField("training.adamBeta2", to_beta),
+    "adam_epsilon": ToField("training.adamEpsilon", to_epsilon),
     **group(Unused("only other optimizers use it"), "adam_beta3 adam_epsilon2 torchdistx_path"),
     "seed": ToField("training.seed", lambda value: None if value is None else bounded_int(0, 4_294_967_295)(value)),
     **group(NeedsProgram("this trainer adds no noise to embeddings"), "neftune_noise_alpha noisy_embedding_alpha"),

@@ -38,6 +38,11 @@ def find_effect(text: str, option: str, **fields: Any) -> EntryEffect:
         pytest.param(f"{SWIFT} --train_type lora", "lora.loraDropout", 0.05, id="ms-swift: dropout"),
         pytest.param(f"{SWIFT} --train_type lora", "training.weightDecay", 0.1, id="ms-swift: weight decay"),
         pytest.param(f"{SWIFT} --train_type lora", "training.numTrainEpochs", 3, id="ms-swift 3: three epochs"),
+        pytest.param(
+            f"{SWIFT} --packing true --max_length 0", "dataset.maxLength", 4096, id="ms-swift: unlimited packs"
+        ),
+        pytest.param(SWIFT, "training.adamBeta2", 0.95, id="ms-swift: decay rate of squared gradients"),
+        pytest.param(f"{AXOLOTL}adam_beta2: null\n", "training.adamBeta2", None, id="axolotl: AdamW of torch"),
         pytest.param(SWIFT_2, "training.numTrainEpochs", 1, id="ms-swift 2: one epoch"),
         pytest.param(SWIFT_2, "dataset.maxLength", 2048, id="ms-swift 2: length"),
         pytest.param(FACTORY, "training.learningRate", 5e-5, id="LLaMA-Factory: rate"),

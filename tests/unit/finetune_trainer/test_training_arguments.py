@@ -39,6 +39,9 @@ def test_training_fields_of_the_spec_are_passed_as_training_arguments(tmp_path: 
             "lrSchedulerType": "polynomial",
             "warmupSteps": 3,
             "weightDecay": 0.25,
+            "adamBeta1": 0.8,
+            "adamBeta2": 0.95,
+            "adamEpsilon": 1e-6,
             "maxGradNorm": 0.5,
             "gradientCheckpointing": True,
             "gradientCheckpointingInterval": 3,
@@ -60,6 +63,7 @@ def test_training_fields_of_the_spec_are_passed_as_training_arguments(tmp_path: 
 
     assert args.lr_scheduler_type == "polynomial"
     assert (args.warmup_steps, args.weight_decay, args.max_grad_norm) == (3, 0.25, 0.5)
+    assert (args.adam_beta1, args.adam_beta2, args.adam_epsilon) == (0.8, 0.95, 1e-6)
     assert args.activation_checkpointing_kwargs == {"use_reentrant": False, "every_n_layers": 3}
     assert (args.activation_checkpointing, args.seed, args.logging_steps, args.save_steps) == (True, 7, 2, 11)
     assert (args.ddp_timeout, args.average_tokens_across_devices, args.dataloader_num_workers) == (99, False, 3)

@@ -19,7 +19,10 @@ ROUTER_LOGITS_OPTION = "output_router_logits"  # option of the forward pass, whi
 def _suggest_converted_internvl(name: str) -> str:
     """Return the name of the converted repository; the publisher has one for each model since InternVL3."""
     if "InternVL3" not in name:
-        return "no model before InternVL3 has a converted repository; use one such as OpenGVLab/InternVL3-8B-hf"
+        return (
+            "use a converted model, such as OpenGVLab/InternVL3-8B-hf; of the models before InternVL3, only"
+            " InternVL2_5-2B-MPO-hf and InternVL2_5-8B-MPO-hf are converted"
+        )
     return f'use the converted model "{name}{"-HF" if "InternVL3_5" in name else "-hf"}"'
 
 

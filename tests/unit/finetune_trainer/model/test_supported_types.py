@@ -86,7 +86,7 @@ def test_a_model_type_whose_tower_was_removed_is_a_text_model() -> None:
     [
         ("OpenGVLab/InternVL3-8B", 'use the converted model "OpenGVLab/InternVL3-8B-hf"'),
         ("OpenGVLab/InternVL3_5-8B", 'use the converted model "OpenGVLab/InternVL3_5-8B-HF"'),
-        ("OpenGVLab/InternVL2_5-8B", "no model before InternVL3 has a converted repository; use one such as"),
+        ("OpenGVLab/InternVL2_5-8B", "only InternVL2_5-2B-MPO-hf and InternVL2_5-8B-MPO-hf are converted"),
     ],
 )
 def test_original_internvl_repositories_are_rejected_with_the_converted_model(name: str, remedy: str) -> None:
