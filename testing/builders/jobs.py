@@ -61,9 +61,11 @@ def pod(owner: FineTuneJob, node_rank: int, *, attempt: int = 0, **status_fields
     return body
 
 
-def running_pod(owner: FineTuneJob, node_rank: int, *, attempt: int = 0) -> RawBody:
+def running_pod(
+    owner: FineTuneJob, node_rank: int, *, attempt: int = 0, started_at: datetime = NOW - timedelta(minutes=1)
+) -> RawBody:
     """Return a pod whose trainer container is running."""
-    state = [{"name": "trainer", "state": {"running": {"startedAt": "2026-01-01T12:00:00Z"}}}]
+    state = [{"name": "trainer", "state": {"running": {"startedAt": started_at.isoformat()}}}]
     return pod(owner, node_rank, attempt=attempt, phase="Running", containerStatuses=state)
 
 

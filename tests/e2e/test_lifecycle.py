@@ -9,7 +9,12 @@ from pathlib import Path
 import pytest
 
 from testing.models.loss_curve import read_losses
-from testing.processes.cluster_training import build_training_fields, train_in_one_process, wait_for_checkpoint
+from testing.processes.cluster_training import (
+    build_training_fields,
+    find_last_checkpoint_step,
+    train_in_one_process,
+    wait_for_checkpoint,
+)
 from testing.processes.operator_stack import OperatorInstallation, has_condition
 
 pytestmark = pytest.mark.cluster
@@ -46,9 +51,10 @@ def test_a_suspended_job_is_resumed_on_one_node_and_then_on_four_ranks(
     job = start_job(lora=None, fsdp={}, numNodes=2, nprocPerNode=1, training=training)
     saved = 0
     for num_nodes, ranks_per_node in ((1, 1), (2, 2)):
-        saved = wait_for_checkpoint(deployment, job, after=saved)
+        wait_for_checkpoint(deployment, job, after=saved)
         deployment.kubectl("patch", "ftj", job, "--type=merge", "-p", '{"spec":{"suspend":true}}')
         deployment.wait_until(job, lambda j: has_condition(j, "Suspended"), description="Suspended")
+        saved = find_last_checkpoint_step(deployment, job)
         resized = {"spec": {"numNodes": num_nodes, "nprocPerNode": ranks_per_node, "suspend": False}}
         deployment.kubectl("patch", "ftj", job, "--type=merge", "-p", json.dumps(resized))
     finished = deployment.wait_until_finished(job)

@@ -1,7 +1,7 @@
 """Ends an attempt: deletes its pods, judges the evidence of all nodes, then restarts or finishes the job."""
 
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from enum import StrEnum
 
 from finetune_api.oom_repair import MemoryShortage, build_memory_advice, find_next_repair
@@ -19,9 +19,11 @@ from finetune_operator.failures.restart_budget import plan_restart
 from finetune_operator.failures.rules import NODE_LOST_DISRUPTIONS, judge
 from finetune_operator.failures.summarise_evidence import restore_evidence
 from finetune_operator.failures.verdict import Verdict, with_verdict
+from finetune_operator.observation.pods import NodeObservation
 from finetune_operator.plan.run_plan import RunPlan, plan_run
 
 REQUEUE_INTERVAL = timedelta(seconds=5)
+STARTUP = timedelta(seconds=5)  # no program has trained a step and saved it within this time
 ROOT_CAUSE_GRACE = timedelta(seconds=3)  # time for the root cause to end on its own after a victim has failed
 
 
@@ -77,15 +79,23 @@ def continue_stopping(context: JobContext) -> Decision:
     # delete the pods, with enough time for a checkpoint if the ranks can write one (decisions/113)
     has_failed_node = any(evidence.outcome == Outcome.FAILED for evidence in record.evidence)
     can_save = record.reason in REASONS_WITH_CHECKPOINT and not has_failed_node
-    grace_seconds = context.job.spec.termination_grace_period_seconds if can_save else ABORT_GRACE_SECONDS
-    # the kubelet of a lost Kubernetes node does nothing, so a long grace period would only delay the restart
-    lost_nodes = [node for node in running_pods if node.evidence.disruption in NODE_LOST_DISRUPTIONS]
-    reachable_nodes = [node for node in running_pods if node not in lost_nodes]
+    saving_nodes = [node for node in running_pods if can_save and _may_save(node, context.now)]
+    other_nodes = [node for node in running_pods if node not in saving_nodes]
     actions = (
-        *context.build_deletions(reachable_nodes, grace_seconds),
-        *context.build_deletions(lost_nodes, ABORT_GRACE_SECONDS),
+        *context.build_deletions(saving_nodes, context.job.spec.termination_grace_period_seconds),
+        *context.build_deletions(other_nodes, ABORT_GRACE_SECONDS),
     )
     return build_decision(context, with_record(context.status, record), actions=actions, requeue_after=REQUEUE_INTERVAL)
+
+
+def _may_save(node: NodeObservation, now: datetime) -> bool:
+    """Return whether a pod may have a checkpoint to save, so that it needs its whole grace period.
+
+    The kubelet of a lost Kubernetes node does nothing. A container that has just started has nothing to save, and may
+    not receive SIGTERM: the kernel drops it until the process with id 1 has a handler.
+    """
+    has_started = node.started_at is not None and now - node.started_at >= STARTUP
+    return has_started and node.evidence.disruption not in NODE_LOST_DISRUPTIONS
 
 
 def _compute_root_cause_grace(context: JobContext, record: AttemptRecord) -> timedelta:

@@ -196,3 +196,21 @@ def test_job_with_a_command_is_complete_when_every_node_has_succeeded(output: An
     assert (ftjob.status.phase, ftjob.status.attempts[-1].message) == (Phase.COMPLETE, message)
     assert ftjob.status.batch is None
     assert ftjob.status.output == ("models:default/bert" if output else None)
+
+
+@pytest.mark.parametrize(
+    ("age_seconds", "grace_seconds"), [(0, ABORT_GRACE_SECONDS), (4, ABORT_GRACE_SECONDS), (5, GRACE_SECONDS)]
+)
+def test_a_container_that_has_just_started_gets_a_short_grace_period(age_seconds: int, grace_seconds: int) -> None:
+    """It may not receive SIGTERM, and would train on until its grace period ends."""
+    ftjob = build_running_job()
+    ftjob = ftjob.model_copy(update={"spec": ftjob.spec.model_copy(update={"suspend": True})})
+    pods = (running_pod(ftjob, 0), running_pod(ftjob, 1, started_at=NOW - timedelta(seconds=age_seconds)))
+    ftjob, _ = decide_once(ftjob, build_observation(ftjob, *pods))
+    _, decision = decide_once(ftjob, build_observation(ftjob, *pods))
+
+    deletions = [action for action in decision.actions if isinstance(action, DeletePod)]
+    assert {action.name: action.grace_seconds for action in deletions} == {
+        "bert-0-0": GRACE_SECONDS,
+        "bert-0-1": grace_seconds,
+    }

@@ -57,10 +57,12 @@ def test_evidence_of_a_failure_is_written_at_once(outcome: str, delay: timedelta
     ("node", "run_time", "delay"),
     [
         pytest.param(pod(JOB, 1), SECOND, MAX_UNRECORDED_RUN - SECOND, id="another node is pending"),
-        pytest.param(running_pod(JOB, 1), SECOND, MAX_UNRECORDED_RUN - SECOND, id="all nodes have just started"),
-        pytest.param(running_pod(JOB, 1), MAX_UNRECORDED_RUN, None, id="a node has run for a while"),
-        pytest.param(running_pod(JOB, 1), -SECOND, None, id="the clock of a node is fast"),
-        pytest.param(terminating_pod(running_pod(JOB, 1)), SECOND, None, id="a node is being deleted"),
+        pytest.param(
+            running_pod(JOB, 1, started_at=NOW), SECOND, MAX_UNRECORDED_RUN - SECOND, id="all nodes have just started"
+        ),
+        pytest.param(running_pod(JOB, 1, started_at=NOW), MAX_UNRECORDED_RUN, None, id="a node has run for a while"),
+        pytest.param(running_pod(JOB, 1, started_at=NOW), -SECOND, None, id="the clock of a node is fast"),
+        pytest.param(terminating_pod(running_pod(JOB, 1, started_at=NOW)), SECOND, None, id="a node is being deleted"),
         pytest.param(finished_pod(JOB, 1), SECOND, None, id="a node has failed"),
     ],
 )
@@ -69,7 +71,7 @@ def test_creation_of_all_pods_is_recorded_before_a_node_can_write_output(
 ) -> None:
     before = build_status_with_attempts(AttemptState.STARTING)
     after = build_status_with_attempts(AttemptState.STARTING, created=True)
-    assert compute_delay(before, after, running_pod(JOB, 0), node, run_time=run_time) == delay
+    assert compute_delay(before, after, running_pod(JOB, 0, started_at=NOW), node, run_time=run_time) == delay
 
 
 def test_creation_of_all_pods_is_recorded_after_an_interval_if_none_starts() -> None:
