@@ -61,11 +61,13 @@ class LoadedVisionModel:
         yield
         self.model.set_attn_implementation(select_text_attention(config, SDPA))
 
-    def create_collator(self, *required_modalities: Modality, padding_free: bool = False) -> MultimodalCollator:
+    def create_collator(
+        self, *required_modalities: Modality, padding_free: bool = False, shares_prompts: bool = False
+    ) -> MultimodalCollator:
         assert self.model_description.vision is not None
         return MultimodalCollator(
             get_pad_token_id(self.model_description.tokenizer),
-            SequenceLayout(padding_free=padding_free),
+            SequenceLayout(padding_free=padding_free, shares_prompts=shares_prompts),
             self.model_description.vision,
             required_modalities=required_modalities,
         )

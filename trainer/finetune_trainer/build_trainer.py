@@ -192,7 +192,9 @@ def choose_sequence_layout(
     each new length, so the lengths are rounded up.
     """
     if model_description.attention == VARLEN:
-        return SequenceLayout(padding_free=True)
+        # The auxiliary loss of routers counts every token of a prompt twice, once for each completion.
+        shares_prompts = spec.dpo is not None and spec.training.router_aux_loss_coef is None
+        return SequenceLayout(padding_free=True, shares_prompts=shares_prompts)
     is_causal = model_description.attention == SDPA and model_description.vision is None
     return SequenceLayout(
         pad_multiple=PAD_MULTIPLE if device.type == "cuda" else 1,

@@ -28,6 +28,7 @@ class VarlenCase:
     key_heads: int = HEADS
     value_dim: int = HEAD_DIM
     sliding_window: int | None = None
+    shares_prompts: bool = False  # every second row continues the first half of the row before it
 
 
 CASES = (
@@ -35,6 +36,8 @@ CASES = (
     VarlenCase("grouped heads", key_heads=4),
     VarlenCase("sliding window", key_heads=4, sliding_window=SLIDING_WINDOW),
     VarlenCase("smaller values", value_dim=HEAD_DIM // 2),
+    VarlenCase("shared prompts", key_heads=4, shares_prompts=True),
+    VarlenCase("shared prompts in a sliding window", key_heads=4, sliding_window=SLIDING_WINDOW, shares_prompts=True),
 )
 
 
@@ -75,9 +78,13 @@ def build_inputs(case: VarlenCase, length: int) -> tuple[AttentionInputs, dict[s
             for heads, dim in shapes
         )
     )
-    varlen_inputs = build_varlen_inputs(lengths)
-    boundaries = varlen_inputs["cu_seq_lens_q"].to(device)
-    return inputs, {**varlen_inputs, "cu_seq_lens_q": boundaries, "sliding_window": case.sliding_window}
+    starts = range(0, ROWS_PER_PACK * row, row)
+    prompts = [range(start - row, start - row // 2) if number % 2 else range(0) for number, start in enumerate(starts)]
+    varlen_inputs = build_varlen_inputs(lengths, prompts if case.shares_prompts else None)
+    options = {
+        name: value.to(device) if isinstance(value, torch.Tensor) else value for name, value in varlen_inputs.items()
+    }
+    return inputs, {**options, "sliding_window": case.sliding_window}
 
 
 def measure(case: VarlenCase, length: int) -> tuple[float, float]:

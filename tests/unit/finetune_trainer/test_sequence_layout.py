@@ -14,8 +14,10 @@ from finetune_trainer.model.varlen_attention import VARLEN
 MASKED, UNMASKED = SequenceLayout(), SequenceLayout(masks_padding=False)
 
 
-def choose_layout(attention: str, *, device: str, is_multimodal: bool = False, router_loss: float | None = None) -> Any:
-    spec: Any = SimpleNamespace(training=SimpleNamespace(router_aux_loss_coef=router_loss))
+def choose_layout(
+    attention: str, *, device: str, is_multimodal: bool = False, router_loss: float | None = None, dpo: Any = None
+) -> Any:
+    spec: Any = SimpleNamespace(training=SimpleNamespace(router_aux_loss_coef=router_loss), dpo=dpo)
     description: Any = SimpleNamespace(attention=attention, vision=object() if is_multimodal else None)
     return choose_sequence_layout(spec, description, torch.device(device))
 
@@ -45,3 +47,12 @@ def test_attention_that_knows_the_lengths_needs_no_padding(device: str) -> None:
     layout = choose_layout(VARLEN, device=device, is_multimodal=True, router_loss=0.1)
 
     assert layout == SequenceLayout(padding_free=True)
+
+
+@pytest.mark.parametrize(("router_loss", "shares_prompts"), [(None, True), (0.1, False)])
+def test_pairs_share_prompts_unless_the_router_loss_counts_them_twice(
+    router_loss: float | None, shares_prompts: bool
+) -> None:
+    layout = choose_layout(VARLEN, device="cpu", router_loss=router_loss, dpo=object())
+
+    assert layout == SequenceLayout(padding_free=True, shares_prompts=shares_prompts)

@@ -12,16 +12,23 @@ import torch
 from torch.nn.functional import pad
 
 from finetune_trainer.data.micro_batch import MicroBatch, TargetTokens
-from finetune_trainer.data.packing import MROPE_POSITION_IDS, POSITION_IDS, MropeFunction, add_position_ids
-from finetune_trainer.data.token_dataset import IGNORE_INDEX, REFERENCE_LOGPS, Features
+from finetune_trainer.data.packing import MropeFunction, add_position_ids
+from finetune_trainer.data.shared_prompts import count_shared_tokens
+from finetune_trainer.data.token_dataset import (
+    IGNORE_INDEX,
+    MROPE_POSITION_IDS,
+    POSITION_IDS,
+    REFERENCE_LOGPS,
+    TOKEN_FEATURES,
+    Features,
+)
 from finetune_trainer.data_sources.media import Modality
 from finetune_trainer.varlen_inputs import build_varlen_inputs, split_by_position_ids
 from finetune_trainer.vision.processor import VisionProcessor
 
 Collate = Callable[[Sequence[Any]], MicroBatch]
 
-_TOKEN_FEATURES = ("input_ids", "labels", "weights", POSITION_IDS, MROPE_POSITION_IDS)
-_SEQUENCE_FEATURES = (*_TOKEN_FEATURES, REFERENCE_LOGPS)  # all other features are pixel inputs
+_JOINED_FEATURES = ("input_ids", "labels", "weights", POSITION_IDS, MROPE_POSITION_IDS)
 _PIXEL_INPUTS = {Modality.IMAGE: "pixel_values", Modality.VIDEO: "pixel_values_videos"}
 
 
@@ -30,50 +37,79 @@ class SequenceLayout:
     """Arrangement of the sequences of a micro-batch in the input tensors."""
 
     padding_free: bool = False  # True: all sequences in one row; False: one padded row per sequence or pack
+    shares_prompts: bool = False  # in one row, preference pairs contain the tokens of their prompt once
     pad_multiple: int = 1  # the length of padded rows is a multiple of this
     masks_padding: bool = True  # whether padded rows have an attention mask
 
 
-class Collator:
-    """Arranges the sequences of a micro-batch, and finds their target tokens.
+@dataclass(frozen=True)
+class _Placement:
+    """The sequences in the order of the input tensors."""
 
-    In a batch of preference pairs, all chosen sequences precede all rejected ones.
+    sequences: Sequence[Features]
+    numbers: Sequence[int]  # of each sequence: chosen ones before rejected ones
+    skipped: Sequence[int]  # tokens at the start of each sequence that the sequence before it contains
+
+
+class Collator:
+    """Arranges the sequences of a micro-batch, finds their target tokens, and concatenates their pixel inputs.
+
+    In a batch of preference pairs, all chosen sequences precede all rejected ones, except in the input tensors if pairs
+    share prompts.
     """
 
-    def __init__(self, pad_id: int, layout: SequenceLayout, compute_mrope_ids: MropeFunction | None = None) -> None:
+    def __init__(
+        self,
+        pad_id: int,
+        layout: SequenceLayout,
+        compute_mrope_ids: MropeFunction | None = None,
+        visual_token_ids: Collection[int] = (),
+    ) -> None:
         self._pad_id = pad_id
         self._layout = layout
         self._compute_mrope_ids = compute_mrope_ids
+        self._visual_token_ids = visual_token_ids
 
     def __call__(self, rows: Sequence[tuple[Features, ...]]) -> MicroBatch:
         """Return the micro-batch. Its input ids are (1, tokens), or (rows x sequences per row, longest sequence)."""
-        sequences = _flatten(rows)
-        packs = [_split_pack(sequence) for sequence in sequences]  # lengths of the rows of each pack
-        lengths = tuple(chain.from_iterable(packs))
+        placement = self._place(rows)
+        sequences = placement.sequences
+        packs = [_split_pack(sequence, skipped) for sequence, skipped in zip(sequences, placement.skipped, strict=True)]
         if self._layout.padding_free:
-            inputs = {**_build_row(sequences, self._compute_mrope_ids), **build_varlen_inputs(lengths)}
-            row_starts = list(accumulate((sum(pack) for pack in packs[:-1]), initial=0))
+            starts = list(accumulate((sum(pack) for pack in packs[:-1]), initial=0))
+            inputs = _build_row(placement, self._compute_mrope_ids)
+            prefixes = _find_prefixes(placement, starts)
+            inputs |= build_varlen_inputs(tuple(chain.from_iterable(packs)), prefixes)
         else:
             inputs = _build_padded_rows(sequences, self._pad_id, self._layout)
-            row_starts = [index * inputs["input_ids"].shape[1] for index in range(len(sequences))]
-        starts = [
-            row_start + offset
-            for row_start, pack in zip(row_starts, packs, strict=True)
-            for offset in accumulate(pack[:-1], initial=0)
-        ]
-        targets = _find_targets(sequences, row_starts, torch.tensor(starts))
-        has_reference = REFERENCE_LOGPS in sequences[0]
+            starts = [index * inputs["input_ids"].shape[1] for index in range(len(sequences))]
+        is_in_order = not any(placement.skipped)
+        numbers = range(sum(map(len, packs))) if is_in_order else placement.numbers
+        targets = _find_targets(placement, packs, starts, torch.tensor(numbers))
+        by_number = _flatten(rows)
+        lengths = tuple(chain.from_iterable(map(_split_pack, by_number)))
+        has_reference = REFERENCE_LOGPS in by_number[0]
         return MicroBatch(
-            inputs,
+            {**inputs, **_join_pixel_inputs(placement)},
             targets,
             lengths,
             target_counts=tuple(torch.bincount(targets.sequences, minlength=len(lengths)).tolist()),
-            reference_logps=torch.cat([row[REFERENCE_LOGPS] for row in sequences]) if has_reference else None,
+            shared_lengths=tuple(filter(None, placement.skipped)),
+            reference_logps=torch.cat([row[REFERENCE_LOGPS] for row in by_number]) if has_reference else None,
         )
+
+    def _place(self, rows: Sequence[tuple[Features, ...]]) -> _Placement:
+        """Choose the order of the sequences, and the tokens that they share."""
+        if self._layout.shares_prompts and (shared := count_shared_tokens(rows, self._visual_token_ids)):
+            numbers = [row + offset for row in range(len(rows)) for offset in (0, len(rows))]
+            skipped = [count for tokens in shared for count in (0, tokens)]
+            return _Placement([sequence for row in rows for sequence in row], numbers, skipped)
+        sequences = _flatten(rows)
+        return _Placement(sequences, range(len(sequences)), [0] * len(sequences))
 
 
 class MultimodalCollator:
-    """Arranges the token features, and concatenates the pixel inputs of all sequences in order.
+    """Collates the rows of a vision-language model.
 
     If a batch lacks a modality that every rank must process, a dummy image or video is appended to its shortest
     sequence. Causal attention hides the dummy from the other tokens, and it has no targets. Thus every rank runs the
@@ -90,7 +126,7 @@ class MultimodalCollator:
         required_modalities: Collection[Modality],
     ) -> None:
         compute_mrope_ids = vision.compute_mrope_position_ids if vision.family.uses_mrope else None
-        self._collate = Collator(pad_id, layout, compute_mrope_ids)
+        self._collate = Collator(pad_id, layout, compute_mrope_ids, vision.visual_token_ids)
         self._vision = vision
         self._dummies = {
             _PIXEL_INPUTS[modality]: vision.build_dummy(modality) for modality in sorted(required_modalities)
@@ -98,22 +134,17 @@ class MultimodalCollator:
 
     def __call__(self, rows: Sequence[tuple[Features, ...]]) -> MicroBatch:
         """Return the micro-batch, with the pixel inputs and, if the model uses them, token type ids."""
-        sequences = _flatten(rows)
         for pixels, dummy in self._dummies.items():
-            if not any(pixels in sequence for sequence in sequences):
-                shortest = min(range(len(sequences)), key=lambda index: len(sequences[index]["input_ids"]))
-                sequences[shortest] = _append_dummy(sequences[shortest], dummy, self._vision)
-        batch = self._collate([(sequence,) for sequence in sequences])
-        names = dict.fromkeys(name for row in sequences for name in row if name not in _SEQUENCE_FEATURES)
-        pixel_inputs = {name: torch.cat([row[name] for row in sequences if name in row]) for name in names}
-        type_ids = self._vision.token_type_ids(batch.inputs["input_ids"])
-        return replace(batch, inputs={**batch.inputs, **pixel_inputs, **type_ids})
+            if not any(pixels in sequence for row in rows for sequence in row):
+                rows = _add_dummy(rows, dummy, self._vision)
+        batch = self._collate(rows)
+        return replace(batch, inputs={**batch.inputs, **self._vision.token_type_ids(batch.inputs["input_ids"])})
 
 
-def _split_pack(sequence: Features) -> list[int]:
-    """Return the number of tokens of each row of a pack, or of the sequence if it is no pack."""
-    if POSITION_IDS not in sequence:
-        return [len(sequence["input_ids"])]
+def _split_pack(sequence: Features, skipped: int = 0) -> list[int]:
+    """Return the number of tokens of each row of a pack, or of the sequence if it is no pack, without skipped ones."""
+    if POSITION_IDS not in sequence or skipped:
+        return [len(sequence["input_ids"]) - skipped]
     return split_by_position_ids(sequence[POSITION_IDS])
 
 
@@ -122,12 +153,33 @@ def _flatten(rows: Sequence[tuple[Features, ...]]) -> list[Features]:
     return [row[index] for index in range(len(rows[0])) for row in rows]
 
 
-def _build_row(sequences: Sequence[Features], compute_mrope_ids: MropeFunction | None) -> dict[str, torch.Tensor]:
+def _find_prefixes(placement: _Placement, starts: Sequence[int]) -> list[range] | None:
+    """Return the positions of the tokens that each sequence shares with the one before it; None without such tokens."""
+    if not any(placement.skipped):
+        return None
+    previous_starts = (0, *starts[:-1])
+    return [range(start, start + count) for start, count in zip(previous_starts, placement.skipped, strict=True)]
+
+
+def _join_pixel_inputs(placement: _Placement) -> Features:
+    """Concatenate the pixel inputs in the order of the sequences; those of shared prompts are included once."""
+    included: dict[str, list[torch.Tensor]] = {}
+    previous: Features = {}
+    for sequence, skipped in zip(placement.sequences, placement.skipped, strict=True):
+        for name, value in sequence.items():
+            if name not in TOKEN_FEATURES and not (skipped and name in previous):
+                included.setdefault(name, []).append(value)
+        previous = sequence
+    return {name: torch.cat(values) for name, values in included.items()}
+
+
+def _build_row(placement: _Placement, compute_mrope_ids: MropeFunction | None) -> dict[str, torch.Tensor]:
     """Return all sequences in one row without padding; input ids: (1, tokens)."""
-    located = [add_position_ids(sequence, compute_mrope_ids) for sequence in sequences]
+    located = [add_position_ids(sequence, compute_mrope_ids) for sequence in placement.sequences]
 
     def join(name: str) -> torch.Tensor:
-        return torch.cat([sequence[name] for sequence in located]).unsqueeze(0)
+        parts = [sequence[name][skipped:] for sequence, skipped in zip(located, placement.skipped, strict=True)]
+        return torch.cat(parts).unsqueeze(0)
 
     positions = join(POSITION_IDS)
     if MROPE_POSITION_IDS in located[0]:
@@ -166,14 +218,21 @@ def _stack_position_ids(positions: torch.Tensor, mrope_ids: torch.Tensor) -> tor
     return torch.cat((positions.unsqueeze(0), mrope_ids.permute(2, 0, 1)))
 
 
-def _find_targets(sequences: Sequence[Features], row_starts: Sequence[int], starts: torch.Tensor) -> TargetTokens:
+def _find_targets(
+    placement: _Placement, packs: Sequence[Sequence[int]], starts: Sequence[int], numbers: torch.Tensor
+) -> TargetTokens:
     """Return the target tokens; the first token of a row is never one.
 
-    row_starts: index of the first token of each sequence or pack in the flattened input ids. starts: the same of each
-    sequence or row of a pack, in ascending order.
+    packs: number of tokens of each row of a pack, by sequence. starts: index of the first token of each sequence or
+    pack in the flattened input ids. numbers: of each sequence or row of a pack.
     """
+    sequences = placement.sequences
     indices = [(sequence["labels"][1:] != IGNORE_INDEX).nonzero()[:, 0] for sequence in sequences]
-    positions = torch.cat([index + start for index, start in zip(indices, row_starts, strict=True)])
+    offsets = (start - skipped for start, skipped in zip(starts, placement.skipped, strict=True))
+    positions = torch.cat([index + offset for index, offset in zip(indices, offsets, strict=True)])
+    row_starts = [
+        start + offset for start, pack in zip(starts, packs, strict=True) for offset in accumulate(pack[:-1], initial=0)
+    ]
 
     def select(name: str) -> torch.Tensor:
         return torch.cat([row[name][1:][index] for row, index in zip(sequences, indices, strict=True)])
@@ -181,9 +240,20 @@ def _find_targets(sequences: Sequence[Features], row_starts: Sequence[int], star
     return TargetTokens(
         positions,
         select("labels"),
-        torch.searchsorted(starts, positions, right=True) - 1,
+        numbers[torch.searchsorted(torch.tensor(row_starts), positions, right=True) - 1],
         select("weights") if "weights" in sequences[0] else None,
     )
+
+
+def _add_dummy(
+    rows: Sequence[tuple[Features, ...]], dummy: Features, vision: VisionProcessor
+) -> list[tuple[Features, ...]]:
+    """Append a dummy image or video to the shortest sequence of all rows."""
+    places = [(number, index) for number, row in enumerate(rows) for index in range(len(row))]
+    number, index = min(places, key=lambda place: len(rows[place[0]][place[1]]["input_ids"]))
+    row = rows[number]
+    extended = (*row[:index], _append_dummy(row[index], dummy, vision), *row[index + 1 :])
+    return [*rows[:number], extended, *rows[number + 1 :]]
 
 
 def _append_dummy(sequence: Features, dummy: Features, vision: VisionProcessor) -> Features:
@@ -193,5 +263,5 @@ def _append_dummy(sequence: Features, dummy: Features, vision: VisionProcessor) 
     if POSITION_IDS in sequence:
         uses_mrope = MROPE_POSITION_IDS in sequence
         appended = add_position_ids(appended, vision.compute_mrope_position_ids if uses_mrope else None)
-    joined = {name: torch.cat((sequence[name], appended[name])) for name in _TOKEN_FEATURES if name in sequence}
-    return {**sequence, **joined, **{name: value for name, value in dummy.items() if name not in _TOKEN_FEATURES}}
+    joined = {name: torch.cat((sequence[name], appended[name])) for name in _JOINED_FEATURES if name in sequence}
+    return {**sequence, **joined, **{name: value for name, value in dummy.items() if name not in _JOINED_FEATURES}}

@@ -27,8 +27,9 @@ class MicroBatch:
 
     inputs: dict[str, Any]  # arguments of the forward pass
     targets: TargetTokens
-    lengths: tuple[int, ...]  # number of tokens of each sequence, without padding
+    lengths: tuple[int, ...]  # number of tokens of each sequence, with its prompt and without padding
     target_counts: tuple[int, ...]  # number of target tokens of each sequence; 0 for fillers
+    shared_lengths: tuple[int, ...] = ()  # number of tokens of each prompt that both completions of a pair share
     reference_logps: torch.Tensor | None = None  # log-probabilities under DPO's reference model, (sequences,)
 
     @property

@@ -8,11 +8,7 @@ from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
 from finetune_trainer.data.epoch_order import Epoch, Item, shuffle_indices
-from finetune_trainer.data.token_dataset import Features
-
-POSITION_IDS = "position_ids"
-# feature with the time, height and width positions of tokens for models with M-RoPE, (seq, 3)
-MROPE_POSITION_IDS = "mrope_position_ids"
+from finetune_trainer.data.token_dataset import MROPE_POSITION_IDS, POSITION_IDS, Features
 
 MropeFunction = Callable[[Features], torch.Tensor]  # computes the position ids of a row, (seq, 3)
 

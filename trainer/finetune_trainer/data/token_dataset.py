@@ -20,7 +20,11 @@ from finetune_trainer.vision.processor import VisionProcessor
 IGNORE_INDEX = -100  # label of a token that is not a target
 FILLER = -1  # index of the filler sample, which has one token and no targets and completes a round of micro-batches
 
-REFERENCE_LOGPS = "reference_logps"  # feature of a sequence: its log-probability under DPO's reference model, (1,)
+# Features of a sequence; all others are pixel inputs.
+REFERENCE_LOGPS = "reference_logps"  # log-probability under DPO's reference model, (1,)
+POSITION_IDS = "position_ids"
+MROPE_POSITION_IDS = "mrope_position_ids"  # time, height and width positions for models with M-RoPE, (seq, 3)
+TOKEN_FEATURES = ("input_ids", "labels", "weights", POSITION_IDS, MROPE_POSITION_IDS, REFERENCE_LOGPS)
 
 Features = dict[str, torch.Tensor]
 
@@ -118,9 +122,12 @@ class MultimodalDataset(Dataset[tuple[Features, ...]]):
 
     def __getitem__(self, index: int) -> tuple[Features, ...]:
         origin = "filler" if index == FILLER else self._rows.get_origin(index)
+        media_by_sequence = self._rows.get_media(index)
+        # Both sequences of a pair get the same tensors, which the collator then includes once.
+        pixels = {media: self._vision.load_pixels(origin, media) for media in set(media_by_sequence) if media}
         return tuple(
-            {**tokens, **(self._vision.load_pixels(origin, media) if media else {})}
-            for tokens, media in zip(self._rows[index], self._rows.get_media(index), strict=True)
+            {**tokens, **pixels.get(media, {})}
+            for tokens, media in zip(self._rows[index], media_by_sequence, strict=True)
         )
 
 

@@ -1,7 +1,7 @@
 """FLOPs of a training step and peak FLOPs of a GPU; their ratio is the model FLOPs utilisation (MFU)."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -123,6 +123,7 @@ class MicroBatchCounts:
 
     samples: int
     tokens: int
+    shared_tokens: int  # tokens of prompts that two sequences share, which are computed once
     attention_pairs: int
     longest_sequence: int  # length of the longest sequence in tokens
 
@@ -132,6 +133,12 @@ class MicroBatchCounts:
         return cls(
             samples=sum(count > 0 for count in batch.target_counts) // sequences_per_sample,  # excludes fillers
             tokens=sum(batch.lengths),
-            attention_pairs=sum(length * (length + 1) // 2 for length in batch.lengths),
+            shared_tokens=sum(batch.shared_lengths),
+            attention_pairs=_count_attention_pairs(batch.lengths) - _count_attention_pairs(batch.shared_lengths),
             longest_sequence=max(batch.lengths),
         )
+
+
+def _count_attention_pairs(lengths: Iterable[int]) -> int:
+    """Return the number of pairs of a token and one that it attends to in sequences of these lengths."""
+    return sum(length * (length + 1) // 2 for length in lengths)

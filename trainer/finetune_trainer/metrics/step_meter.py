@@ -89,11 +89,12 @@ class StepMeter:
             MicroBatchCounts.from_batch(batch, sequences_per_sample=self._sequences_per_sample) for batch in batches
         ]
         interval, tokens = self._interval, sum(count.tokens for count in counts)
+        computed_tokens = tokens - sum(count.shared_tokens for count in counts)
         attention_pairs = sum(count.attention_pairs for count in counts)
         self._interval = interval._replace(
             samples=interval.samples + sum(count.samples for count in counts),
             tokens=interval.tokens + tokens,
-            flops=interval.flops + self._flops.total(tokens=tokens, attention_pairs=attention_pairs),
+            flops=interval.flops + self._flops.total(tokens=computed_tokens, attention_pairs=attention_pairs),
         )
         self._longest_sequence = max(count.longest_sequence for count in counts)
 

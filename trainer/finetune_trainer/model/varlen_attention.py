@@ -4,6 +4,7 @@ On GPUs it is the FlashAttention kernel that torch contains (`varlen_attn`), els
 """
 
 import inspect
+from collections.abc import Iterator
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -11,7 +12,7 @@ import torch
 from torch.nn.attention.varlen import varlen_attn
 from transformers import AttentionInterface
 
-from finetune_trainer.varlen_inputs import SEQUENCE_LENGTHS
+from finetune_trainer.varlen_inputs import KEY_POSITIONS, SEQUENCE_LENGTHS, SequenceLengths
 
 VARLEN = "varlen"  # value of attn_implementation in transformers, once it is registered
 _KERNEL_DTYPES = (torch.bfloat16, torch.float16)
@@ -40,9 +41,9 @@ def compute_varlen_attention(
 ) -> tuple[torch.Tensor, None]:
     """Return the causal self-attention of each sequence, (1, tokens, heads, value head size).
 
-    Implements the interface of transformers' attention functions. options: `sequence_lengths`, `cu_seq_lens_q` and
-    `max_length_q` of `build_varlen_inputs`, `scaling`, `dropout`, and `sliding_window`, the number of tokens to which a
-    token attends, including itself. Raises: ValueError, if an option is missing or changes attention in another way.
+    Implements the interface of transformers' attention functions. options: the arguments that `build_varlen_inputs`
+    returns, `scaling`, `dropout`, and `sliding_window`, the number of tokens to which a token attends, including
+    itself. Raises: ValueError, if an option is missing or changes attention in another way.
     """
     _check_options(module, attention_mask, options)
     inputs = AttentionInputs(*_cast_for_autocast(query, key, value))
@@ -58,9 +59,8 @@ AttentionInterface.register(VARLEN, torch.compiler.disable(compute_varlen_attent
 def attend_to_each_sequence(inputs: AttentionInputs, options: dict[str, Any]) -> torch.Tensor:
     """Compute SDPA of one sequence at a time; returns (1, heads, tokens, value head size)."""
     sliding_window, outputs = options.get("sliding_window"), []
-    lengths = list(options[SEQUENCE_LENGTHS].values)
-    for query, key, value in zip(*(torch.split(tensor, lengths, dim=2) for tensor in inputs), strict=True):
-        mask = _build_window_mask(query, sliding_window)
+    for query, key, value in _split(inputs, options[SEQUENCE_LENGTHS]):
+        mask = _build_mask(query, key.shape[2], sliding_window)
         output = torch.nn.functional.scaled_dot_product_attention(
             query,
             key,
@@ -73,6 +73,19 @@ def attend_to_each_sequence(inputs: AttentionInputs, options: dict[str, Any]) ->
         )
         outputs.append(output)
     return torch.cat(outputs, dim=2)
+
+
+def _split(inputs: AttentionInputs, lengths: SequenceLengths) -> Iterator[AttentionInputs]:
+    """Yield query, key and value of each sequence; keys and values include those of its prefix."""
+    split = (torch.split(tensor, list(lengths.values), dim=2) for tensor in inputs)
+    for number, (query, key, value) in enumerate(zip(*split, strict=True)):
+        prefix = lengths.prefixes[number] if lengths.prefixes else range(0)
+        if prefix:
+            key, value = (
+                torch.cat((tensor[:, :, prefix.start : prefix.stop], own), dim=2)
+                for tensor, own in ((inputs.key, key), (inputs.value, value))
+            )
+        yield AttentionInputs(query, key, value)
 
 
 def can_use_kernel(inputs: AttentionInputs, dropout: float) -> bool:
@@ -95,8 +108,13 @@ def _has_kernel(device_index: int | None) -> bool:
 
 
 def _run_kernel(inputs: AttentionInputs, options: dict[str, Any]) -> torch.Tensor:
-    """Compute attention with torch's kernel; returns (1, tokens, heads, value head size)."""
+    """Compute attention with torch's kernel; returns (1, tokens, heads, value head size).
+
+    If a sequence has more keys than queries, the kernel aligns the last key with the last query.
+    """
     query, key, value = inputs
+    if KEY_POSITIONS in options:
+        key, value = (tensor.index_select(2, options[KEY_POSITIONS]) for tensor in (key, value))
     head_dim, value_head_dim = query.shape[-1], value.shape[-1]
     value = torch.nn.functional.pad(value, (0, head_dim - value_head_dim))
     if not _KERNEL_ACCEPTS_GROUPED_HEADS:
@@ -106,9 +124,9 @@ def _run_kernel(inputs: AttentionInputs, options: dict[str, Any]) -> torch.Tenso
     attended: torch.Tensor = attend(
         *(tensor[0].transpose(0, 1) for tensor in (query, key, value)),
         options["cu_seq_lens_q"],
-        options["cu_seq_lens_q"],
+        options["cu_seq_lens_k"],
         options["max_length_q"],
-        options["max_length_q"],
+        options["max_length_k"],
         scale=options.get("scaling"),
         window_size=(-1 if sliding_window is None else sliding_window - 1, 0),
         **({"enable_gqa": True} if _KERNEL_ACCEPTS_GROUPED_HEADS else {}),
@@ -138,10 +156,12 @@ def _cast_for_autocast(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
     return tuple(tensor.to(dtype) for tensor in tensors)
 
 
-def _build_window_mask(query: torch.Tensor, sliding_window: int | None) -> torch.Tensor | None:
-    """Return a mask (tokens, tokens) for a sliding window; None if the sequence fits into the window."""
-    length = query.shape[2]
-    if sliding_window is None or length <= sliding_window:
+def _build_mask(query: torch.Tensor, key_count: int, sliding_window: int | None) -> torch.Tensor | None:
+    """Return a mask (queries, keys) for a prefix or a sliding window; None if causal attention needs none."""
+    query_count = query.shape[2]
+    exceeds_window = sliding_window is not None and key_count > sliding_window
+    if query_count == key_count and not exceeds_window:
         return None
-    ones = torch.ones(length, length, dtype=torch.bool, device=query.device)
-    return ones.tril().triu(1 - sliding_window)
+    offset = key_count - query_count  # the last query is at the position of the last key
+    mask = torch.ones(query_count, key_count, dtype=torch.bool, device=query.device).tril(offset)
+    return mask.triu(offset + 1 - sliding_window) if sliding_window is not None and exceeds_window else mask

@@ -17,7 +17,7 @@ from finetune_trainer.model.attention_backend import SDPA
 from finetune_trainer.model.varlen_attention import VARLEN
 from finetune_trainer.parallel.model_state import iterate_trained_parameters
 from finetune_trainer.training.base_trainer import GlobalMeanTrainer
-from finetune_trainer.training.isolation_check import build_probe, is_isolated
+from finetune_trainer.training.isolation_check import build_probe, computes_shared_prompts, is_isolated
 from finetune_trainer.units import GIB
 
 
@@ -51,18 +51,17 @@ def check_isolation(trainer: GlobalMeanTrainer) -> None:
     if not packed and layout.masks_padding:
         return
     vision = inputs.data.vision
-    probe = build_probe(
-        layout,
-        rows=min(inputs.plan.batch.micro_batch_size, 2),
-        packed=packed,
-        use_mrope=vision is not None and vision.family.uses_mrope,
-    )
+    use_mrope = vision is not None and vision.family.uses_mrope
+    probe = build_probe(layout, rows=min(inputs.plan.batch.micro_batch_size, 2), packed=packed, use_mrope=use_mrope)
     name = f'model "{inputs.plan.spec.model.name}"'
+    model, device = trainer.model_wrapped, trainer.args.device
     # Do not compile layers for the probe, which has fewer tokens than most micro-batches.
     is_compiled = inputs.plan.spec.training.torch_compile
     try:
         with torch.compiler.set_stance("force_eager") if is_compiled else nullcontext():
-            if is_isolated(trainer.model_wrapped, probe, trainer.args.device):
+            if is_isolated(model, probe, device) and (
+                not layout.shares_prompts or computes_shared_prompts(model, device, use_mrope=use_mrope)
+            ):
                 return
     except TypeError as error:
         raise InvalidSpec(
@@ -71,7 +70,7 @@ def check_isolation(trainer: GlobalMeanTrainer) -> None:
     if layout.padding_free:
         raise InvalidSpec(
             f"spec.model.attnImplementation: with {VARLEN}, the sequences of a micro-batch of {name} influence each"
-            f" other; set {SDPA}"
+            f" other, or do not attend to a prompt that they share; set {SDPA}"
         )
     if has_packs:
         raise InvalidSpec(

@@ -6,8 +6,13 @@ import pytest
 import torch
 
 from finetune_trainer.data.collator import Collator, SequenceLayout
-from finetune_trainer.data.packing import MROPE_POSITION_IDS, POSITION_IDS
-from finetune_trainer.data.token_dataset import IGNORE_INDEX, REFERENCE_LOGPS, Features
+from finetune_trainer.data.token_dataset import (
+    IGNORE_INDEX,
+    MROPE_POSITION_IDS,
+    POSITION_IDS,
+    REFERENCE_LOGPS,
+    Features,
+)
 from testing.models.micro_batches import build_micro_batch
 
 PADDING_FREE = SequenceLayout(padding_free=True)

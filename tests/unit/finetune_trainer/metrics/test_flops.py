@@ -10,8 +10,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralFo
 from finetune_api.v1alpha1.lora import Lora
 from finetune_trainer.data.collator import Collator, SequenceLayout
 from finetune_trainer.data.micro_batch import MicroBatch
-from finetune_trainer.data.packing import POSITION_IDS
-from finetune_trainer.data.token_dataset import IGNORE_INDEX
+from finetune_trainer.data.token_dataset import IGNORE_INDEX, POSITION_IDS
 from finetune_trainer.metrics.flops import MicroBatchCounts, estimate_flops, peak_flops
 from finetune_trainer.model.lora import add_adapters
 
@@ -102,7 +101,7 @@ def build_rows(*lengths: int, has_targets: bool = True) -> MicroBatch:
 def test_padding_is_not_counted() -> None:
     counts = MicroBatchCounts.from_batch(build_rows(3, 2), sequences_per_sample=1)
 
-    assert counts == MicroBatchCounts(samples=2, tokens=5, attention_pairs=6 + 3, longest_sequence=3)
+    assert counts == MicroBatchCounts(samples=2, tokens=5, shared_tokens=0, attention_pairs=6 + 3, longest_sequence=3)
 
 
 def test_two_sequences_of_a_preference_are_counted_as_one_sample() -> None:
@@ -121,7 +120,17 @@ def test_each_row_of_a_pack_is_counted_as_a_sample() -> None:
 
     for layout in (SequenceLayout(), SequenceLayout(padding_free=True)):
         counts = MicroBatchCounts.from_batch(Collator(0, layout)(packs), sequences_per_sample=1)
-        assert counts == MicroBatchCounts(samples=3, tokens=9, attention_pairs=6 + 3 + 10, longest_sequence=4)
+        assert counts == MicroBatchCounts(3, tokens=9, shared_tokens=0, attention_pairs=6 + 3 + 10, longest_sequence=4)
+
+
+def test_a_prompt_that_two_sequences_share_is_counted_once() -> None:
+    labels = torch.tensor([IGNORE_INDEX, IGNORE_INDEX, IGNORE_INDEX, 1])
+    pair = ({"input_ids": torch.arange(4), "labels": labels}, {"input_ids": torch.arange(4), "labels": labels})
+    batch = Collator(0, SequenceLayout(padding_free=True, shares_prompts=True))([pair])
+
+    counts = MicroBatchCounts.from_batch(batch, sequences_per_sample=2)
+
+    assert counts == MicroBatchCounts(1, tokens=8, shared_tokens=2, attention_pairs=10 + 10 - 3, longest_sequence=4)
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,9 @@ from finetune_trainer.data.epoch_order import RowOrder
 from finetune_trainer.data.packing import PackOrder
 from finetune_trainer.errors import InvalidSpec
 from finetune_trainer.model.varlen_attention import VARLEN
-from finetune_trainer.training.isolation_check import build_probe, is_isolated
+from finetune_trainer.training.isolation_check import build_probe, computes_shared_prompts, is_isolated
 from finetune_trainer.training.preflight import check_isolation
+from finetune_trainer.varlen_inputs import SequenceLengths
 from testing.models import attention_families
 
 CPU = torch.device("cpu")
@@ -35,7 +36,7 @@ def build_trainer(model: Any, layout: SequenceLayout, *, packing: bool, micro_ba
         ),
         plan=SimpleNamespace(
             batch=SimpleNamespace(micro_batch_size=micro_batch_size),
-            spec=SimpleNamespace(model=SimpleNamespace(name="tiny")),
+            spec=SimpleNamespace(model=SimpleNamespace(name="tiny"), training=SimpleNamespace(torch_compile=False)),
         ),
     )
     return SimpleNamespace(inputs=inputs, model_wrapped=model, args=SimpleNamespace(device=CPU))
@@ -52,6 +53,7 @@ def test_suitable_models_pass_every_check_and_keep_their_training_mode(family: s
         (padding_free, PADDING_FREE, True),
     ):
         assert is_isolated(model, build_probe(layout, rows=rows, packed=packed, use_mrope=False), CPU)
+    assert computes_shared_prompts(padding_free, CPU, use_mrope=False)
     assert padded.training
     assert not padding_free.training
 
@@ -67,6 +69,21 @@ def test_a_model_that_ignores_the_lengths_is_rejected() -> None:
     AttentionInterface.register("unmasked", eager_attention_forward)
     with pytest.raises(InvalidSpec, match=r"with varlen, the sequences of a micro-batch of model \"tiny\" influence"):
         check_isolation(build_trainer(model, PADDING_FREE, packing=False))
+
+
+def test_a_model_that_does_not_attend_to_shared_prompts_is_rejected() -> None:
+    class WithoutPrefixes(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = build_model(attn_implementation=VARLEN)
+
+        def forward(self, sequence_lengths: SequenceLengths, **inputs: Any) -> Any:
+            return self.model(**inputs, sequence_lengths=SequenceLengths(sequence_lengths.values))
+
+    sharing = SequenceLayout(padding_free=True, shares_prompts=True)
+    check_isolation(build_trainer(WithoutPrefixes(), PADDING_FREE, packing=False))
+    with pytest.raises(InvalidSpec, match=r"do not attend to a prompt that they share; set sdpa"):
+        check_isolation(build_trainer(WithoutPrefixes(), sharing, packing=False))
 
 
 def test_a_model_that_carries_state_across_rows_is_rejected_for_packs() -> None:

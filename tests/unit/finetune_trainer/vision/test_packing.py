@@ -8,11 +8,11 @@ from transformers import AutoModelForImageTextToText
 
 from finetune_trainer.data.collator import SequenceLayout
 from finetune_trainer.data.load import TrainingData
-from finetune_trainer.data.packing import MROPE_POSITION_IDS
 from finetune_trainer.data.row_filter import RowRules
+from finetune_trainer.data.token_dataset import MROPE_POSITION_IDS, Features
 from finetune_trainer.data_sources.media import Modality
 from finetune_trainer.errors import InvalidSpec
-from finetune_trainer.training.isolation_check import build_probe, is_isolated
+from finetune_trainer.training.isolation_check import build_probe, computes_shared_prompts, is_isolated
 from finetune_trainer.training.token_losses import compute_logits
 from finetune_trainer.vision.families import FAMILIES
 from testing.models import tiny_vision
@@ -94,6 +94,33 @@ def test_rows_without_padding_have_the_same_gradients(loaded_model: LoadedVision
         assert_close_up_to_rounding(actual[name], gradient)
 
 
+def build_pair(chosen: Features) -> tuple[Features, Features]:
+    """Return a preference pair with the prompt and the pixel inputs of a row, and a shorter rejected completion."""
+    end = len(chosen["labels"]) - 2
+    ids, labels = chosen["input_ids"][:end].clone(), chosen["labels"][:end].clone()
+    ids[-1] = labels[-1] = ids[0]
+    return chosen, {**chosen, "input_ids": ids, "labels": labels}
+
+
+def test_pairs_that_contain_prompt_and_pixels_once_have_the_same_gradients(
+    loaded_model: LoadedVisionModel, tmp_path: Path
+) -> None:
+    pairs = [build_pair(load_rows(loaded_model, tmp_path, packing=False).samples[row][0]) for row in (1, 2, 0)]
+    model = loaded_model.model.train()
+    whole = loaded_model.create_collator(Modality.IMAGE)(pairs)
+    expected = compute_gradients(model, whole)
+
+    shared = loaded_model.create_collator(Modality.IMAGE, padding_free=True, shares_prompts=True)(pairs)
+    with loaded_model.use_varlen():
+        actual = compute_gradients(model, shared)
+
+    assert len(shared.shared_lengths) == 3
+    assert 2 * len(shared.inputs["pixel_values"]) == len(whole.inputs["pixel_values"])
+    assert actual.keys() == expected.keys()
+    for name, gradient in expected.items():
+        assert_close_up_to_rounding(actual[name], gradient)
+
+
 def test_packed_and_separate_rows_have_the_same_gradients(loaded_model: LoadedVisionModel, tmp_path: Path) -> None:
     separate, packed = (load_rows(loaded_model, tmp_path, packing=packing).samples for packing in (False, True))
     collate, model = loaded_model.create_collator(), loaded_model.model.train()
@@ -135,6 +162,7 @@ def test_the_isolation_check_accepts_families_that_support_packing(loaded_model:
     assert is_isolated(loaded_model.model, padded, torch.device("cpu"))
     with loaded_model.use_varlen():
         assert is_isolated(loaded_model.model, padding_free, torch.device("cpu"))
+        assert computes_shared_prompts(loaded_model.model, torch.device("cpu"), use_mrope=vision.family.uses_mrope)
 
 
 def test_mrope_position_ids_match_the_model(loaded_model: LoadedVisionModel, tmp_path: Path) -> None:
