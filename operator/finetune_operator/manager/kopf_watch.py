@@ -19,6 +19,7 @@ from finetune_operator.controller.controller import JOB_PAGE_SIZE, Controller
 from finetune_operator.controller.job_cache import get_job_key
 
 logger = logging.getLogger(__name__)
+WATCH_GENERATORS = ("infinite_watch", "streaming_block")  # names of functions of kopf
 
 WATCH_SECONDS = 300  # must be an integer, because the API server rejects "300.0"
 MAX_BACKOFF_SECONDS = 5.0
@@ -110,13 +111,13 @@ async def start_kopf(
 
 
 def handle_loop_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Log an error of the event loop, except that of kopf's watch generator when the process ends.
+    """Log an error of the event loop, except those of kopf's watch generators when the process ends.
 
-    asyncio closes the generators that remain at its end. If kopf was handling an event, its generator raises an error
-    then, which has no effect.
+    asyncio closes the generators that remain at its end, in any order. If kopf was handling an event, one of its
+    generators raises an error then, which has no effect.
     """
     generator = context.get("asyncgen")
-    if getattr(generator, "__name__", "") == "infinite_watch":
+    if getattr(generator, "__name__", "") in WATCH_GENERATORS:
         logger.debug("kopf's watch generator was closed at the end of the process")
         return
     loop.default_exception_handler(context)
