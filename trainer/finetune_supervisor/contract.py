@@ -168,6 +168,11 @@ class Node:
         folder = self.output and self.output / "logs" / f"attempt-{self.attempt}"
         return folder and folder / f"node-{self.node_rank}.log"
 
+    @property
+    def final_message(self) -> Path | None:
+        """Copy of the final termination message, beside the log of the node; None if the job has no output."""
+        return self.log and self.log.with_suffix(".json")
+
 
 def read_text(env: Mapping[str, str], name: str) -> str:
     """Return the value of a required environment variable. Raises InvalidEnvironment."""

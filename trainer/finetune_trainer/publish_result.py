@@ -1,7 +1,9 @@
 """Publish the result of a run: the weights with tokenizer, log and report, then the success marker."""
 
+import time
 from pathlib import Path
 
+from finetune_api.v1alpha1.training import EVAL_LOSS
 from finetune_supervisor import contract
 from finetune_trainer.checkpoint.checkpoints import parse_checkpoint_step
 from finetune_trainer.checkpoint.output_folder import OutputFolder
@@ -9,14 +11,17 @@ from finetune_trainer.checkpoint.state_files import READ_ERRORS, StateReader
 from finetune_trainer.distributed.collectives import run_on_rank_zero
 from finetune_trainer.errors import CheckpointCorrupt
 from finetune_trainer.hubs import upload
-from finetune_trainer.metrics.html_report import ReportData, write_report
 from finetune_trainer.model.load import ModelDescription
 from finetune_trainer.model.merge import write_merged_model
 from finetune_trainer.model.save import save_tokenizer_and_processors, save_weights
 from finetune_trainer.parallel.model_state import WEIGHT, Tensors, build_key, gather_weights, list_saved_buffers
 from finetune_trainer.parallel.state_access import build_state_access
+from finetune_trainer.report.attempt_history import build_history
+from finetune_trainer.report.attempt_log import read_attempts
+from finetune_trainer.report.html_report import ReportData, write_report
+from finetune_trainer.report.run_summary import RunSummary
 from finetune_trainer.training.base_trainer import GlobalMeanTrainer
-from finetune_trainer.training.early_stopping import TrainingOutcome, determine_outcome
+from finetune_trainer.training.early_stopping import EvaluationPolicy, TrainingOutcome, determine_outcome
 
 # Omit spec.env, which may contain secrets.
 _REPORTED_FIELDS = {"model", "dataset", "sft", "dpo", "lora", "training", "num_nodes"}
@@ -41,7 +46,8 @@ def publish_result(
         save_weights(trainer.model, weights | ({} if lora else list_saved_buffers(trainer.model)), folder)
         save_tokenizer_and_processors(model_description, folder)
         trainer.state.save_to_json(str(folder / "trainer_state.json"))
-        write_report(build_report_data(trainer, title=title, outcome=outcome), folder)
+        summary = summarise_run(trainer, output, outcome)
+        write_report(build_report_data(trainer, summary, title=title, outcome=outcome), folder)
         if lora is not None and lora.merge:
             write_merged_model(model_description, folder, folder / "merged")
 
@@ -82,7 +88,26 @@ def report_outcome(trainer: GlobalMeanTrainer) -> TrainingOutcome | None:
     return outcome
 
 
-def build_report_data(trainer: GlobalMeanTrainer, *, title: str, outcome: TrainingOutcome | None) -> ReportData:
+def summarise_run(trainer: GlobalMeanTrainer, output: OutputFolder, outcome: TrainingOutcome | None) -> RunSummary:
+    """Summarise the run for its report and its model card. Runs on rank 0 only, because it reads the output."""
+    inputs, state, last_interval = trainer.inputs, trainer.state, trainer.monitor.latest_summary
+    steps = f"completed {state.global_step} of {trainer.args.max_steps} steps"
+    policy = trainer.evaluation_policy or EvaluationPolicy(EVAL_LOSS, None, 0.0, publishes_best_weights=False)
+    best = policy.compute_status(state.log_history).best_evaluation
+    return RunSummary(
+        outcome=f"{steps}; {outcome.message}" if outcome else f"{steps}; the weights are those of the last step",
+        batch=f"{inputs.plan.batch.effective} ({inputs.plan.batch}: per device x accumulation x ranks)",
+        best_evaluation=f"{policy.metric} {best.value:.4g} at step {best.step}" if best else None,
+        peak_bytes=last_interval.memory.highest_bytes if last_interval else None,
+        forecast_bytes=inputs.forecast_bytes,
+        on_gpu=trainer.args.device.type == "cuda",
+        history=build_history(read_attempts(output.logs, uid=output.identity.uid), now=time.time()),
+    )
+
+
+def build_report_data(
+    trainer: GlobalMeanTrainer, summary: RunSummary, *, title: str, outcome: TrainingOutcome | None
+) -> ReportData:
     """Collect the content of report.html from the trainer."""
     inputs, monitor = trainer.inputs, trainer.monitor
     spec = inputs.plan.spec.model_dump(mode="json", by_alias=True, exclude_none=True, include=_REPORTED_FIELDS)
@@ -98,7 +123,7 @@ def build_report_data(trainer: GlobalMeanTrainer, *, title: str, outcome: Traini
         job={**derived_values, **spec},
         log_history=trainer.state.log_history,
         lengths=inputs.data.train.lengths,
-        summary=monitor.latest_summary,
+        summary=summary,
+        last_interval=monitor.latest_summary,
         own_step_seconds=monitor.own_step_seconds,
-        forecast_bytes=inputs.forecast_bytes,
     )

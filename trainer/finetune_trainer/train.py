@@ -2,13 +2,14 @@
 
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from math import floor
 
 import torch
 import transformers
 from torch.distributed.elastic.multiprocessing.errors import record
+from transformers import TrainerCallback
 
 from finetune_api.v1alpha1.job import TrainerSpec
 from finetune_supervisor import contract
@@ -55,6 +56,12 @@ from finetune_trainer.model.revision import pin_revision
 from finetune_trainer.once_per_job import DownloadSettings
 from finetune_trainer.publish_result import publish_result
 from finetune_trainer.read_spec import read_spec
+from finetune_trainer.report.attempt_log import (
+    AttemptEntry,
+    AttemptLog,
+    AttemptLogCallback,
+    describe_repairable_settings,
+)
 from finetune_trainer.startup_log import (
     describe_data,
     describe_packing,
@@ -127,6 +134,7 @@ def run(spec: TrainerSpec, context: RankContext, heartbeat: HeartbeatWriter) -> 
     output.check_shared_storage(run_on_rank_zero(lambda: output.claim(overwrite=spec.output.overwrite)))
     if push := spec.output.push_to_hub:
         run_on_rank_zero(lambda: create_repository(push))
+    attempt_log = start_attempt_log(context, output, heartbeat) if context.ranks.is_rank_zero else None
 
     # Choose attention backend and batch size, and build the trainer.
     disable_cudnn_attention()
@@ -150,13 +158,27 @@ def run(spec: TrainerSpec, context: RankContext, heartbeat: HeartbeatWriter) -> 
 
     # Train from the newest checkpoint, and publish.
     resume_point = run_on_rank_zero(trainer.inputs.checkpoints.find_newest_complete)
-    if is_rank_zero:
-        for tracker in build_trackers(trackers, logs=output.logs, first_step=resume_point.step):
-            trainer.add_callback(tracker)
+    if attempt_log is not None:
+        add_recorders(trainer, attempt_log, build_trackers(trackers, logs=output.logs, first_step=resume_point.step))
+        settings = describe_repairable_settings(plan.spec, plan.batch, os.environ)
+        attempt_log.start_training(first_step=resume_point.step, settings=settings)
     if not train(trainer, resume_point, total_steps=trainer.args.max_steps):
         return contract.STOPPED
     publish_result(trainer, output, model_description, title=f"{context.namespace}/{context.job}")
     return contract.DONE
+
+
+def start_attempt_log(context: RankContext, output: OutputFolder, heartbeat: HeartbeatWriter) -> AttemptLog:
+    """Record in the output that the attempt has started. Called on rank 0 only, after it has claimed the output."""
+    identity = output.identity
+    entry = AttemptEntry(identity.uid, identity.attempt, context.ranks.world_size, heartbeat.started_at)
+    return AttemptLog(output.logs, entry)
+
+
+def add_recorders(trainer: GlobalMeanTrainer, attempt_log: AttemptLog, trackers: Iterable[TrainerCallback]) -> None:
+    """Add the callbacks that record the steps of the training. Called on rank 0 only."""
+    for callback in (*trackers, AttemptLogCallback(attempt_log)):
+        trainer.add_callback(callback)
 
 
 def describe_model_compute(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import tempfile
 from collections.abc import Iterator
@@ -76,6 +77,9 @@ class NodeReporter:
         message = redact_termination(message, self._secrets)
         self.outcome = message.outcome
         self._write_message(message)
+        if self._node.final_message:  # the report of a later attempt contains the causes of restarts
+            with contextlib.suppress(OSError):  # the log has the same text, and reports a full or read-only volume
+                write_termination(self._node.final_message, message)
         if message.outcome != contract.SUCCEEDED:
             rank = f"rank {message.rank}: " if message.rank is not None else ""
             error_type = f"{message.error_type}: " if message.error_type else ""

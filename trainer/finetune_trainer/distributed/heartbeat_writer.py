@@ -23,8 +23,9 @@ class HeartbeatWriter:
         self._folder = folder
         folder.mkdir(parents=True, exist_ok=True)
         self._written_at = 0.0
+        self.started_at = time.time()  # of the rank, in seconds since the epoch
         self._heartbeat = Heartbeat(
-            rank=rank, local_rank=local_rank, pid=os.getpid(), time=time.time(), phase=contract.INIT
+            rank=rank, local_rank=local_rank, pid=os.getpid(), time=self.started_at, phase=contract.INIT
         )
         self._write()
 

@@ -1,1 +1,1 @@
-"""Measure throughput, MFU and memory of a run, and report them in the log, in trackers and in report.html."""
+"""Measure throughput, MFU and memory of a run, and report them in the log and in trackers."""

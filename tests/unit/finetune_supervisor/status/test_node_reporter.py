@@ -91,3 +91,25 @@ def test_unwritable_termination_log_is_reported_in_the_node_log(
     reporter.write_running_message()
 
     assert b"the termination message cannot be written" in capfdbinary.readouterr().out
+
+
+def test_final_message_is_copied_beside_the_log_for_the_report_of_a_later_attempt(tmp_path: Path) -> None:
+    (tmp_path / "ranks").mkdir()
+    failed_node = node(tmp_path)
+    reporter = NodeReporter(failed_node, ProcessOutput(failed_node.log))
+
+    reporter.write_running_message()
+    assert not (tmp_path / "logs/attempt-1/node-0.json").exists()
+    reporter.write_final_message(build_failure_message(TerminationMessage(), "OSError", "broken", now=1.0))
+
+    assert (tmp_path / "logs/attempt-1/node-0.json").read_bytes() == (tmp_path / "termination-log").read_bytes()
+
+
+def test_an_output_that_cannot_be_written_does_not_change_the_termination_message(tmp_path: Path) -> None:
+    (tmp_path / "ranks").mkdir()
+    (tmp_path / "logs").write_text("a file where the folder would be")
+    reporter = NodeReporter(node(tmp_path), ProcessOutput(None))
+
+    reporter.write_final_message(build_failure_message(TerminationMessage(), "OSError", "broken", now=1.0))
+
+    assert read_message(tmp_path)["message"] == "broken"

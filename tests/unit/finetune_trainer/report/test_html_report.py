@@ -11,15 +11,50 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from finetune_trainer.metrics.html_report import ReportData, render_report, write_report
 from finetune_trainer.metrics.step_meter import MeasuredInterval
-from finetune_trainer.metrics.svg_charts import Line, draw_bars, draw_lines
 from finetune_trainer.metrics.throughput import summarise_ranks
+from finetune_trainer.report.attempt_history import AttemptEnding, AttemptHistory, PastAttempt, RankTime
+from finetune_trainer.report.html_report import ReportData, render_report, write_report
+from finetune_trainer.report.run_summary import RunSummary
+from finetune_trainer.report.svg_charts import Line, draw_bars, draw_lines
 
 GIB = 2**30
 STEPS = 30
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
+SUMMARY = RunSummary(
+    outcome="completed 30 of 30 steps; the weights are those of the last step",
+    batch="4 (1 x 2 x 2 = 4: per device x accumulation x ranks)",
+    best_evaluation="eval_loss 1.5 at step 30",
+    peak_bytes=2 * GIB,
+    forecast_bytes=3 * GIB,
+    on_gpu=True,
+    history=AttemptHistory(
+        started_at=0.0,
+        finished_at=7500.0,
+        restarts=2,
+        attempts=(
+            PastAttempt(
+                attempt=0,
+                first_step=0,
+                last_step=12,
+                duration_seconds=3600.0,
+                time=RankTime(useful=5400.0, starting=600.0, lost=1200.0),
+                ending=AttemptEnding("node 1, rank 1: OutOfMemoryError", "CUDA out of memory <on> GPU 0"),
+                changed_settings={},
+            ),
+            PastAttempt(
+                attempt=2,
+                first_step=10,
+                last_step=30,
+                duration_seconds=3600.0,
+                time=RankTime(useful=6000.0, starting=1200.0),
+                ending=None,
+                changed_settings={"batch": "2 x 1 x 2 = 4 → 1 x 2 x 2 = 4"},
+            ),
+        ),
+    ),
+)
 DATA = ReportData(
     title='default/<b>&"first"',
     job={"effective batch": "1 x 2 x 2 = 4", "dataset": {"train": [{"name": "/data/<train>.jsonl"}]}},
@@ -38,11 +73,11 @@ DATA = ReportData(
         {"step": STEPS, "eval_loss": 1.5},
     ],
     lengths=np.array([3, 7, 7, 90]),
-    summary=summarise_ranks(
+    summary=SUMMARY,
+    last_interval=summarise_ranks(
         [MeasuredInterval(steps=1, peak_bytes=GIB), MeasuredInterval(steps=1, peak_bytes=2 * GIB)], peak_flops=None
     ),
     own_step_seconds=(0.5, 0.25),
-    forecast_bytes=3 * GIB,
 )
 CHARTS = (
     "Loss",
@@ -86,6 +121,53 @@ def test_charts_contain_all_points_and_tables_all_rows() -> None:
     assert len([*figures["Job"].iter("tr")]) == 2
 
 
+def read_summary(page: str) -> str:
+    """Return the text of the summary, which is the first element after the heading."""
+    body = page.removeprefix("<!DOCTYPE html>\n").replace(' xmlns="http://www.w3.org/2000/svg"', "")
+    elements = list(ElementTree.fromstring(body)[1])  # noqa: S314
+    assert [element.tag for element in elements] == ["h1", "section", "main"]
+    return "\n".join(elements[1].itertext())
+
+
+def test_the_report_opens_with_outcome_batch_evaluation_memory_and_use_of_gpus() -> None:
+    summary = read_summary(render_report(DATA))
+
+    for fact in (
+        SUMMARY.outcome,
+        "2 h 5 min",
+        SUMMARY.batch,
+        "eval_loss 1.5 at step 30",
+        "2.00 GiB, 67% of the forecast of 3.00 GiB",
+        "4 GPU-hours: ",
+        "useful 3.17 (79%)",
+        "starting 0.5 (12%)",
+        "lost 0.333 (8%)",
+    ):
+        assert fact in summary
+
+
+def test_the_summary_lists_what_ended_each_attempt_and_what_the_next_one_changed() -> None:
+    summary = read_summary(render_report(DATA))
+
+    for text in (
+        "0 to 12",
+        "node 1, rank 1: OutOfMemoryError",
+        "CUDA out of memory <on> GPU 0",
+        "10 to 30",
+        "batch: 2 x 1 x 2 = 4 → 1 x 2 x 2 = 4",
+        "1 attempt(s) ended before they recorded anything",
+    ):
+        assert text in summary
+
+
+def test_the_summary_of_a_run_without_records_has_no_times() -> None:
+    summary = read_summary(render_report(replace(DATA, summary=replace(SUMMARY, history=None, on_gpu=False))))
+
+    assert SUMMARY.outcome in summary
+    assert "hours" not in summary
+    assert "Restarts" not in summary
+
+
 def test_chart_without_data_is_left_out() -> None:
     entries = [
         {key: value for key, value in entry.items() if key != "scaling_efficiency"} for entry in DATA.log_history
@@ -108,7 +190,7 @@ def test_page_references_no_external_resources() -> None:
 
 
 def test_report_of_an_attempt_without_steps_has_no_measurements() -> None:
-    figures = parse_figures(render_report(replace(DATA, summary=None, own_step_seconds=(), log_history=[])))
+    figures = parse_figures(render_report(replace(DATA, last_interval=None, own_step_seconds=(), log_history=[])))
 
     assert "nothing was measured" in "".join(figures["Loss"].itertext())
     assert "nothing was measured" in "".join(figures["Peak memory per rank"].itertext())
@@ -173,7 +255,7 @@ def test_browser_renders_every_chart_without_console_messages(tmp_path: Path) ->
 
     match: Any = re.search(r'data-visible="([^"]*)"', browser.stdout)
     counts = dict(pair.split("=") for pair in match.group(1).split(";")[:-1])
-    assert tuple(counts) == CHARTS
+    assert tuple(counts) == ("GPU-hours by use", *CHARTS)
     assert all(int(count) >= 2 for count in counts.values()), counts
     assert ":CONSOLE" not in browser.stderr, browser.stderr
 

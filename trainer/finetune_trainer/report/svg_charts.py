@@ -137,5 +137,5 @@ def _render_legend(names: Sequence[str]) -> str:
 
 
 def _format_number(value: float) -> str:
-    """Format with four significant digits: 1234567 -> 1.235e+06, 0.30000000000000004 -> 0.3."""
-    return f"{value:.4g}"
+    """Format with four significant digits, or as an integer: 1234567 -> 1.235e+06, 12345.6 -> 12346, 0.30004 -> 0.3."""
+    return f"{value:.0f}" if 1e4 <= abs(value) < 1e6 else f"{value:.4g}"
