@@ -103,7 +103,7 @@ class FakeHub:
             return 200, {"id": f"{owner}/{name}", "sha": SHA, "siblings": siblings}, {}
         if not path.startswith("/datasets/"):
             name, _, location = path.removeprefix("/").partition("/resolve/")
-            model, (revision, _, file) = self.models.get(name), location.partition("/")
+            model, (revision, _, file) = self._find_model(name), location.partition("/")
             missing = 404, {"error": "Repository not found"}, {"X-Error-Code": "RepoNotFound"}
             return model.handle_get(unquote(revision), unquote(file)) if model else missing
         repository, _, file = path.removeprefix("/datasets/").partition(f"/resolve/{SHA}/")
@@ -111,6 +111,11 @@ class FakeHub:
         if content is None:
             return 404, {"error": "no such file"}, {}
         return 200, content, {"ETag": f'"{sha256(content).hexdigest()}"', "X-Repo-Commit": SHA}
+
+    def _find_model(self, name: str) -> FakeModel | None:
+        """Return the model, or the uploaded repository as a model with one commit."""
+        uploaded = self.repositories.get(name)
+        return self.models.get(name) if uploaded is None else FakeModel({SHA: uploaded}, {"main": SHA})
 
     def handle_post(self, path: str, body: bytes, token: str) -> tuple[int, Any]:
         """Create repositories or store committed files; return the status and body of the response."""

@@ -1,4 +1,4 @@
-"""Publish the result of a run: the weights with tokenizer, log and report, then the success marker."""
+"""Publish the result of a run: the weights with tokenizer, log, report and model card, then the success marker."""
 
 import time
 from pathlib import Path
@@ -14,6 +14,7 @@ from finetune_trainer.hubs import upload
 from finetune_trainer.model.load import ModelDescription
 from finetune_trainer.model.merge import write_merged_model
 from finetune_trainer.model.save import save_tokenizer_and_processors, save_weights
+from finetune_trainer.model_card.collect import collect_card_content, write_model_card
 from finetune_trainer.parallel.model_state import WEIGHT, Tensors, build_key, gather_weights, list_saved_buffers
 from finetune_trainer.parallel.state_access import build_state_access
 from finetune_trainer.report.attempt_history import build_history
@@ -47,6 +48,8 @@ def publish_result(
         save_tokenizer_and_processors(model_description, folder)
         trainer.state.save_to_json(str(folder / "trainer_state.json"))
         summary = summarise_run(trainer, output, outcome)
+        card = collect_card_content(trainer, model_description, summary, title=title)
+        write_model_card(card, folder, published=output.result)
         write_report(build_report_data(trainer, summary, title=title, outcome=outcome), folder)
         if lora is not None and lora.merge:
             write_merged_model(model_description, folder, folder / "merged")

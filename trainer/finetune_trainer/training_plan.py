@@ -13,7 +13,7 @@ from finetune_trainer.errors import InvalidSpec
 FINGERPRINT_VERSION = "v2"  # version of the algorithm; fingerprints of other versions cannot be compared
 _DEFAULT_EPOCHS = 3.0
 # Fields that may change between attempts without changing the result. Of the batch sizes, only the product is hashed.
-_NOT_IN_FINGERPRINT = frozenset(
+NOT_IN_FINGERPRINT = frozenset(
     {
         "per_device_train_batch_size",
         "gradient_accumulation_steps",
@@ -119,6 +119,6 @@ def _compute_fingerprint(spec: TrainerSpec, batch: Batch) -> str:
     fields = spec.model_dump(mode="json", include=included, exclude_unset=True)
     fields["dataset"].pop("num_workers", None)
     training = fields.pop("training", {})
-    fields["training"] = {k: v for k, v in training.items() if k not in _NOT_IN_FINGERPRINT}
+    fields["training"] = {k: v for k, v in training.items() if k not in NOT_IN_FINGERPRINT}
     canonical_json = json.dumps({**fields, "effectiveBatch": batch.effective}, sort_keys=True)
     return f"{FINGERPRINT_VERSION}:{hashlib.sha256(canonical_json.encode()).hexdigest()[:16]}"

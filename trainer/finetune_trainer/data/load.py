@@ -168,6 +168,7 @@ def _load_rows(
         data = load_or_tokenize(
             config.cache / "tokens" / _build_cache_key(sources, config),
             lambda: _render_rows(sources, config),
+            files=list(dict.fromkeys(file for source in sources for file in source.files)),
             rules=config.rules,
             role=config.role,
             send_heartbeat=config.send_heartbeat,

@@ -8,6 +8,7 @@ import time
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from enum import Enum, auto
 from pathlib import Path
 
@@ -17,11 +18,13 @@ from finetune_trainer.data.media_store import MediaStoreWriter
 from finetune_trainer.data.row_filter import RowFilter, RowRules
 from finetune_trainer.data.row_rendering import RenderedRow
 from finetune_trainer.data.token_dataset import TokenDataset
+from finetune_trainer.data_sources.file_digests import compute_file_digest
 from finetune_trainer.data_sources.row_origins import RowOriginWriter
 from finetune_trainer.errors import TrainerError
 
-_FORMAT = 6
+_FORMAT = 7
 _TOKENS_FILE = "tokens.bin"
+_DIGEST_PROGRESS_FILE = "digest-progress.bin"
 _POLL_SECONDS = 0.1
 TAKEOVER_SECONDS = 60.0  # time without progress after which a deputy writes; network file systems report sizes late
 
@@ -49,17 +52,19 @@ def load_or_tokenize(
     rules: RowRules,
     role: CacheRole,
     send_heartbeat: Callable[[], None],
+    files: Sequence[Path] = (),
 ) -> TokenDataset:
     """Load the cached rows. If the cache is empty, the writer tokenizes the rows and the other processes wait.
 
     A deputy writes the cache if the writer makes no progress, for example because the storage is not shared. Waiting
     has no timeout: if the process that writes fails, the supervisor terminates the waiting processes.
+    files: the files of the rows, whose digests are stored with the rows.
     """
     if role is CacheRole.DEPUTY and not folder.exists():
         _wait_for_writer(folder, send_heartbeat)
     if role is not CacheRole.READER:
         if not folder.exists():
-            _write_cache(folder, render_rows(), rules=rules, send_heartbeat=send_heartbeat)
+            _write_cache(folder, render_rows(), files, rules=rules, send_heartbeat=send_heartbeat)
         send_heartbeat()
     while not folder.exists():
         time.sleep(_POLL_SECONDS)
@@ -79,9 +84,10 @@ def _wait_for_writer(folder: Path, send_heartbeat: Callable[[], None]) -> None:
 def _measure_progress(folder: Path) -> int:
     """Return the bytes that all processes have written for the cache; folders may vanish meanwhile."""
     total = 0
-    for file in folder.parent.glob(f"{_build_temporary_prefix(folder)}*/{_TOKENS_FILE}"):
-        with suppress(OSError):
-            total += file.stat().st_size
+    for name in (_TOKENS_FILE, _DIGEST_PROGRESS_FILE):
+        for file in folder.parent.glob(f"{_build_temporary_prefix(folder)}*/{name}"):
+            with suppress(OSError):
+                total += file.stat().st_size
     return total
 
 
@@ -89,7 +95,9 @@ def _build_temporary_prefix(folder: Path) -> str:
     return f".{folder.name}-"
 
 
-def _write_cache(folder: Path, rows: RenderedRows, *, rules: RowRules, send_heartbeat: Callable[[], None]) -> None:
+def _write_cache(
+    folder: Path, rows: RenderedRows, files: Sequence[Path], *, rules: RowRules, send_heartbeat: Callable[[], None]
+) -> None:
     """Write the cache to a temporary folder beside `folder`, then rename the temporary folder.
 
     If another node has already created `folder`, delete the temporary folder.
@@ -98,6 +106,7 @@ def _write_cache(folder: Path, rows: RenderedRows, *, rules: RowRules, send_hear
     temporary.mkdir(parents=True)
     try:
         meta = _write_files(temporary, rows, rules=rules, send_heartbeat=send_heartbeat)
+        meta["files"] = _compute_digests(files, temporary / _DIGEST_PROGRESS_FILE, send_heartbeat)
         (temporary / "meta.json").write_text(json.dumps(meta), encoding="utf-8")
         temporary.rename(folder)
     except OSError:
@@ -105,6 +114,21 @@ def _write_cache(folder: Path, rows: RenderedRows, *, rules: RowRules, send_hear
             raise
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _compute_digests(
+    files: Sequence[Path], progress_file: Path, send_heartbeat: Callable[[], None]
+) -> list[dict[str, object]]:
+    """Return the digests of the files; the progress file grows meanwhile, so that no deputy takes over."""
+
+    def report_progress() -> None:
+        send_heartbeat()
+        progress.write(b".")
+
+    with progress_file.open("wb", buffering=0) as progress:
+        digests = [asdict(compute_file_digest(file, report_progress=report_progress)) for file in files]
+    progress_file.unlink()
+    return digests
 
 
 def _write_files(

@@ -13,6 +13,7 @@ from torch.utils.data import Dataset
 
 from finetune_trainer.data.media_store import MediaStore
 from finetune_trainer.data.row_filter import RowStats
+from finetune_trainer.data_sources.file_digests import FileDigest
 from finetune_trainer.data_sources.media import MediaItem
 from finetune_trainer.data_sources.row_origins import RowOrigins
 from finetune_trainer.vision.processor import VisionProcessor
@@ -36,6 +37,7 @@ class TokenDataset(Dataset[tuple[Features, ...]]):
         meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
         self.cache_key = folder.name  # depends on the files and the settings of tokenization
         self.stats = RowStats.from_json(meta["counted"])
+        self.files = tuple(FileDigest(**file) for file in meta["files"])
         self._sequences_per_row: int = meta["sequences"]
         self._weighted: bool = meta["weighted"]
         self._ends = np.load(folder / "ends.npy")

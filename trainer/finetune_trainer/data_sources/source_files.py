@@ -49,6 +49,11 @@ def find_files(source: DatasetSource, downloads: DownloadSettings, *, spec_field
     return _find_hub_files(source, downloads, spec_field=spec_field)
 
 
+def is_hub_dataset(source: DatasetSource) -> bool:
+    """Return whether the source is a dataset on the Hub; an existing path has precedence over a Hub id."""
+    return not Path(source.path).exists() and _HUB_ID.fullmatch(source.path) is not None
+
+
 def select_files(
     paths: Sequence[PurePath], source: DatasetSource, *, spec_field: str, default_splits: Sequence[str] = ()
 ) -> list[PurePath]:

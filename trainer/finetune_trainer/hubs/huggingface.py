@@ -3,12 +3,20 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import httpx2
 from huggingface_hub import HfApi
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalTokenNotFoundError, OfflineModeIsEnabled
+from huggingface_hub.errors import (
+    EntryNotFoundError,
+    HfHubHTTPError,
+    HFValidationError,
+    LocalTokenNotFoundError,
+    OfflineModeIsEnabled,
+)
 
 from finetune_api.v1alpha1.output import PushToHub
+from finetune_trainer.card_marker import CARD_FILE, is_generated
 from finetune_trainer.errors import HubUnavailable, InvalidSpec, first_line
 
 _PERMANENT_STATUSES = (400, 401, 403, 404, 409)  # HTTP status codes of errors that a retry cannot fix
@@ -22,10 +30,29 @@ def create_repository(target: PushToHub) -> None:
 
 
 def upload(target: PushToHub, folder: Path, *, title: str) -> str:
-    """Upload the folder in one commit and return the URL of the commit."""
+    """Upload the folder in one commit and return the URL of the commit; keep a model card that somebody has edited."""
     with _translate_hub_errors(target):
-        commit = HfApi().upload_folder(repo_id=target.repo, folder_path=folder, commit_message=f"Result of {title}")
+        card = _read_card(target)
+        is_kept = card is not None and not is_generated(card)
+        if is_kept:
+            print(f"{CARD_FILE} of {target.repo} was written or edited by somebody else and is kept", flush=True)
+        commit = HfApi().upload_folder(
+            repo_id=target.repo,
+            folder_path=folder,
+            commit_message=f"Result of {title}",
+            ignore_patterns=[CARD_FILE] if is_kept else None,
+        )
         return str(commit.commit_url)
+
+
+def _read_card(target: PushToHub) -> str | None:
+    """Return the model card of the repository; None if it has none."""
+    with TemporaryDirectory() as folder:
+        try:
+            path = HfApi().hf_hub_download(target.repo, CARD_FILE, cache_dir=folder)
+        except EntryNotFoundError:
+            return None
+        return Path(path).read_text(encoding="utf-8", errors="replace")
 
 
 @contextmanager

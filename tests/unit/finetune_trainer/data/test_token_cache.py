@@ -1,5 +1,6 @@
 """Tests that the token cache returns rows, stats, weights and origins unchanged."""
 
+import hashlib
 import os
 import threading
 import time
@@ -204,3 +205,17 @@ def test_samples_include_weights_only_if_some_weights_are_neither_0_nor_1(tmp_pa
     assert features["weights"].tolist() == [0.0, 0.25, 1.0]
     assert features["labels"].tolist() == [IGNORE_INDEX, 2, 3]
     assert "weights" not in load_tokens(tmp_path / "other")[0][0]
+
+
+def test_rows_have_the_digests_of_their_files(tmp_path: Path) -> None:
+    files = [tmp_path / "a.jsonl", tmp_path / "b.jsonl"]
+    for file in files:
+        file.write_text(f"{file.name}\n" * 9)
+
+    data = load_or_tokenize(tmp_path / "key", lambda: [(SAMPLES[0],)], files=files, **WRITER_OPTIONS)
+
+    assert [Path(digest.path).name for digest in data.files] == ["a.jsonl", "b.jsonl"]
+    for file, digest in zip(files, data.files, strict=True):
+        assert digest.sha256 == hashlib.sha256(file.read_bytes()).hexdigest()
+        assert digest.size_bytes == file.stat().st_size
+    assert not list((tmp_path / "key").glob("*progress*"))

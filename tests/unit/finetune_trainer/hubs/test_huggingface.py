@@ -7,6 +7,7 @@ import pytest
 from huggingface_hub import HfApi
 
 from finetune_api.v1alpha1.output import PushToHub
+from finetune_trainer.card_marker import mark_generated
 from finetune_trainer.errors import HubUnavailable, InvalidSpec
 from finetune_trainer.hubs import create_repository, huggingface, upload
 from testing.fakes.hub import TOKEN, FakeHub, serve_hub
@@ -51,6 +52,29 @@ def test_all_files_of_a_result_are_uploaded(hub: FakeHub, tmp_path: Path) -> Non
         "README.md": b"---\nlibrary_name: peft\n---\n# Support\n",
     }
     assert hub.messages == ["Result of default/first"]
+
+
+@pytest.mark.parametrize(
+    ("existing", "is_replaced"),
+    [
+        pytest.param(mark_generated("# Earlier result\n"), True, id="generated"),
+        pytest.param(mark_generated("# Earlier result\n").replace("Earlier", "My"), False, id="edited"),
+        pytest.param("# My model\n", False, id="written by the user"),
+    ],
+)
+def test_only_a_generated_card_of_the_repository_is_replaced(
+    hub: FakeHub, tmp_path: Path, existing: str, is_replaced: bool
+) -> None:
+    (tmp_path / "README.md").write_text(mark_generated("# Result\n"))
+    (tmp_path / "config.json").write_text("{}")
+    create_repository(TARGET)
+    hub.repositories["acme/support"]["README.md"] = existing.encode()
+
+    upload(TARGET, tmp_path, title="default/first")
+
+    card = hub.repositories["acme/support"]["README.md"].decode()
+    assert card == (mark_generated("# Result\n") if is_replaced else existing)
+    assert "config.json" in hub.repositories["acme/support"]
 
 
 @pytest.mark.parametrize("repository_exists", [False, True], ids=["new repository", "existing repository"])
