@@ -26,6 +26,7 @@ CHART_SETTINGS: dict[str, tuple[str, ...]] = {
         'priorityClassName="system-cluster-critical"',
         'extraArgs=["--log-level=debug"]',
         'defaults={"ttlSecondsAfterFinished":2592000}',
+        'notifications={"url":"https://sink.example/events","secretName":"sink"}',
         'podMonitor={"enabled":true,"labels":{"release":"prometheus"}}',
         'networkPolicy={"enabled":true,"namespaces":["a","b"],"metricsFrom":[{"namespaceSelector":{}}]}',
         'admissionPolicies={"operator":{"enabled":true},"jobs":{"maxGpus":8,"images":["registry.example/*"],'

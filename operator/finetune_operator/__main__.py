@@ -7,12 +7,23 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
+from pathlib import Path
 from typing import Any
+
+from yarl import URL
 
 from finetune_operator import names
 from finetune_operator.kube.credentials import NoClusterAccess
 from finetune_operator.manager.json_logging import configure_logging
 from finetune_operator.manager.manager import OperatorOptions, run_operator
+from finetune_operator.notifications.sink import (
+    DEFAULT_SOURCE,
+    SIGNING_KEY_FILE,
+    TOKEN_FILE,
+    InvalidSink,
+    SinkConfig,
+    parse_sink_url,
+)
 from finetune_operator.plan.supervisor_bundle import SupervisorMissing, pack_supervisor
 from finetune_operator.settings import Settings
 
@@ -58,6 +69,9 @@ def parse_flags(arguments: Sequence[str], environment: Mapping[str, str]) -> arg
         "seconds until finished jobs without spec.ttlSecondsAfterFinished are deleted; empty: never",
         parse=_parse_ttl_seconds,
     )
+    add_flag("--notification-url", "HTTP endpoint for notifications; empty: none", parse=_parse_notification_url)
+    add_flag("--notification-source", "attribute source of notifications", default=DEFAULT_SOURCE)
+    add_flag("--notification-secrets", f"folder with the files {TOKEN_FILE} and {SIGNING_KEY_FILE}, each optional")
     add_flag("--kubeconfig", "kubeconfig, for running outside of a cluster")
     add_flag("--context", "context of the kubeconfig")
     add_flag("--metrics-port", "port of /metrics, /healthz and /readyz", default="8080", parse=int)
@@ -101,7 +115,22 @@ def build_options(flags: argparse.Namespace) -> OperatorOptions:
         leader_election=flags.leader_election,
         lease_name=flags.lease_name,
         workers=flags.workers,
+        sink=_build_sink_config(flags),
     )
+
+
+def _build_sink_config(flags: argparse.Namespace) -> SinkConfig | None:
+    if flags.notification_url is None:
+        return None
+    secrets = Path(flags.notification_secrets) if flags.notification_secrets else None
+    return SinkConfig(flags.notification_url, flags.notification_source or DEFAULT_SOURCE, secrets)
+
+
+def _parse_notification_url(text: str) -> URL | None:
+    try:
+        return parse_sink_url(text) if text else None
+    except InvalidSink as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def _read_version() -> str:

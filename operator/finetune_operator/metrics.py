@@ -41,6 +41,12 @@ class Metrics:
         self.restarts = Counter(
             "finetune_job_restarts", "Restarts of jobs after a failure.", ["reason", "fault"], registry=registry
         )
+        self.notifications = Counter(
+            "finetune_notifications",
+            "Notifications: delivered, rejected by the sink, expired, or dropped because the queue was full.",
+            ["result"],
+            registry=registry,
+        )
         self.leader = Gauge("finetune_leader", "1 while this replica acts.", registry=registry)
         self.loop_lag = Gauge("finetune_event_loop_lag_seconds", "Worst delay of the last minute.", registry=registry)
 

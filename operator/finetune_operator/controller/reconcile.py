@@ -56,6 +56,7 @@ class PassDependencies:
     cluster: Cluster
     settings: Settings
     now: Callable[[], datetime]
+    report_status: Callable[[ObjectMeta, JobStatus], None] | None = None  # called with the status after each pass
 
 
 async def reconcile(dependencies: PassDependencies, job: RawBody, cached: CachedState) -> PassResult:
@@ -90,6 +91,7 @@ async def reconcile(dependencies: PassDependencies, job: RawBody, cached: Cached
         job = await cluster.write_status(job, _keep_unknown_fields(job, render_status(status)))
     elif _deletes_pod_of_newer_attempt(parsed, decision, observation):
         await _check_version(cluster, job)
+    _report_status(dependencies, parsed.metadata, status)
     # If the write began the next attempt, also decide its first step.
     first_step = _decide_first_step(dependencies, job, current_status, observation) if has_changed else None
     actions = decision.actions if first_step is None else (*decision.actions, *first_step.actions)
@@ -99,6 +101,12 @@ async def reconcile(dependencies: PassDependencies, job: RawBody, cached: Cached
     requeue_after = timedelta() if should_requeue_now else (first_step or decision).requeue_after
     requeue_after = requeue_after and min(requeue_after, MAX_REQUEUE_AFTER)
     return PassResult(job, requeue_after, rejected_creates, select_executed_actions(actions, rejected_creates))
+
+
+def _report_status(dependencies: PassDependencies, job: ObjectMeta, status: JobStatus) -> None:
+    """Report the written status to the notifier, before the actions of the pass, which may fail."""
+    if dependencies.report_status is not None:
+        dependencies.report_status(job, status)
 
 
 def _with_known_creation(job: FineTuneJob, cached: CachedState) -> FineTuneJob:
@@ -223,6 +231,7 @@ async def _carry_out(dependencies: PassDependencies, job: RawBody, status: JobSt
     if new_status != status:
         job = await dependencies.cluster.write_status(job, _keep_unknown_fields(job, render_status(new_status)))
     metadata = ObjectMeta.model_validate(job["metadata"])
+    _report_status(dependencies, metadata, new_status)
     await execute_actions(dependencies.cluster, metadata, decision.actions, now=dependencies.now())
     return PassResult(job, decision.requeue_after)
 

@@ -27,6 +27,8 @@ from finetune_operator.manager.kopf_watch import WATCH_SECONDS, KopfOptions, han
 from finetune_operator.manager.leader_election import LeaderElection, LeaseConfig
 from finetune_operator.manager.stable_clock import StableClock
 from finetune_operator.metrics import Metrics, RequestCounter
+from finetune_operator.notifications.notifier import Notifier
+from finetune_operator.notifications.sink import SinkConfig
 from finetune_operator.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -53,6 +55,7 @@ class OperatorOptions:
     leader_election: bool = True
     lease_name: str = names.MANAGER
     workers: int = 16
+    sink: SinkConfig | None = None  # None sends no notifications
 
 
 @dataclass(frozen=True)
@@ -116,6 +119,10 @@ class Manager:
         self._options = options
         self._connections = connections
         self._metrics = connections.metrics
+        self._clock = StableClock()
+        self._notifier = (
+            Notifier(options.sink, self._metrics.notifications, now=self._clock.now) if options.sink else None
+        )
         self._controller = self._build_controller()
         self._election = _build_election(options, connections) if options.leader_election else None
         self._loop_lag = EventLoopLag(self._metrics)
@@ -166,7 +173,8 @@ class Manager:
 
     def _build_controller(self) -> Controller:
         client, options = self._connections.client, self._options
-        dependencies = PassDependencies(KubernetesCluster(client), options.settings, StableClock().now)
+        report_status = self._notifier.report if self._notifier else None
+        dependencies = PassDependencies(KubernetesCluster(client), options.settings, self._clock.now, report_status)
         return Controller(client, dependencies, self._metrics, namespaces=options.namespaces or (None,))
 
     async def _run_as_leader(self, group: asyncio.TaskGroup) -> None:
@@ -183,6 +191,8 @@ class Manager:
         self._workers = [group.create_task(self._controller.run_worker()) for _ in range(self._options.workers)]
         group.create_task(self._controller.progress_poller.run())
         group.create_task(self._controller.orphan_sweeper.run())
+        if self._notifier is not None:
+            group.create_task(self._notifier.run())
         if self._election is not None:
             await self._election.renew_until_lost()
             if not self._controller.queue.closed:
@@ -261,6 +271,12 @@ class Manager:
             "Wait time of the oldest job in the work queue.",
             read_values=lambda: {"": queue.oldest_wait_seconds()},
         )
+        if notifier := self._notifier:
+            register_gauge(
+                "finetune_notification_queue",
+                "Notifications that wait for their delivery.",
+                read_values=lambda: {"": notifier.queued_count},
+            )
         register_gauge("finetune_jobs", "Jobs by phase.", label="phase", read_values=jobs.count_phases)
         register_gauge(
             "finetune_watch_age_seconds",

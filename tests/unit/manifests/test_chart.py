@@ -121,6 +121,48 @@ def test_default_ttl_is_passed_to_the_operator_if_it_is_set(helm: Path, seconds:
     assert [e["value"] for e in container["env"] if e["name"] == "FINETUNE_DEFAULT_TTL_SECONDS"] == value
 
 
+def test_notifications_are_configured_without_permission_to_read_secrets(helm: Path) -> None:
+    settings = {"url": "https://sink.example/events", "source": "https://cluster.example", "secretName": "sink"}
+    documents, default_documents = (
+        render_documents(helm, *flags) for flags in ((f"notifications={json.dumps(settings)}",), ())
+    )
+
+    (deployment,) = (document for document in documents if document["kind"] == "Deployment")
+    pod = deployment["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    variables = {variable["name"]: variable["value"] for variable in container["env"]}
+    assert variables["FINETUNE_NOTIFICATION_URL"] == settings["url"]
+    assert variables["FINETUNE_NOTIFICATION_SOURCE"] == settings["source"]
+    assert variables["FINETUNE_NOTIFICATION_SECRETS"] == "/etc/finetune/notifications"
+    assert {"name": "notifications", "secret": {"secretName": "sink"}} in pod["volumes"]
+    (mount,) = (mount for mount in container["volumeMounts"] if mount["name"] == "notifications")
+    assert (mount["mountPath"], mount["readOnly"]) == ("/etc/finetune/notifications", True)
+    roles, default_roles = (
+        [d["rules"] for d in each if d["kind"] in ("Role", "ClusterRole")] for each in (documents, default_documents)
+    )
+    assert roles == default_roles
+    assert "FINETUNE_NOTIFICATION" not in json.dumps(default_documents)
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        pytest.param({"url": "ftp://sink.example"}, "pattern", id="another scheme"),
+        pytest.param({"url": "https://user:password@sink.example"}, "pattern", id="credentials in the URL"),
+        pytest.param({"url": "https://sink.example/#fragment"}, "pattern", id="fragment"),
+        pytest.param({"secretName": "sink"}, "set the URL, or remove the Secret", id="Secret without a URL"),
+        pytest.param({"url": "https://sink.example", "token": "x"}, "token", id="token in the values"),
+    ],
+)
+def test_invalid_settings_of_notifications_are_rejected(
+    helm: Path, capfd: pytest.CaptureFixture[str], settings: dict[str, str], problem: str
+) -> None:
+    with pytest.raises(subprocess.CalledProcessError):
+        render_chart(helm, f"notifications={json.dumps(settings)}")
+
+    assert problem in capfd.readouterr().err
+
+
 def test_training_pods_accept_traffic_only_from_peers_operator_and_scrapers(helm: Path) -> None:
     scraper = {"podSelector": {"matchLabels": {"app": "prometheus"}}}
     settings = json.dumps({"enabled": True, "metricsFrom": [scraper]})

@@ -10,13 +10,15 @@ from finetune_api.v1alpha1.status import AttemptState, JobStatus, Progress
 from finetune_operator.controller.gather import CachedState
 from finetune_operator.controller.reconcile import (
     MAX_REQUEUE_AFTER,
+    PassDependencies,
     PassResult,
+    reconcile,
     render_status,
 )
 from finetune_operator.core.write_delay import RUNNING_WRITE_INTERVAL
 from finetune_operator.kube.cluster import ClusterError, Conflict, CreateRejected
 from finetune_operator.observation.pods import RejectedCreate
-from testing.builders.jobs import UID, finished_pod, job, pod, running_pod
+from testing.builders.jobs import SETTINGS, UID, finished_pod, job, pod, running_pod
 from testing.builders.passes import (
     CREATES,
     LATER,
@@ -51,6 +53,39 @@ async def test_conflict_ends_the_pass_before_any_action_is_executed() -> None:
         await run_pass(cluster, build_raw_job(compute_status_after_observations()), build_cached_state(*running_pods()))
 
     assert cluster.requests == ["write status"]
+
+
+def build_reporting_dependencies(cluster: RecordingCluster) -> tuple[PassDependencies, list[JobStatus]]:
+    """Return dependencies, and the list to which passes with them append the reported statuses."""
+    reported: list[JobStatus] = []
+    return PassDependencies(cluster, SETTINGS, lambda: LATER, lambda _, status: reported.append(status)), reported
+
+
+async def test_the_written_status_is_reported_although_an_action_fails() -> None:
+    dependencies, reported = build_reporting_dependencies(RecordingCluster(errors={"event Running": ClusterError("x")}))
+    with pytest.raises(ClusterError):
+        await reconcile(
+            dependencies, build_raw_job(compute_status_after_observations()), build_cached_state(*running_pods())
+        )
+
+    assert [status.attempts[-1].state for status in reported] == [AttemptState.RUNNING]
+
+
+async def test_a_status_that_could_not_be_written_is_not_reported() -> None:
+    dependencies, reported = build_reporting_dependencies(RecordingCluster(errors={"write status": Conflict("x")}))
+    with pytest.raises(Conflict):
+        await reconcile(
+            dependencies, build_raw_job(compute_status_after_observations()), build_cached_state(*running_pods())
+        )
+
+    assert reported == []
+
+
+async def test_the_failure_of_an_invalid_spec_is_reported() -> None:
+    dependencies, reported = build_reporting_dependencies(RecordingCluster())
+    await reconcile(dependencies, build_raw_job(sft=None, numNodes=0), CachedState())
+
+    assert [status.completion_time for status in reported] == [LATER]
 
 
 async def test_an_unchanged_status_is_not_written() -> None:

@@ -15,11 +15,14 @@ from pathlib import Path
 import aiohttp
 import pytest
 import yaml
+from yarl import URL
 
 from finetune_operator.__main__ import build_options, parse_flags
+from finetune_operator.notifications.sink import SinkConfig
 from finetune_operator.observation.ownership import RawBody
 from testing.builders.jobs import spec
 from testing.fakes.http_api import HttpApi, RecordedRequest, ScriptedFault, serve_api
+from testing.fakes.notification_sink import serve_sink
 
 REPOSITORY = Path(__file__).parents[4]
 
@@ -271,6 +274,45 @@ async def test_operator_waits_and_logs_a_warning_if_the_crd_is_missing(tmp_path:
         await wait_until(lambda: operator.has_logged("leading"))
 
 
+async def test_each_leader_sends_recent_transitions_with_the_same_id(tmp_path: Path) -> None:
+    api = HttpApi()
+    async with serve_api(api) as url, serve_sink() as sink:
+        for count in (1, 2):
+            async with running_operator(url, tmp_path, "--notification-url", sink.url) as operator:
+                await wait_until(lambda: operator.has_logged("leading"))
+                if count == 1:
+                    put_job(api)
+                await wait_until(lambda: len(sink.received) == count)  # noqa: B023
+                assert 'finetune_notifications_total{result="delivered"} 1.0' in (await operator.get("/metrics"))[1]
+                operator.process.send_signal(signal.SIGTERM)
+                assert await asyncio.wait_for(operator.process.wait(), 30) == 0
+    assert [request.kind for request in sink.received] == ["started", "started"]
+    assert len({request.body for request in sink.received}) == 1
+
+
+async def test_a_sink_that_does_not_respond_delays_no_job(tmp_path: Path) -> None:
+    api = HttpApi()
+    async with serve_api(api) as url, serve_sink() as sink:
+        sink.responds.clear()
+        async with running_operator(url, tmp_path, "--notification-url", sink.url) as operator:
+            for number in range(10):
+                put_job(api, f"job-{number}")
+            await wait_until(lambda: len(list_names(api, "pods")) == 20 and len(sink.received) > 0)
+            assert (await operator.get("/healthz"))[0] == 200
+
+
+async def test_a_standby_sends_no_notifications(tmp_path: Path) -> None:
+    api = HttpApi()
+    (tmp_path / "two").mkdir()
+    async with serve_api(api) as url, serve_sink() as sink, running_operator(url, tmp_path) as leader:
+        await wait_until(lambda: leader.has_logged("leading"))
+        async with running_operator(url, tmp_path / "two", "--notification-url", sink.url) as standby:
+            await wait_until(lambda: standby.has_logged("watching"))
+            put_job(api)
+            await wait_until(lambda: len(list_names(api, "pods")) == 2)
+            assert sink.received == []
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
@@ -280,6 +322,7 @@ async def test_operator_waits_and_logs_a_warning_if_the_crd_is_missing(tmp_path:
             ["--default-ttl-seconds", "1d"], "1d: must be a number of seconds, or empty", id="TTL with a unit"
         ),
         pytest.param(["--default-ttl-seconds", "-1"], "-1: must be a number of seconds, or empty", id="negative TTL"),
+        pytest.param(["--notification-url", "sink.example"], "must begin with http", id="URL without a scheme"),
         pytest.param(["--log-level", "loud"], "--log-level: loud: must be one of", id="unknown level"),
     ],
 )
@@ -312,6 +355,20 @@ def test_flags_override_environment_variables() -> None:
 def test_default_ttl_is_read_from_the_environment(text: str, seconds: int | None) -> None:
     environment = {"FINETUNE_TRAINER_IMAGE": "x", "FINETUNE_DEFAULT_TTL_SECONDS": text}
     assert build_options(parse_flags([], environment)).settings.default_ttl_seconds == seconds
+
+
+def test_notifications_are_configured_by_environment_variables() -> None:
+    environment = {
+        "FINETUNE_TRAINER_IMAGE": "x",
+        "FINETUNE_NOTIFICATION_URL": "https://sink.example/events",
+        "FINETUNE_NOTIFICATION_SOURCE": "https://cluster.example",
+        "FINETUNE_NOTIFICATION_SECRETS": "/etc/finetune/notifications",
+    }
+
+    assert build_options(parse_flags([], environment)).sink == SinkConfig(
+        URL("https://sink.example/events"), "https://cluster.example", Path("/etc/finetune/notifications")
+    )
+    assert build_options(parse_flags([], {**environment, "FINETUNE_NOTIFICATION_URL": ""})).sink is None
 
 
 async def test_a_missing_kubeconfig_ends_the_process_with_a_message(tmp_path: Path) -> None:

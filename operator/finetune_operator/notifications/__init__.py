@@ -1,0 +1,1 @@
+"""Notifications about transitions of jobs, as CloudEvents over HTTP (decisions/136)."""
