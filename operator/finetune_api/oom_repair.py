@@ -10,7 +10,7 @@ from finetune_api.v1alpha1.parallelism import Deepspeed
 from finetune_api.v1alpha1.pod_types import EnvVar
 from finetune_api.v1alpha1.quantity import format_bytes, parse_quantity
 from finetune_api.v1alpha1.reasons import Reason
-from finetune_api.v1alpha1.status import Repair
+from finetune_api.v1alpha1.repair import Repair
 from finetune_api.v1alpha1.training import EIGHT_BIT_ADAMW
 
 ALLOCATOR_VARIABLE = "PYTORCH_ALLOC_CONF"

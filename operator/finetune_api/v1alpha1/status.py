@@ -9,6 +9,7 @@ from pydantic.dataclasses import dataclass
 
 from finetune_api.untrusted_json import drop_invalid_time
 from finetune_api.v1alpha1.base import MESSAGE_CONFIG, StatusModel, build_list_map_schema
+from finetune_api.v1alpha1.repair import Repair
 from finetune_supervisor.messages import Degradation, TrainingProgress
 
 MAX_SUSPENDED_SECONDS = 10**11
@@ -264,26 +265,6 @@ class BatchStatus(StatusModel):
     gradient_accumulation_steps: int = Field(description="Micro-batches per optimizer step and rank.")
     world_size: int = Field(description="Number of ranks.")
     effective: int = Field(description="Effective batch: number of samples per optimizer step.")
-
-
-class Repair(StatusModel):
-    """Changes after an out-of-memory failure; fields that are set override those of the spec."""
-
-    per_device_train_batch_size: int | None = Field(default=None, description="Samples per rank and forward pass.")
-    gradient_accumulation_steps: int | None = Field(
-        default=None, description="Micro-batches per optimizer step and rank."
-    )
-    gradient_checkpointing: bool | None = Field(default=None, description="Whether activations are recomputed.")
-    gradient_checkpointing_interval: int | None = Field(
-        default=None, description="n if the activations of every n-th layer are recomputed."
-    )
-    expandable_segments: bool | None = Field(
-        default=None, description="Whether torch's allocator uses expandable segments, which reduces fragmentation."
-    )
-    deepspeed: str | None = Field(default=None, description="DeepSpeed preset.")
-    memory: str | None = Field(default=None, description="Memory limit of each node.")
-    shm_size: str | None = Field(default=None, description="Size of /dev/shm.")
-    num_workers: int | None = Field(default=None, description="Data loader processes per rank.")
 
 
 class NodeStatus(StatusModel):

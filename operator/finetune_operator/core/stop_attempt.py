@@ -7,7 +7,8 @@ from enum import StrEnum
 from finetune_api.oom_repair import MemoryShortage, build_memory_advice, find_next_repair
 from finetune_api.termination import Outcome
 from finetune_api.v1alpha1.reasons import FailureAction, Reason
-from finetune_api.v1alpha1.status import AttemptRecord, AttemptState, Evidence, JobStatus, Progress, Repair
+from finetune_api.v1alpha1.repair import Repair
+from finetune_api.v1alpha1.status import AttemptRecord, AttemptState, Evidence, JobStatus, Progress
 from finetune_operator.core.actions import EmitEvent
 from finetune_operator.core.attempt_record import build_next_attempt, with_next_attempt, with_record
 from finetune_operator.core.decision import Decision, build_decision, require_confirmation

@@ -19,7 +19,7 @@ from finetune_api.oom_repair import (
 )
 from finetune_api.v1alpha1.job import FineTuneJobSpec
 from finetune_api.v1alpha1.reasons import Reason
-from finetune_api.v1alpha1.status import Repair
+from finetune_api.v1alpha1.repair import Repair
 from testing.builders.jobs import command, job
 from testing.builders.jobs import spec as build_spec
 

@@ -2,7 +2,8 @@
 
 from dataclasses import replace
 
-from finetune_api.v1alpha1.status import MAX_DEGRADATIONS, AttemptRecord, AttemptState, JobStatus, Repair
+from finetune_api.v1alpha1.repair import Repair
+from finetune_api.v1alpha1.status import MAX_DEGRADATIONS, AttemptRecord, AttemptState, JobStatus
 from finetune_operator.core.actions import EmitEvent
 from finetune_operator.core.degradations import derive_degradations
 from finetune_supervisor.messages import Degradation

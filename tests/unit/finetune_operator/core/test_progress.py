@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from finetune_api.termination import Outcome
 from finetune_api.v1alpha1.job import FineTuneJob
-from finetune_api.v1alpha1.status import AttemptRecord, AttemptState, JobStatus, Progress, Repair
+from finetune_api.v1alpha1.repair import Repair
+from finetune_api.v1alpha1.status import AttemptRecord, AttemptState, JobStatus, Progress
 from finetune_operator.core.derive_status import StatusContext, derive_status
 from finetune_operator.core.job_context import JobContext
 from finetune_operator.core.progress import summarise_steps

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from finetune_api.v1alpha1.status import Fault, Phase, Progress, Repair
+from finetune_api.v1alpha1.repair import Repair
+from finetune_api.v1alpha1.status import Fault, Phase, Progress
 from finetune_operator.core.actions import Create
 from testing.builders.jobs import (
     build_observation,
