@@ -6,6 +6,7 @@ from datetime import datetime
 from finetune_api.v1alpha1.status import AttemptRecord, JobStatus
 from finetune_cli.table import format_table
 from finetune_client.job import Job
+from finetune_operator.core.gpu_seconds import MICROSECONDS, account_gpu_time
 from finetune_operator.core.printer_columns import format_duration
 
 COLUMNS = ("NAME", "PHASE", "NODES", "PROGRESS", "LOSS", "TOKENS/S", "ETA", "RESTARTS", "AGE")
@@ -74,6 +75,7 @@ def _list_job_attributes(job: Job, now: datetime) -> Iterator[tuple[str, str]]:
         factors = (batch.per_device_train_batch_size, batch.gradient_accumulation_steps, batch.world_size)
         yield "Batch", f"{' x '.join(map(str, factors))} = {batch.effective} (per device x accumulation x ranks)"
     yield "Network", _format_network(status)
+    yield "GPU time", _format_gpu_time(job, now)
     yield "Restarts", str(status.restarts) if status.restarts else ""
     yield "Output", status.output or ""
 
@@ -110,6 +112,18 @@ def _format_progress(status: JobStatus) -> str:
     if progress.last_checkpoint:
         parts.append(f"last checkpoint {progress.last_checkpoint}")
     return ", ".join(parts)
+
+
+def _format_gpu_time(job: Job, now: datetime) -> str:
+    """Return the GPU hours of the job and the share of each phase, with the faults that caused it."""
+    is_command = (job.body.get("spec") or {}).get("command") is not None
+    gpu_time = account_gpu_time(job.status, now, is_command=is_command)
+    total = sum(gpu_time.values())
+    if not total:
+        return ""
+    shares = sorted(gpu_time.items(), key=lambda item: item[1], reverse=True)
+    parts = (f"{time / total:.0%} {phase}{f' ({fault})' if fault else ''}" for (phase, fault), time in shares)
+    return f"{total / MICROSECONDS / 3600:.1f} GPU hours: {', '.join(parts)}"
 
 
 def _format_network(status: JobStatus) -> str:

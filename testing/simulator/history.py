@@ -17,6 +17,7 @@ from finetune_operator.manager import leader_election, manager
 from testing.fakes.virtual_time import VirtualTimeLoop
 from testing.simulator.attempt_invariants import AttemptMonitor
 from testing.simulator.cluster_invariants import ClusterMonitor
+from testing.simulator.gpu_invariants import GpuMonitor
 from testing.simulator.incidents.job_incidents import Incident
 from testing.simulator.invariants import REASONS_WITH_OWN_TIMEOUT, JobMonitor
 from testing.simulator.obligations import ObligationMonitor
@@ -130,6 +131,7 @@ class RunningHistory:
     obligation_monitors: tuple[ObligationMonitor, ...]
     cluster_monitor: ClusterMonitor
     attempt_monitor: AttemptMonitor
+    gpu_monitor: GpuMonitor
 
     def are_jobs_finished(self) -> bool:
         """Return whether every job has finished, is suspended as requested or was deleted."""
@@ -167,6 +169,7 @@ def _start_history(scenario: Scenario, choices: Choices) -> RunningHistory:
         obligation_monitors=tuple(map(ObligationMonitor, world.jobs)),
         cluster_monitor=ClusterMonitor(world),
         attempt_monitor=AttemptMonitor(world),
+        gpu_monitor=GpuMonitor(world),
     )
 
 

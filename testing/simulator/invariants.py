@@ -239,7 +239,9 @@ class JobMonitor:
         if updated_record.reason == Reason.UNEXPLAINED and updated_record.node_rank in never_created_ranks:
             node_rank = updated_record.node_rank
             yield f"the verdict on attempt {record.attempt} blames node {node_rank}, which was never created"
-        if not is_current and updated_record != record:
+        # downtime and lost steps are known once a later attempt trains
+        later = {"downtime_seconds": record.downtime_seconds, "steps_lost": record.steps_lost}
+        if not is_current and updated_record.model_copy(update=later) != record:
             yield f"the record of attempt {record.attempt} changed after its end"
 
     def _is_root_cause_observable(self, record: AttemptRecord) -> bool:

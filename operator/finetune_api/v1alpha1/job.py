@@ -236,7 +236,12 @@ class FineTuneJobSpec(ModelWithRules):
         """Ranks per node: `nprocPerNode`, otherwise one per compute device in the limits, otherwise 1."""
         if self.nproc_per_node is not None:
             return self.nproc_per_node
-        return max(1, count_devices(self.resources.limits))
+        return max(1, self.gpus_per_node)
+
+    @property
+    def gpus_per_node(self) -> int:
+        """GPUs and other known compute devices in the limits of a node; 0 for a job that uses none."""
+        return count_devices(self.resources.limits)
 
     @property
     def shm_bytes(self) -> int | None:

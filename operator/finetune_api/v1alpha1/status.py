@@ -28,6 +28,7 @@ MESSAGE_BYTES = 1024
 EVIDENCE_MESSAGE_BYTES = 800
 MAX_LISTED_NODES = 64
 MAX_DEGRADATIONS = 16
+MAX_GPU_SECONDS = 64  # more than phases x faults
 Identifier = Annotated[str, Field(json_schema_extra={"maxLength": 128})]
 KubernetesName = Annotated[str, Field(json_schema_extra={"maxLength": 253})]
 ImageReference = Annotated[str, Field(json_schema_extra={"maxLength": 1024})]
@@ -165,16 +166,29 @@ class AttemptRecord(StatusModel):
         json_schema_extra={"maxItems": 32},
     )
     start_time: StatusTime | None = Field(default=None, description="When the attempt was started.")
+    restart_fault: Fault | None = Field(
+        default=None, description="Fault of the failure after which the attempt was started."
+    )
+    gpus: int | None = Field(
+        default=None,
+        description="GPUs, or other compute devices, of its pods that were assigned to a Kubernetes node.",
+    )
+    allocated_time: StatusTime | None = Field(
+        default=None,
+        description="When these GPUs were allocated: mean of the times at which the pods were assigned.",
+    )
     pending_since: StatusTime | None = Field(
         default=None, description="Time since which at least one node has not been running, across attempts."
     )
     running_time: StatusTime | None = Field(default=None, description="When all nodes were running.")
+    stop_time: StatusTime | None = Field(default=None, description="When the operator began to stop the attempt.")
     end_time: StatusTime | None = Field(default=None, description="When the operator ended the attempt.")
     first_step: int | None = Field(default=None, description="Optimizer step from which the attempt resumed.")
     first_step_time: StatusTime | None = Field(default=None, description="When the attempt completed its first step.")
     last_step: int | None = Field(
         default=None, description="Last optimizer step that the attempt reported; decides nothing."
     )
+    last_step_time: StatusTime | None = Field(default=None, description="When the attempt reported that step.")
     downtime_seconds: int | None = Field(
         default=None,
         description="Seconds from the failure to the next completed step; only if the attempt completed a step itself.",
@@ -219,6 +233,16 @@ class AttemptRecord(StatusModel):
         description="All other nodes while the attempt is stopping.",
         json_schema_extra={"maxItems": 64},
     )
+
+
+class GpuSeconds(StatusModel):
+    """GPU-seconds that a job spent in one phase, because of one fault."""
+
+    phase: Annotated[str, Field(json_schema_extra={"maxLength": 64})] = Field(
+        description="starting, useful, unreported, lost or stopping."
+    )
+    fault: Fault | None = Field(default=None, description="Fault of the failure that caused them, if there was one.")
+    seconds: int = Field(description="Seconds multiplied by the number of GPUs.")
 
 
 class RestartCounts(StatusModel):
@@ -351,6 +375,16 @@ class JobStatus(StatusModel):
         description="What makes the current attempt slower or less accurate than its hardware allows, at most one entry"
         " per reason.",
         json_schema_extra=_build_list_schema(MAX_DEGRADATIONS, "reason"),
+    )
+    gpu_seconds: tuple[GpuSeconds, ...] = Field(
+        default=(),
+        description="Time for which the job held GPUs, multiplied by their number, until the last status write.",
+        json_schema_extra={"maxItems": MAX_GPU_SECONDS},
+    )
+    dropped_gpu_seconds: tuple[GpuSeconds, ...] = Field(
+        default=(),
+        description="The part of gpuSeconds that belongs to attempts which are no longer listed.",
+        json_schema_extra={"maxItems": MAX_GPU_SECONDS},
     )
     batch: BatchStatus | None = Field(default=None, description="Batch sizes of the attempt.")
     repair: Repair | None = Field(default=None, description="Changes after an out-of-memory failure.")

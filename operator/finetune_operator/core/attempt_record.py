@@ -6,6 +6,7 @@ failures.merge_evidence collects the evidence.
 
 from finetune_api.termination import Outcome
 from finetune_api.v1alpha1.status import AttemptRecord, AttemptState, JobStatus
+from finetune_operator.core.gpu_seconds import drop_attempts
 from finetune_operator.core.job_context import JobContext
 from finetune_operator.core.progress import summarise_steps
 from finetune_operator.core.snapshot import renew_snapshot
@@ -32,6 +33,7 @@ def build_next_attempt(context: JobContext, status: JobStatus) -> AttemptRecord:
         attempt=last_record.attempt + 1,
         state=AttemptState.STARTING,
         start_time=context.now,
+        restart_fault=last_record.fault if last_record.state is AttemptState.FAILED else None,
         pending_since=context.now if pending_since is None else pending_since,
         avoids=find_nodes_to_avoid(status.attempts, context.now) if can_avoid else (),
     )
@@ -86,7 +88,8 @@ def with_next_attempt(context: JobContext, status: JobStatus, record: AttemptRec
     }
     record = record.model_copy(update=update)
     attempts = prune_attempts((*_prune_evidence(status.attempts), record), context.now)
-    return status.model_copy(update={"attempt": record.attempt, "attempts": attempts})
+    dropped = drop_attempts(status, attempts, context.now, is_command=job.spec.command is not None)
+    return status.model_copy(update={"attempt": record.attempt, "attempts": attempts, "dropped_gpu_seconds": dropped})
 
 
 def _prune_evidence(ended_attempts: tuple[AttemptRecord, ...]) -> tuple[AttemptRecord, ...]:
@@ -101,12 +104,15 @@ def _prune_evidence(ended_attempts: tuple[AttemptRecord, ...]) -> tuple[AttemptR
 
 
 def record_downtime(ended_attempts: tuple[AttemptRecord, ...], record: AttemptRecord) -> tuple[AttemptRecord, ...]:
-    """Record downtime and lost steps on the last attempt that trained, once `record` trains again (decisions/210)."""
+    """Record lost steps and, after a failure, downtime on the last attempt that trained, once `record` trains again.
+
+    See decisions/210.
+    """
     trained_indexes = [index for index, ended in enumerate(ended_attempts) if ended.first_step_time is not None]
     if record.first_step_time is None or not trained_indexes:
         return ended_attempts
     last_trained = ended_attempts[trained_indexes[-1]]
-    if last_trained.state is not AttemptState.FAILED or last_trained.downtime_seconds is not None:
+    if last_trained.downtime_seconds is not None or last_trained.steps_lost is not None:
         return ended_attempts
     failure_times = [
         evidence.finished_at
@@ -114,7 +120,8 @@ def record_downtime(ended_attempts: tuple[AttemptRecord, ...], record: AttemptRe
         if evidence.finished_at and evidence.outcome != Outcome.STOPPED
     ]
     failed_at = min(failure_times, default=last_trained.end_time)
-    downtime = record.first_step_time - failed_at if failed_at else None
+    has_failed = last_trained.state is AttemptState.FAILED
+    downtime = record.first_step_time - failed_at if failed_at and has_failed else None
     steps_lost = (last_trained.last_step or 0) - record.first_step if record.first_step is not None else None
     update = {
         "downtime_seconds": max(0, round(downtime.total_seconds())) if downtime is not None else None,

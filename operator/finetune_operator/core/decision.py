@@ -7,6 +7,7 @@ from finetune_api.v1alpha1.status import JobStatus
 from finetune_operator.core import deadlines
 from finetune_operator.core.actions import Action
 from finetune_operator.core.derive_status import StatusContext, derive_status
+from finetune_operator.core.gpu_seconds import record_allocation, update_gpu_seconds
 from finetune_operator.core.job_context import JobContext
 from finetune_operator.core.snapshot import complete_snapshot, describe_newer_image
 
@@ -32,12 +33,14 @@ def build_decision(
     requeue_after: timedelta | None = None,
 ) -> Decision:
     """Build a decision with all derived status fields, and with a requeue at the next deadline or earlier."""
-    status = complete_snapshot(context, status)
+    status = record_allocation(context, complete_snapshot(context, status))
     job = context.job.model_copy(update={"status": status})
     newer_image = describe_newer_image(job, context.settings)
     derived_status = derive_status(
         job, StatusContext(context.observation, context.pending_reason, context.now, newer_image)
     )
+    is_command = context.job.spec.command is not None
+    derived_status = update_gpu_seconds(context.status, derived_status, context.now, is_command=is_command)
     return Decision(
         derived_status, actions, requeue_after=_find_earliest_requeue(context, derived_status, requeue_after)
     )

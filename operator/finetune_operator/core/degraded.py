@@ -13,6 +13,7 @@ from finetune_api.v1alpha1.status import AttemptState, JobStatus, Phase
 from finetune_operator.core.actions import Action, DeleteJob, DeletePod, EmitEvent
 from finetune_operator.core.conditions import ConditionBuilder, keep_transition_times
 from finetune_operator.core.decision import Decision
+from finetune_operator.core.gpu_seconds import update_gpu_seconds
 from finetune_operator.core.job_context import ABORT_GRACE_SECONDS
 from finetune_operator.observation.ownership import RawBody
 
@@ -47,7 +48,8 @@ def decide_degraded(
     suspended = timedelta(seconds=status.suspended_seconds)
     if deadline is not None and status.start_time is not None and now >= status.start_time + deadline + suspended:
         actions = _delete_pods(pods, _read_grace_seconds(spec))
-        return _fail_at_deadline(status, actions, now, generation=metadata.get("generation", 0), limit=deadline)
+        generation, is_command = metadata.get("generation", 0), spec.get("command") is not None
+        return _fail_at_deadline(status, actions, now, generation=generation, limit=deadline, is_command=is_command)
     message = (
         f"the operator cannot reconcile this job: {problem[:MAX_PROBLEM_CHARACTERS]}; until it can, only suspend,"
         " activeDeadlineSeconds, ttlSecondsAfterFinished and deletion apply"
@@ -61,7 +63,13 @@ def decide_degraded(
 
 
 def _fail_at_deadline(
-    status: JobStatus, actions: tuple[Action, ...], now: datetime, *, generation: int, limit: timedelta
+    status: JobStatus,
+    actions: tuple[Action, ...],
+    now: datetime,
+    *,
+    generation: int,
+    limit: timedelta,
+    is_command: bool,
 ) -> Decision:
     message = f"active for longer than activeDeadlineSeconds ({limit.total_seconds():.0f} s)"
     conditions = ConditionBuilder(generation, now).build_failed(Reason.DEADLINE_EXCEEDED, message)
@@ -71,10 +79,17 @@ def _fail_at_deadline(
         "conditions": keep_transition_times(conditions, status.conditions),
     }
     if status.attempts:
-        ended = {"state": AttemptState.FAILED, "end_time": now, "reason": Reason.DEADLINE_EXCEEDED, "message": message}
+        ended = {
+            "state": AttemptState.FAILED,
+            "end_time": now,
+            "reason": Reason.DEADLINE_EXCEEDED,
+            "fault": Reason.DEADLINE_EXCEEDED.fault,
+            "message": message,
+        }
         update["attempts"] = (*status.attempts[:-1], status.attempts[-1].model_copy(update=ended))
     event = EmitEvent("Warning", Reason.DEADLINE_EXCEEDED, message, "end")
-    return Decision(status.model_copy(update=update), (*actions, event))
+    failed_status = status.model_copy(update=update)
+    return Decision(update_gpu_seconds(status, failed_status, now, is_command=is_command), (*actions, event))
 
 
 def _delete_pods(pods: Iterable[RawBody], grace_seconds: int) -> tuple[Action, ...]:

@@ -49,22 +49,26 @@ def _keep_fields(report: Progress, current_progress: Progress) -> Progress:
 
 
 def summarise_steps(context: JobContext) -> dict[str, object]:
-    """Return the fields `first_step`, `first_step_time` and `last_step` of the attempt record; None if not reported."""
+    """Return the first and the last step of the attempt record with their times; None if not reported."""
     record = context.record
     terminations = [node.termination for node in context.nodes if node.termination]
     progress = (*(termination.progress for termination in terminations), context.observation.progress)
     reports = [report for report in progress if report is not None]
     first_steps = [termination.first_step for termination in terminations] + [report.first_step for report in reports]
     first_step_times = [report.first_step_time for report in reports]
-    last_steps = [record.last_step, *(report.step for report in reports)]
+    last_report = max(reports, key=lambda report: report.step, default=None)
     first_step = record.first_step
     if first_step is None:
         first_step = min((step for step in first_steps if step is not None), default=None)
+    last_step, last_step_time = record.last_step, record.last_step_time
+    if last_report is not None and (last_step is None or last_report.step > last_step):
+        last_step, last_step_time = last_report.step, last_report.update_time or context.now
     earliest_time = min((time for time in first_step_times if time is not None), default=None)
     return {
         "first_step": first_step,
         "first_step_time": record.first_step_time or earliest_time,
-        "last_step": max((step for step in last_steps if step is not None), default=None),
+        "last_step": last_step,
+        "last_step_time": last_step_time,
     }
 
 

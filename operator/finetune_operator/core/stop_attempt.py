@@ -51,7 +51,13 @@ REASONS_WITH_CHECKPOINT = (StopReason.SUSPENDED, StopReason.DEADLINE, StopReason
 def begin_stopping(context: JobContext, reason: StopReason, *, message: str = "") -> Decision:
     """Record that the attempt is stopping, with the evidence so far; the next pass deletes the pods."""
     evidence = _collect_initial_evidence(context)
-    update = {"state": AttemptState.STOPPING, "reason": reason.value, "message": message, "evidence": evidence}
+    update = {
+        "state": AttemptState.STOPPING,
+        "stop_time": context.now,
+        "reason": reason.value,
+        "message": message,
+        "evidence": evidence,
+    }
     record = context.record.model_copy(update={**update, **summarise_steps(context)})
     return build_decision(context, with_record(context.status, record))
 

@@ -43,7 +43,13 @@ def _compute_unrecorded_time(node: NodeObservation, now: datetime) -> timedelta:
 
 def _without_cosmetic_fields(status: JobStatus) -> JobStatus:
     """Return the status without the fields that are only displayed."""
-    update: dict[str, object] = {"nodes": (), "replicas": 0, "display": None, "progress": None}
+    update: dict[str, object] = {
+        "nodes": (),
+        "replicas": 0,
+        "display": None,
+        "progress": None,
+        "gpu_seconds": (),
+    }
     if status.phase is Phase.STARTING:  # a job is Queued until the first pod is scheduled
         update["phase"] = Phase.QUEUED
     if status.attempts:
@@ -55,7 +61,10 @@ def _without_cosmetic_fields(status: JobStatus) -> JobStatus:
             update={
                 "evidence": decisive_evidence,
                 "evidence_summary": (),
+                "gpus": None,
+                "allocated_time": None,
                 "last_step": None,
+                "last_step_time": None,
                 "first_step": None,
                 "first_step_time": None,
             }

@@ -62,6 +62,7 @@ class NodeObservation:
     deletion_requested_at: datetime | None = None  # None if the pod is not terminating
     image: str = ""  # image in the spec of the trainer container
     image_id: str = ""  # image that the kubelet reports, usually `repository@digest`
+    scheduled_at: datetime | None = None  # when the pod was assigned to its Kubernetes node
     started_at: datetime | None = None
     container_creating_since: datetime | None = None  # later transition of PodScheduled and PodReadyToStartContainers
     ready_to_start: bool | None = None  # condition PodReadyToStartContainers; None if the kubelet does not report it
@@ -218,6 +219,7 @@ def observe_pod(pod: RawBody, *, is_tombstone: bool) -> NodeObservation | None:
         termination=termination,
         image=_find_trainer_image(pod),
         image_id=container.get("imageID") or "",
+        scheduled_at=_find_true_since(scheduled_condition),
         started_at=parse_time(((container.get("state") or {}).get("running") or {}).get("startedAt")),
         container_creating_since=_find_container_creating_start(scheduled_condition, ready_condition),
         was_restarted=_is_restarted(status, container, terminated_state),
@@ -273,7 +275,11 @@ def _derive_pod_phase(status: RawBody, container: RawBody, *, is_tombstone: bool
 
 def _find_container_creating_start(scheduled_condition: RawBody, ready_condition: RawBody) -> datetime | None:
     latest_condition = ready_condition if ready_condition.get("status") == "True" else scheduled_condition
-    return parse_time(latest_condition.get("lastTransitionTime")) if latest_condition.get("status") == "True" else None
+    return _find_true_since(latest_condition)
+
+
+def _find_true_since(condition: RawBody) -> datetime | None:
+    return parse_time(condition.get("lastTransitionTime")) if condition.get("status") == "True" else None
 
 
 def _find_sidecar_start(status: RawBody, terminated_state: RawBody | None) -> datetime | None:

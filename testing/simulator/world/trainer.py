@@ -86,6 +86,7 @@ class TrainingGroup:
         self.members: dict[int, TrainerProcess] = {}
         self.state = "waiting"  # waiting -> training -> ended
         self.first_step = 0
+        self.first_step_time: datetime | None = None
         self.step = 0
         self.task: asyncio.Task[None] | None = None
         self.can_step = asyncio.Event()  # cleared while a rank hangs
@@ -226,6 +227,7 @@ class Trainer:
                 await asyncio.sleep(self._workload.step_seconds)
                 await group.can_step.wait()
                 group.step += 1
+                group.first_step_time = group.first_step_time or _read_time()
                 self.reached_steps[members[0].job_uid] = max(self.reached_steps[members[0].job_uid], group.step)
                 stop = any(process.stop_requests for process in members)
                 if stop or group.step % self._workload.save_steps == 0:
@@ -345,9 +347,11 @@ class Trainer:
         saved_step = self.folders[group.members[0].job_uid].step
         return Progress(
             step=group.step,
+            first_step=group.first_step,
+            first_step_time=group.first_step_time,
             total_steps=self._workload.total_steps,
             last_checkpoint=f"step-{saved_step:08d}" if saved_step else None,
-            update_time=EPOCH + timedelta(seconds=asyncio.get_running_loop().time()),
+            update_time=_read_time(),
         )
 
     def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
@@ -355,3 +359,7 @@ class Trainer:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
+
+
+def _read_time() -> datetime:
+    return EPOCH + timedelta(seconds=asyncio.get_running_loop().time())

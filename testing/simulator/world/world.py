@@ -25,6 +25,7 @@ from testing.simulator.world.trainer import EPOCH, Trainer, TrainerProcess, Work
 JOB = ObjectKey(names.FINETUNEJOB_KIND, "default", "bert")
 SPARE_K8S_NODES = 2
 MAX_NODES = 3
+GPUS_PER_NODE = 2
 MAX_CLOCK_READS = 1000  # per job in ten seconds
 
 
@@ -100,7 +101,7 @@ class World:
             if self.server.get(claim) is None:
                 metadata, access = {"namespace": claim.namespace, "name": name}, {"accessModes": ["ReadWriteMany"]}
                 self.server.create({"kind": claim.kind, "metadata": metadata, "spec": access}, actor="user")
-        job = SimulatedJob(self, key, spec(**fields))
+        job = SimulatedJob(self, key, spec(**{"resources": {"limits": {"nvidia.com/gpu": GPUS_PER_NODE}}, **fields}))
         self.jobs.append(job)
         return job
 

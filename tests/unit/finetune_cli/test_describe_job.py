@@ -136,3 +136,22 @@ def test_progress_line_omits_unknown_values() -> None:
         == "Running  nodes 2/2  40% 120/300  loss 1.312  18.4k tokens/s  ETA 22m  1 restart"
     )
     assert format_progress_line(JobStatus()) == "Queued"
+
+
+def test_description_divides_the_gpu_time_by_phase_and_fault() -> None:
+    gpu_time = {"gpus": 16, "allocated_time": NOW, "first_step_time": NOW + timedelta(minutes=3)}
+    failed, running = RUNNING_STATUS.attempts
+    restarted = {
+        **gpu_time,
+        "restart_fault": Fault.INFRASTRUCTURE,
+        "allocated_time": NOW + timedelta(minutes=11),
+        "first_step_time": LATER,
+    }
+    attempts = (failed.model_copy(update=gpu_time), running.model_copy(update=restarted))
+
+    description = describe_running_job(attempts=attempts)
+
+    assert (
+        "8.0 GPU hours: 67% starting (infrastructure), 18% useful, 10% starting, 6% lost (infrastructure)"
+        in description
+    )

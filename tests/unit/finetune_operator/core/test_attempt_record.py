@@ -49,7 +49,6 @@ def test_attempts_that_never_trained_extend_the_downtime() -> None:
     ("ended_record", "current_record"),
     [
         pytest.param(TRAINED, NEXT.model_copy(update={"first_step_time": None}), id="not training yet"),
-        pytest.param(TRAINED.model_copy(update={"state": AttemptState.STOPPED}), NEXT, id="suspended"),
         pytest.param(TRAINED.model_copy(update={"first_step_time": None}), NEXT, id="never trained"),
     ],
 )
@@ -67,3 +66,11 @@ def test_lost_steps_are_unknown_without_a_first_step() -> None:
 def test_downtime_starts_at_the_decision_if_the_finish_time_is_missing() -> None:
     (before,) = record_downtime((TRAINED.model_copy(update={"evidence": ()}),), NEXT)
     assert before.downtime_seconds == 15
+
+
+def test_steps_that_a_suspended_attempt_did_not_save_are_recorded_without_downtime() -> None:
+    suspended = TRAINED.model_copy(update={"state": AttemptState.STOPPED})
+
+    (record,) = record_downtime((suspended,), NEXT)
+
+    assert (record.steps_lost, record.downtime_seconds) == (7, None)
