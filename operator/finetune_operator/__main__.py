@@ -77,6 +77,12 @@ def parse_flags(arguments: Sequence[str], environment: Mapping[str, str]) -> arg
     add_flag("--metrics-port", "port of /metrics, /healthz and /readyz", default="8080", parse=int)
     add_flag("--lease-name", "Lease in the operator's namespace", default=names.MANAGER)
     add_flag("--workers", "jobs that are reconciled at the same time", default="16", parse=_parse_positive_integer)
+    add_flag(
+        "--max-job-metrics",
+        "jobs with metrics of their own: unfinished ones, then the latest finished ones; 0 for none",
+        default="1000",
+        parse=_parse_count,
+    )
     add_flag("--log-level", ", ".join(LOG_LEVELS), default="info", parse=_parse_log_level)
     parser.add_argument(
         "--namespace",
@@ -116,6 +122,7 @@ def build_options(flags: argparse.Namespace) -> OperatorOptions:
         lease_name=flags.lease_name,
         workers=flags.workers,
         sink=_build_sink_config(flags),
+        max_job_metrics=flags.max_job_metrics,
     )
 
 
@@ -143,6 +150,12 @@ def _read_version() -> str:
 def _parse_positive_integer(text: str) -> int:
     if (number := int(text)) < 1:
         raise argparse.ArgumentTypeError(f"{text}: must be at least 1")
+    return number
+
+
+def _parse_count(text: str) -> int:
+    if (number := int(text)) < 0:
+        raise argparse.ArgumentTypeError(f"{text}: must not be negative")
     return number
 
 

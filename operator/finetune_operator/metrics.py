@@ -39,7 +39,10 @@ class Metrics:
             registry=registry,
         )
         self.restarts = Counter(
-            "finetune_job_restarts", "Restarts of jobs after a failure.", ["reason", "fault"], registry=registry
+            "finetune_job_restarts",
+            "Restarts of jobs after a failure.",
+            ["namespace", "reason", "fault"],
+            registry=registry,
         )
         self.notifications = Counter(
             "finetune_notifications",

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 from finetune_operator import names
 from finetune_operator.controller.child_cache import ChildCache, JobKey, get_owning_job_key
@@ -82,6 +82,15 @@ class Controller:
             for namespace in namespaces
         )
         self.informers = (*self._pod_informers.values(), *service_informers)
+
+    @property
+    def is_leading(self) -> bool:
+        """Whether this replica leads and reconciles jobs."""
+        return self._is_leading()
+
+    def now(self) -> datetime:
+        """Return the time that passes use."""
+        return self._dependencies.now()
 
     def enqueue(self, key: JobKey) -> None:
         """Enqueue a known job if this replica leads; a standby enqueues all jobs when it starts leading."""
@@ -267,4 +276,9 @@ class Controller:
             return
         attempts = reversed(new_status.get("attempts", ()))
         failed_attempt: RawBody = next((record for record in attempts if record.get("fault")), {})
-        self._metrics.restarts.labels(failed_attempt.get("reason", ""), failed_attempt.get("fault", "")).inc()
+        namespace, reason, fault = (
+            new_job["metadata"]["namespace"],
+            failed_attempt.get("reason", ""),
+            failed_attempt.get("fault", ""),
+        )
+        self._metrics.restarts.labels(namespace, reason, fault).inc()

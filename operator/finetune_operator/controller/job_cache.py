@@ -21,7 +21,11 @@ class CachedJob:
     version: str
     attempt: int | None
     phase: str
-    is_finished: bool
+    completion_time: str  # as in the status; empty if the job has not finished
+
+    @property
+    def is_finished(self) -> bool:
+        return bool(self.completion_time)
 
 
 class JobCache:
@@ -51,6 +55,20 @@ class JobCache:
                 self._parsed.popitem(last=False)
         self._parsed.move_to_end(key)
         return self._parsed[key]
+
+    def read(self, key: JobKey) -> RawBody:
+        """Return a copy of the body of a known job, which is not kept as a Python object."""
+        body: RawBody = json.loads(self._jobs[key].content)
+        return body
+
+    def get_version(self, key: JobKey) -> str:
+        """Return the resourceVersion of a known job."""
+        return self._jobs[key].version
+
+    def get_completion_order(self, key: JobKey) -> tuple[bool, str, JobKey]:
+        """Return a sort key by which a job that has not finished, or finished later, is greater."""
+        completion_time = self._jobs[key].completion_time
+        return not completion_time, completion_time, key
 
     def store_if_newer(self, body: RawBody) -> bool:
         """Store the body if it is newer than the cached one, and return whether it was stored.
@@ -117,7 +135,7 @@ def _pack(body: RawBody) -> CachedJob:
         version=body["metadata"]["resourceVersion"],
         attempt=attempt if isinstance(attempt, int) else None,
         phase=status.get("phase", "Queued"),
-        is_finished=bool(status.get("completionTime")),
+        completion_time=str(status.get("completionTime") or ""),
     )
 
 

@@ -12,6 +12,7 @@ from uuid import uuid4
 
 from finetune_operator import names
 from finetune_operator.controller.controller import Controller
+from finetune_operator.controller.job_metrics import JobMetrics
 from finetune_operator.controller.reconcile import PassDependencies
 from finetune_operator.kube.api_client import ApiClient, ApiError
 from finetune_operator.kube.cluster import KubernetesCluster
@@ -56,6 +57,7 @@ class OperatorOptions:
     lease_name: str = names.MANAGER
     workers: int = 16
     sink: SinkConfig | None = None  # None sends no notifications
+    max_job_metrics: int = 1000  # jobs with metrics of their own
 
 
 @dataclass(frozen=True)
@@ -287,6 +289,13 @@ class Manager:
                 names.FINETUNEJOB[2]: self._last_kopf_request.seconds_since_request(),
             },
         )
+        job_metrics = JobMetrics(
+            self._controller.jobs,
+            is_leading=lambda: self._controller.is_leading,
+            now=self._controller.now,
+            max_jobs=self._options.max_job_metrics,
+        )
+        self._metrics.registry.register(job_metrics)
 
 
 def _build_election(options: OperatorOptions, connections: Connections) -> LeaderElection:

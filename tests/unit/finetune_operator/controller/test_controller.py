@@ -288,13 +288,13 @@ async def test_pods_of_an_unknown_job_are_cached_but_not_enqueued() -> None:
         assert len(controller.queue) == 0
 
 
-async def test_restarts_are_counted_by_reason() -> None:
+async def test_restarts_are_counted_by_namespace_and_reason() -> None:
     async with running_controller(HttpApi()) as (controller, metrics):
         failed = {"attempt": 0, "reason": "RankKilled", "fault": "infrastructure"}
         after = {"status": {"restarts": 1, "attempts": [failed, {"attempt": 1}]}}
-        controller._count_restarts({}, after)
+        controller._count_restarts({}, {"metadata": {"namespace": "team"}, **after})
         controller._count_restarts(after, after)
-        labels = {"reason": "RankKilled", "fault": "infrastructure"}
+        labels = {"namespace": "team", "reason": "RankKilled", "fault": "infrastructure"}
         assert metrics.registry.get_sample_value("finetune_job_restarts_total", labels) == 1
 
 

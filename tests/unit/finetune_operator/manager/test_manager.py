@@ -323,6 +323,7 @@ async def test_a_standby_sends_no_notifications(tmp_path: Path) -> None:
         ),
         pytest.param(["--default-ttl-seconds", "-1"], "-1: must be a number of seconds, or empty", id="negative TTL"),
         pytest.param(["--notification-url", "sink.example"], "must begin with http", id="URL without a scheme"),
+        pytest.param(["--max-job-metrics", "-1"], "-1: must not be negative", id="negative number of jobs"),
         pytest.param(["--log-level", "loud"], "--log-level: loud: must be one of", id="unknown level"),
     ],
 )
