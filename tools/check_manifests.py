@@ -28,12 +28,13 @@ CHART_SETTINGS: dict[str, tuple[str, ...]] = {
         'defaults={"ttlSecondsAfterFinished":2592000}',
         'notifications={"url":"https://sink.example/events","secretName":"sink"}',
         'podMonitor={"enabled":true,"labels":{"release":"prometheus"}}',
+        'prometheusRule={"enabled":true,"labels":{"release":"prometheus"}}',
         'networkPolicy={"enabled":true,"namespaces":["a","b"],"metricsFrom":[{"namespaceSelector":{}}]}',
         'admissionPolicies={"operator":{"enabled":true},"jobs":{"maxGpus":8,"images":["registry.example/*"],'
         '"requiredPodLabels":[{"name":"queue"}]}}',
     ),
 }
-THIRD_PARTY_KINDS = ("PodMonitor",)  # kinds that the schema of Kubernetes does not contain
+THIRD_PARTY_KINDS = ("PodMonitor", "PrometheusRule")  # kinds that the schema of Kubernetes does not contain
 
 
 def main() -> int:

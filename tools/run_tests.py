@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from xml.etree import ElementTree
 
+from prometheus import prepare_programs
 from testing.cluster.host.commands import HarnessError
 from testing.cluster.host.debian_packages import BROWSER, ensure_packages
 
@@ -71,6 +72,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("suites", nargs="+", choices=SUITES)
     suites: list[str] = parser.parse_args().suites
+    if "unit" in suites:
+        prepare_programs()
     if "unit" in suites and os.geteuid() == 0:
         install_browser()
     results = [run_suite(suite) for suite in suites]
