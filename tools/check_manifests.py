@@ -29,6 +29,7 @@ CHART_SETTINGS: dict[str, tuple[str, ...]] = {
         'notifications={"url":"https://sink.example/events","secretName":"sink"}',
         'podMonitor={"enabled":true,"labels":{"release":"prometheus"}}',
         'prometheusRule={"enabled":true,"labels":{"release":"prometheus"}}',
+        'dashboards={"enabled":true,"annotations":{"grafana_folder":"Training"}}',
         'networkPolicy={"enabled":true,"namespaces":["a","b"],"metricsFrom":[{"namespaceSelector":{}}]}',
         'admissionPolicies={"operator":{"enabled":true},"jobs":{"maxGpus":8,"images":["registry.example/*"],'
         '"requiredPodLabels":[{"name":"queue"}]}}',

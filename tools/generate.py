@@ -8,6 +8,7 @@ from typing import Any
 
 import yaml
 
+from dashboards import DASHBOARDS, render_dashboard
 from finetune_api.schema.crd import build_crd, build_json_schema
 from finetune_api.schema.reference import render_reference
 from finetune_api.v1alpha1.job import GROUP, KIND
@@ -62,6 +63,10 @@ def render_from_models() -> dict[Path, str]:
         Path("manifests/finetunejob.schema.json"): schema.replace("{\n", "{", 1) + "\n",
         Path("docs/reference/finetunejob.md"): f"<!-- {NOTE} -->\n{render_reference()}",
         Path("docs/reference/failures.md"): f"<!-- {GUIDE_NOTE} -->\n{render_failure_guide()}",
+        **{
+            Path(f"charts/finetune-operator/files/dashboards/{name}.json"): render_dashboard(dashboard)
+            for name, dashboard in DASHBOARDS.items()
+        },
         Path(
             "manifests/argocd-cm.yaml"
         ): f"# {ARGO_NOTE}\n{dump_yaml(build_argo_settings(ROOT / 'integrations/argocd'))}",
