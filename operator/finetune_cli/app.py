@@ -6,7 +6,7 @@ import sys
 import typer
 
 from finetune_cli.errors import EXIT_BAD_INPUT, EXIT_CLUSTER, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_TIMEOUT, BadInput
-from finetune_cli.lazy_group import LazyCommand, LazyGroup
+from finetune_cli.lazy_group import PLAIN_HELP, LazyCommand, LazyGroup
 from finetune_client.errors import ClientError, JobFailed, WaitTimeout
 
 CLUSTER = "finetune_cli.cluster"
@@ -30,7 +30,7 @@ class FinetuneGroup(LazyGroup):
         "exec": LazyCommand(
             f"{CLUSTER}.execute", "Run a program in a pod of a job.", function="execute", passes_arguments=True
         ),
-        "cp": LazyCommand(f"{CLUSTER}.cp", "Copy the result or other files of a job's output to this machine."),
+        "cp": LazyCommand(f"{CLUSTER}.cp", "Copy the result or other files of a job to this machine."),
         "report": LazyCommand(f"{CLUSTER}.report", "Open the report of a complete job: curves, memory, environment."),
         "doctor": LazyCommand(f"{CLUSTER}.doctor", "Check the cluster, the operator, your rights, storage and GPUs."),
         "mcp": LazyCommand("finetune_cli.mcp", "Serve the jobs of a namespace to an agent (MCP)."),
@@ -47,6 +47,7 @@ class FinetuneGroup(LazyGroup):
 app = typer.Typer(
     cls=FinetuneGroup,
     no_args_is_help=True,
+    rich_markup_mode=PLAIN_HELP,
     pretty_exceptions_enable=False,
 )
 

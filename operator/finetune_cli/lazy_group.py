@@ -12,6 +12,8 @@ from typer import Typer
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
+PLAIN_HELP = None  # the value of rich_markup_mode for help without rich, which takes 0.1 s to import
+
 Context = Any  # click.Context, which newer versions of typer contain in a private module
 
 
@@ -26,7 +28,7 @@ class LazyCommand:
 
     def load(self, name: str) -> Any:
         """Import the module and return the command."""
-        app = Typer(add_completion=False)
+        app = Typer(add_completion=False, rich_markup_mode=PLAIN_HELP)
         settings = {"allow_interspersed_args": False} if self.passes_arguments else {}
         app.command(name, context_settings=settings)(getattr(import_module(self.module), self.function or name))
         return get_command(app)

@@ -1,6 +1,7 @@
 """Logs of a job's pods: of one or several nodes, merged, and across restarts of the job."""
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import dataclass
 
@@ -12,6 +13,7 @@ from finetune_operator import names
 POLL_SECONDS = 2.0
 MAX_NODES = 64  # each node needs a connection
 QUEUED_LINES = 1000
+RANK_PREFIX = re.compile(r"\[rank(\d+)\]:")  # torch writes it in front of tracebacks and warnings
 NOT_STARTED = (400, 404)  # the container waits to start; the pod does not exist
 
 
@@ -19,14 +21,21 @@ NOT_STARTED = (400, 404)  # the container waits to start; the pod does not exist
 class LogSelection:
     """Which log lines to read.
 
-    nodes: node ranks; None means all. attempt: None means the current one; with follow, also all later ones.
+    nodes: node ranks; None means all. rank: read its node instead, without the lines that torch marks with another
+    rank; the ranks of a node share its log. attempt: None means the current one; with follow, also all later ones.
     """
 
     nodes: tuple[int, ...] | None = (0,)
+    rank: int | None = None
     attempt: int | None = None
     follow: bool = False
     tail_lines: int | None = None
     since_seconds: int | None = None
+
+    def includes(self, text: str) -> bool:
+        """Return whether a line of a selected node is not marked as one of another rank."""
+        prefix = RANK_PREFIX.match(text) if self.rank is not None else None
+        return prefix is None or int(prefix.group(1)) == self.rank
 
 
 @dataclass(frozen=True)
@@ -115,8 +124,9 @@ class LogReader:
                     time, _, text = raw_line.decode(errors="replace").partition(" ")
                     is_repeated = is_repeated and time <= last_time
                     if not is_repeated:
-                        yield LogLine(attempt, node_rank, time, text)
                         last_time = time
+                        if selection.includes(text):
+                            yield LogLine(attempt, node_rank, time, text)
             except ClientError as error:
                 if error.status == 404 and not selection.follow:
                     raise ClientError(
@@ -151,8 +161,12 @@ def choose_attempt(job: Job, selection: LogSelection) -> int:
 
 
 def choose_nodes(job: Job, selection: LogSelection) -> tuple[int, ...]:
-    """Return the node ranks to read. Raises ClientError if a node does not exist, or if they are too many."""
+    """Return the node ranks to read. Raises ClientError if a node or rank does not exist, or if they are too many."""
     num_nodes = job.spec.num_nodes
+    if selection.rank is not None:
+        if selection.rank >= job.spec.world_size:
+            raise ClientError(f"{job.name} has no rank {selection.rank}; its ranks are 0 to {job.spec.world_size - 1}")
+        return (selection.rank // job.spec.ranks_per_node,)
     nodes = tuple(range(num_nodes)) if selection.nodes is None else selection.nodes
     if missing := [rank for rank in nodes if rank >= num_nodes]:
         raise ClientError(f"{job.name} has no node {missing[0]}; its nodes are 0 to {num_nodes - 1}")

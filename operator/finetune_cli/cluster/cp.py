@@ -20,7 +20,7 @@ def cp(
     context: ContextOption = None,
     kubeconfig: KubeconfigOption = None,
 ) -> None:
-    """Copy the result or other files of a job's output to this machine.
+    """Copy the result or other files of a job to this machine.
 
     Examples: `finetune cp first ./adapter`, `finetune cp first:checkpoints/step-00000100 ./checkpoint`. If no pod of
     the job runs, a restricted pod reads the output; that needs the rights to create pods and pods/exec.

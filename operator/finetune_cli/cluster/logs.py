@@ -1,6 +1,7 @@
 """Command `finetune logs`, which prints the logs of one, several or all nodes of a job."""
 
 import sys
+from collections.abc import Iterable, Iterator
 from typing import Annotated
 
 import typer
@@ -15,7 +16,12 @@ ALL = "all"
 
 def logs(  # noqa: PLR0913  each flag is a parameter
     name: JobArgument,
-    node: Annotated[str, typer.Option(help="Node ranks, such as 0, 0-3,7 or all.")] = "0",
+    node: Annotated[
+        str | None, typer.Option(help="Node ranks, such as 0, 0-3,7 or all (default: 0).", show_default=False)
+    ] = None,
+    rank: Annotated[
+        int | None, typer.Option(help="Read the node of this rank instead.", min=0, show_default=False)
+    ] = None,
     attempt: Annotated[
         int | None, typer.Option(help="Number of the attempt (default: the current one).", min=0, show_default=False)
     ] = None,
@@ -38,11 +44,14 @@ def logs(  # noqa: PLR0913  each flag is a parameter
 ) -> None:
     """Print the logs of a job's nodes.
 
-    With several nodes, each line begins with its node rank. The log of a deleted pod is in the output of the job, if it
-    has one: `--saved --attempt N` prints it.
+    With several nodes, each line begins with its node rank. The ranks of a node share its log; --rank leaves out the
+    lines that torch marks with another rank, such as tracebacks. The log of a deleted pod is in the output of the job,
+    if it has one: `--saved --attempt N` prints it.
     """
-    nodes = parse_ranks(node)
-    selection = LogSelection(nodes=nodes, attempt=attempt, follow=follow, tail_lines=tail, since_seconds=since)
+    if node is not None and rank is not None:
+        raise BadInput("--rank: selects a node; it excludes --node")
+    nodes = parse_ranks(node or "0")
+    selection = LogSelection(nodes, rank, attempt, follow=follow, tail_lines=tail, since_seconds=since)
     shows_node = nodes is None or len(nodes) > 1
     if saved and (follow or tail is not None or since is not None or timestamps):
         raise BadInput("--saved: prints the whole log; it excludes --follow, --tail, --since and --timestamps")
@@ -62,9 +71,21 @@ def _print_saved_logs(client: Client, name: str, selection: LogSelection) -> Non
     job = client.get(name)
     attempt = choose_attempt(job, selection)
     for node_rank in choose_nodes(job, selection):
-        for chunk in client.read_output_file(name, f"logs/attempt-{attempt}/node-{node_rank}.log"):
-            sys.stdout.buffer.write(chunk)
+        chunks = client.read_output_file(name, f"logs/attempt-{attempt}/node-{node_rank}.log")
+        for line in split_lines(chunks):
+            if selection.includes(line.decode(errors="replace")):
+                sys.stdout.buffer.write(line)
         sys.stdout.buffer.flush()
+
+
+def split_lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
+    """Yield the lines of a file that is read in chunks, with their line breaks."""
+    rest = b""
+    for chunk in chunks:
+        *lines, rest = (rest + chunk).split(b"\n")
+        yield from (line + b"\n" for line in lines)
+    if rest:
+        yield rest
 
 
 def parse_ranks(text: str) -> tuple[int, ...] | None:

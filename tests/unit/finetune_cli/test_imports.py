@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-HEAVY = ("aiohttp", "asyncio", "finetune_api", "finetune_operator", "kopf", "mcp", "pydantic", "torch", "yaml")
+HEAVY = ("aiohttp", "asyncio", "finetune_api", "finetune_operator", "kopf", "mcp", "pydantic", "rich", "torch", "yaml")
 PRINT_HELP = """
 from typer.testing import CliRunner
 from finetune_cli.app import app

@@ -12,7 +12,7 @@ from typer.testing import CliRunner, Result
 
 from finetune_api.v1alpha1.status import AttemptRecord, AttemptState, Condition, Display, Fault, JobStatus, Phase
 from finetune_cli.app import FinetuneGroup, app
-from finetune_cli.cluster.logs import parse_ranks
+from finetune_cli.cluster.logs import parse_ranks, split_lines
 from finetune_cli.errors import BadInput
 from finetune_client.errors import ClientError, JobFailed, WaitTimeout
 from testing.builders.job_files import job_body, write_yaml
@@ -87,7 +87,7 @@ def test_help_of_a_command_in_the_list_is_that_of_its_docstring(name: str) -> No
 def test_help_lists_all_commands() -> None:
     output = CliRunner().invoke(app, ["--help"]).output
 
-    assert [name for name in FinetuneGroup.commands_by_name if f"│ {name} " not in output] == []
+    assert [name for name in FinetuneGroup.commands_by_name if f"\n  {name} " not in output] == []
 
 
 async def test_status_describes_a_job_in_the_namespace_of_the_context(api: JobApi, tmp_path: Path) -> None:
@@ -149,6 +149,21 @@ async def test_logs_of_several_nodes_begin_with_the_node_rank(api: JobApi, tmp_p
         "[0] 2026-11-27T10:00:00.000000000Z from 0",
         "[1] 2026-11-27T10:00:00.000000000Z from 1",
     ]
+
+
+async def test_logs_of_a_rank_are_those_of_its_node_without_the_tracebacks_of_other_ranks(
+    api: JobApi, tmp_path: Path
+) -> None:
+    time = "2026-11-27T10:00:00.000000000Z"
+    lines = ("step 1", "[rank2]: Traceback", "[rank3]: Traceback", "[rank3]: ValueError")
+    api.logs["bert-2-1"] = [f"{time} {line}" for line in lines]
+    api.put_job(RUNNING, numNodes=2, nprocPerNode=2)
+
+    assert await get_output(tmp_path, "logs", "bert", "--rank", "2") == "step 1\n[rank2]: Traceback\n"
+
+
+def test_lines_of_a_file_do_not_depend_on_its_chunks() -> None:
+    assert list(split_lines([b"a\nb", b"c\n", b"\nd"])) == [b"a\n", b"bc\n", b"\n", b"d"]
 
 
 @pytest.mark.parametrize(
@@ -246,6 +261,7 @@ async def test_why_explains_a_failed_job_on_one_page(api: JobApi, tmp_path: Path
             id="unknown job",
         ),
         pytest.param(("logs", "bert", "--node", "2"), "bert has no node 2; its nodes are 0 to 1", id="unknown node"),
+        pytest.param(("logs", "bert", "--rank", "9"), "bert has no rank 9; its ranks are 0 to 3", id="unknown rank"),
         pytest.param(
             ("status", "bert", "--context", "prod"),
             "no access to a cluster: kubeconfig: contexts has no entry 'prod'; see kubectl config view",
