@@ -26,6 +26,7 @@ class FinetuneGroup(LazyGroup):
         "events": LazyCommand(f"{CLUSTER}.events", "List the events about a job and its pods."),
         "suspend": LazyCommand(f"{CLUSTER}.control", "Save a checkpoint and release all pods of a job."),
         "resume": LazyCommand(f"{CLUSTER}.control", "Continue a suspended job from its last checkpoint."),
+        "cancel": LazyCommand(f"{CLUSTER}.control", "End a job for good, after a checkpoint; its record is kept."),
         "delete": LazyCommand(f"{CLUSTER}.control", "Delete a job and its pods; its output is kept."),
         "exec": LazyCommand(
             f"{CLUSTER}.execute", "Run a program in a pod of a job.", function="execute", passes_arguments=True

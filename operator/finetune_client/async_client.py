@@ -165,11 +165,15 @@ class AsyncClient:
 
     async def suspend(self, name: str) -> Job:
         """Save a checkpoint and release all pods of a job."""
-        return await self._set_suspend(name, suspend=True)
+        return await self._edit_unfinished(name, "suspended", {"suspend": True})
 
     async def resume(self, name: str) -> Job:
         """Continue a suspended job from its last checkpoint."""
-        return await self._set_suspend(name, suspend=False)
+        return await self._edit_unfinished(name, "resumed", {"suspend": False})
+
+    async def cancel(self, name: str) -> Job:
+        """End a job for good: save a checkpoint, delete its pods and let it fail; its record and output are kept."""
+        return await self._edit_unfinished(name, "cancelled", {"cancel": True})
 
     async def delete(self, name: str) -> None:
         """Delete a job and its pods; its output is kept."""
@@ -268,12 +272,12 @@ class AsyncClient:
         """Check the cluster, the operator, the rights of the user, storage and devices; nothing is changed."""
         return await examine_cluster(self._connection)
 
-    async def _set_suspend(self, name: str, *, suspend: bool) -> Job:
+    async def _edit_unfinished(self, name: str, participle: str, spec: Mapping[str, bool]) -> Job:
+        """Change fields of the spec. Raises ClientError with the participle of the change if the job has ended."""
         job = await self.get(name)
         if job.is_finished:
-            verb = "suspended" if suspend else "resumed"
-            raise ClientError(f"{self._describe(name)} has ended ({job.phase}) and cannot be {verb}", status=409)
-        body = {"metadata": {"uid": job.metadata.uid}, "spec": {"suspend": suspend}}
+            raise ClientError(f"{self._describe(name)} has ended ({job.phase}) and cannot be {participle}", status=409)
+        body = {"metadata": {"uid": job.metadata.uid}, "spec": dict(spec)}
         return Job.parse(await self._connection.patch(self._path(name), body, what=self._describe(name)))
 
     def _path(self, name: str) -> str:

@@ -115,6 +115,10 @@ class Client:
         """Continue a suspended job from its last checkpoint."""
         return self._run(self._client.resume(name))
 
+    def cancel(self, name: str) -> Job:
+        """End a job for good: save a checkpoint, delete its pods and let it fail; its record and output are kept."""
+        return self._run(self._client.cancel(name))
+
     def delete(self, name: str) -> None:
         """Delete a job and its pods; its output is kept."""
         self._run(self._client.delete(name))

@@ -20,7 +20,7 @@ Json = dict[str, Any]
 
 
 class ChangeTools:
-    """Tools that create, suspend, resume and delete jobs of one namespace.
+    """Tools that create, suspend, resume, cancel and delete jobs of one namespace.
 
     A confirmation is valid for the same change of the same version of the job, while the server runs.
     """
@@ -31,7 +31,7 @@ class ChangeTools:
 
     def list_tools(self) -> tuple[Callable[..., Any], ...]:
         """Return the functions to register as tools."""
-        return (self.submit_job, self.suspend_job, self.resume_job, self.delete_job)
+        return (self.submit_job, self.suspend_job, self.resume_job, self.cancel_job, self.delete_job)
 
     async def submit_job(self, manifest: str, confirmation: str = "") -> Json:
         """Create a job from its manifest in YAML. Call it without confirmation first, show the preview to the user, and
@@ -53,6 +53,11 @@ class ChangeTools:
     async def resume_job(self, name: str, confirmation: str = "") -> Json:
         """Continue a suspended job from its last checkpoint. Call it without confirmation first, as submit_job."""
         return await self._change("resumes", name, confirmation, lambda: self._client.resume(name))
+
+    async def cancel_job(self, name: str, confirmation: str = "") -> Json:
+        """End a job for good, after a checkpoint; its record and output are kept, and it cannot be resumed. Call it
+        without confirmation first, as submit_job."""
+        return await self._change("cancels", name, confirmation, lambda: self._client.cancel(name))
 
     async def delete_job(self, name: str, confirmation: str = "") -> Json:
         """Delete a job and its pods, but not its output. Call it without confirmation first, as submit_job."""

@@ -221,7 +221,8 @@ class JobMonitor:
                 yield f"restarts went from {change} after attempt {first_attempt} {ended_record.state}"
 
     def _check_record(self, record: AttemptRecord, updated_record: AttemptRecord, *, is_current: bool) -> Iterator[str]:
-        if updated_record.state not in NEXT_STATES[record.state]:
+        is_cancelled = record.state is AttemptState.STOPPED and updated_record.reason == Reason.CANCELLED
+        if updated_record.state not in NEXT_STATES[record.state] and not is_cancelled:
             yield f"attempt {record.attempt} went from {record.state} to {updated_record.state}"
         victims = {evidence.node_rank for evidence in updated_record.evidence if evidence.victim}
         is_victim_verdict = updated_record.reason == Reason.PEER_LOST or (

@@ -1,4 +1,4 @@
-"""Obligations of the operator towards every job, also one that it cannot reconcile: suspend, deadline and TTL."""
+"""Obligations of the operator towards every job, even one that it cannot reconcile: suspend, cancel, deadline, TTL."""
 
 from collections import defaultdict
 from datetime import datetime, timedelta
@@ -27,6 +27,8 @@ class ObligationMonitor:
         for obligation, is_overdue in (
             ("release the GPUs of the suspended job", self._is_suspended() and self._has_running_pods()),
             ("release the GPUs of the finished job", self._is_finished() and self._has_running_pods()),
+            ("stop the pods of the cancelled job", self._is_cancelled() and self._has_running_pods()),
+            ("end the cancelled job", self._is_cancelled() and not self._has_lost_pods()),
             (
                 "stop the pods of the job at its active deadline",
                 self._has_missed_deadline() and self._has_running_pods(),
@@ -45,6 +47,10 @@ class ObligationMonitor:
 
     def _is_suspended(self) -> bool:
         return self._spec.get("suspend") is True
+
+    def _is_cancelled(self) -> bool:
+        """Return whether the job has been cancelled and has not ended."""
+        return self._spec.get("cancel") is True and not self._is_finished() and not self._is_being_deleted()
 
     def _is_finished(self) -> bool:
         return "completionTime" in self._job.status

@@ -8,6 +8,7 @@ from testing.simulator.incidents.job_incidents import (
     TRAINER_INCIDENTS,
     USER_INCIDENTS,
     Incident,
+    cancel_job,
     crash_operator,
     delete_pod,
     evict_pod,
@@ -16,6 +17,7 @@ from testing.simulator.incidents.job_incidents import (
     kill_container,
     kill_rank,
     preempt_by_kueue,
+    suspend_job,
     suspend_job_temporarily,
 )
 from testing.simulator.incidents.node_incidents import (
@@ -32,6 +34,7 @@ from testing.simulator.scenario_choices import (
     draw_rate,
     draw_spec_fields,
     draw_takeovers,
+    draw_trigger,
 )
 from testing.simulator.shared_cluster_scenarios import (
     paused_operators,
@@ -191,6 +194,21 @@ def preemptions(choices: Choices) -> Scenario:
     )
 
 
+def cancellations(choices: Choices) -> Scenario:
+    """Draw a scenario in which the user cancels the job at some time, also while it is suspended or restarts.
+
+    The obligations of the operator require that the job ends.
+    """
+    others = (suspend_job, suspend_job_temporarily, kill_rank, delete_pod, evict_pod, cut_power, crash_operator)
+    return Scenario(
+        workload=Workload(num_nodes=choices.pick((2, 1, 3)), total_steps=choices.pick((6, 15, 30))),
+        network_faults=choices.pick((NO_FAULTS, draw_network_faults(choices))),
+        incidents=(*draw_incidents(choices, others), (draw_trigger(choices), cancel_job)),
+        takeovers=draw_takeovers(choices),
+        is_resumed_at_end=choices.draw_boolean(50),
+    )
+
+
 SINGLE_JOB_KINDS: tuple[DrawScenario, ...] = (
     all_faults,
     split_brain,
@@ -201,6 +219,7 @@ SINGLE_JOB_KINDS: tuple[DrawScenario, ...] = (
     resource_faults,
     user_interference,
     preemptions,
+    cancellations,
 )
 SHARED_CLUSTER_KINDS: tuple[DrawScenario, ...] = (
     several_jobs,

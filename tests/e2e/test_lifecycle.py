@@ -109,6 +109,27 @@ def test_active_deadline_fails_the_job_and_stops_its_pods(
     assert all(pod["status"]["phase"] in ("Succeeded", "Failed") for pod in deployment.list_pods(job))
 
 
+def test_cancelled_job_keeps_its_checkpoint_and_its_saved_log(
+    deployment: OperatorInstallation, start_job: StartJob
+) -> None:
+    job = start_job(training=build_training_fields(max_steps=100_000))
+    deployment.wait_until(
+        job,
+        lambda j: (j["status"].get("progress") or {}).get("step", 0) > 0,
+        description="training",
+        timeout_seconds=120,
+    )
+    deployment.kubectl("patch", "ftj", job, "--type=merge", "-p", '{"spec":{"cancel":true}}')
+    finished = deployment.wait_until_finished(job, timeout_seconds=120)
+
+    failed = next(c for c in finished["status"]["conditions"] if c["type"] == "Failed")
+    assert (failed["status"], failed["reason"]) == ("True", "Cancelled")
+    assert deployment.list_pods(job) == []
+    output = deployment.get_output_folder(job)
+    assert list((output / "checkpoints").glob("step-*"))
+    assert (output / "logs" / "attempt-0" / "node-0.log").stat().st_size > 0
+
+
 @pytest.mark.versions
 def test_unschedulable_pod_stops_the_gang_and_finally_fails_the_job(
     deployment: OperatorInstallation, start_job: StartJob

@@ -140,6 +140,8 @@ def statuses(draw: st.DrawFn) -> JobStatus:
 def jobs(draw: st.DrawFn) -> FineTuneJob:
     """Generate a job with a status."""
     fields: dict[str, Any] = {"numNodes": draw(st.integers(1, 3)), "suspend": draw(st.booleans())}
+    if draw(st.integers(0, 4)) == 0:
+        fields["cancel"] = True
     for name, values in (("activeDeadlineSeconds", (50, 200)), ("ttlSecondsAfterFinished", (0, 40))):
         value = draw(st.sampled_from((None, *values)))
         if value is not None:
@@ -222,6 +224,22 @@ def test_finished_status_is_final_and_attempt_numbers_increase_by_one(
         assert decision.status == (ftjob.status if is_deleted else acknowledged)
     elif decision.status.attempt is not None:
         assert decision.status.attempt - before in (0, 1)
+
+
+@fuzzing
+@given(jobs(), observations)
+def test_cancelled_job_creates_nothing_and_ends_once_no_pod_can_run(
+    ftjob: FineTuneJob, observation: Observation
+) -> None:
+    ftjob = ftjob.model_copy(update={"spec": ftjob.spec.model_copy(update={"cancel": True})})
+    observation = replace(observation, is_fresh=True)
+    for _ in range(MAX_DECISIONS):
+        decision = decide(ftjob, observation, NOW, SETTINGS)
+        assert not [action for action in decision.actions if isinstance(action, Create)]
+        ftjob = apply_status(ftjob, decision)
+
+    can_run = any(node.may_run(NOW) for node in observation.live_nodes())
+    assert ftjob.status.completion_time is not None or ftjob.metadata.deletion_timestamp is not None or can_run
 
 
 @fuzzing

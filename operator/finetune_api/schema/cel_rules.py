@@ -6,6 +6,7 @@ from finetune_api.v1alpha1.spec_rules import SPEC_RULES
 
 MUTABLE = (
     "suspend",
+    "cancel",
     "ttlSecondsAfterFinished",
     "activeDeadlineSeconds",
     "pendingDeadlineSeconds",

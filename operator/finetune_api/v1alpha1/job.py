@@ -184,6 +184,10 @@ class FineTuneJobSpec(ModelWithRules):
         default=RestartPolicy(), description="Number and delay of restarts after failed attempts."
     )
     suspend: bool = Field(default=False, description="True saves a checkpoint and deletes all pods; false resumes.")
+    cancel: bool = Field(
+        default=False,
+        description="True saves a checkpoint, deletes all pods and ends the job for good: it fails with Cancelled.",
+    )
     active_deadline_seconds: int | None = Field(
         default=None,
         ge=1,

@@ -89,13 +89,19 @@ class Reason(StrEnum):
         "ReconcileFailed",
         None,
         "The operator cannot reconcile the job, for example because another release wrote its spec. Its pods keep"
-        " running; only suspend, `activeDeadlineSeconds`, `ttlSecondsAfterFinished` and deletion apply.",
+        " running; only `suspend`, `cancel`, `activeDeadlineSeconds`, `ttlSecondsAfterFinished` and deletion apply.",
     )
     NEWER_TRAINER_IMAGE = (
         "NewerTrainerImage",
         None,
         "The operator was upgraded and has a newer trainer image. The job keeps the image with which it began; to use"
         " the newer one, suspend the job, set `image`, and resume it.",
+    )
+    CANCELLED = (
+        "Cancelled",
+        Fault.USER,
+        "`spec.cancel` was set. The output with its checkpoints is kept.",
+        "to train the job after all, delete it and create it again without spec.cancel",
     )
     DEADLINE_EXCEEDED = (
         "DeadlineExceeded",

@@ -1,4 +1,4 @@
-"""Commands `finetune suspend`, `resume` and `delete`."""
+"""Commands `finetune suspend`, `resume`, `cancel` and `delete`."""
 
 from typing import Annotated
 
@@ -45,6 +45,30 @@ def resume(
         if wait:
             client.wait(name, WaitTarget.RUNNING, timeout_seconds=timeout)
         print(f"{name} {'runs' if wait else 'is being resumed'}")
+
+
+def cancel(  # noqa: PLR0913  each flag is a parameter
+    name: JobArgument,
+    yes: YesOption = False,
+    wait: WaitOption = False,
+    timeout: TimeoutOption = None,
+    namespace: NamespaceOption = None,
+    context: ContextOption = None,
+    kubeconfig: KubeconfigOption = None,
+) -> None:
+    """End a job for good, after a checkpoint; its record is kept.
+
+    The pods are deleted and the job fails with the reason Cancelled; its output is kept. It cannot be resumed: use
+    suspend for a pause.
+    """
+    with Client(namespace=namespace, context=context, kubeconfig=kubeconfig) as client:
+        job = client.get(name)
+        if not yes and not job.is_finished:
+            typer.confirm(f"{job.namespace}/{name} is {job.phase or 'new'}; end it for good?", abort=True)
+        client.cancel(name)
+        if wait:
+            job = client.wait(name, timeout_seconds=timeout)
+        print(f"{name} is {job.phase}" if job.is_finished else f"{name} is being cancelled")
 
 
 def delete(

@@ -22,6 +22,7 @@ from finetune_operator.core.spec_hash import has_outdated_spec
 from finetune_operator.core.stop_attempt import (
     StopReason,
     begin_stopping,
+    cancel_job,
     complete_job,
     continue_stopping,
     end_attempt,
@@ -52,9 +53,10 @@ def decide(job: FineTuneJob, observation: Observation, now: datetime, settings: 
     # if the job has finished, delete leftover pods, and the job after its TTL
     if job.status.completion_time is not None:
         return _clean_up_finished_job(context)
-    # if the job is new, begin attempt 0, unless spec.suspend is set
+    # if the job is new, begin attempt 0, unless spec.suspend is set; a cancelled attempt ends before it creates a pod
+    is_suspended = job.spec.suspend and not job.spec.cancel
     if not job.status.attempts:
-        return suspend_before_start(context) if job.spec.suspend else _begin_first_attempt(context)
+        return suspend_before_start(context) if is_suspended else _begin_first_attempt(context)
     # otherwise continue with the current attempt
     match context.record.state:
         case AttemptState.STARTING | AttemptState.RUNNING:
@@ -62,7 +64,9 @@ def decide(job: FineTuneJob, observation: Observation, now: datetime, settings: 
         case AttemptState.STOPPING:
             return continue_stopping(context)
         case AttemptState.STOPPED:
-            return keep_job_suspended(context) if job.spec.suspend else resume_job(context)
+            if job.spec.cancel:
+                return cancel_job(context, context.record)
+            return keep_job_suspended(context) if is_suspended else resume_job(context)
         case AttemptState.SUCCEEDED | AttemptState.FAILED:
             raise AssertionError("the write that ends an attempt also begins the next one or finishes the job")
 
@@ -101,7 +105,9 @@ def _continue_attempt(context: JobContext) -> Decision:
 
 
 def _check_stop_request(context: JobContext) -> Decision | None:
-    """Stop the attempt if spec.suspend is or was set, or if activeDeadlineSeconds has expired."""
+    """Stop the attempt if spec.cancel is set, spec.suspend is or was set, or activeDeadlineSeconds has expired."""
+    if context.job.spec.cancel:
+        return begin_stopping(context, StopReason.CANCELLED)
     if context.job.spec.suspend:
         return begin_stopping(context, StopReason.SUSPENDED)
     # only a suspended job can be changed, so the operator missed the suspension; the next attempt uses the new spec

@@ -1,4 +1,4 @@
-"""Decides about a job that this release cannot reconcile: only suspend, the active deadline and the TTL apply.
+"""Decides about a job that this release cannot reconcile: only suspend, cancel, the active deadline and the TTL apply.
 
 The spec is read field by field from the raw object, because it may not be parsable (decisions/119). Pods stay as they
 are otherwise: another release, or a repaired spec, continues with them.
@@ -15,6 +15,7 @@ from finetune_operator.core.conditions import ConditionBuilder, keep_transition_
 from finetune_operator.core.decision import Decision
 from finetune_operator.core.gpu_seconds import update_gpu_seconds
 from finetune_operator.core.job_context import ABORT_GRACE_SECONDS
+from finetune_operator.core.stop_attempt import CANCELLED_MESSAGE
 from finetune_operator.observation.ownership import RawBody
 
 RETRY_INTERVAL = timedelta(seconds=60)
@@ -37,6 +38,7 @@ def decide_degraded(
     default_ttl_seconds: applies if the spec has no ttlSecondsAfterFinished; None keeps the finished job.
     """
     spec, metadata = job.get("spec") or {}, job["metadata"]
+    builder, is_command = ConditionBuilder(metadata.get("generation", 0), now), spec.get("command") is not None
     if status.completion_time is not None:
         field = "ttlSecondsAfterFinished"
         ttl = _read_seconds(spec if spec.get(field) is not None else {field: default_ttl_seconds}, field)
@@ -44,17 +46,20 @@ def decide_degraded(
         delete_job = (DeleteJob(metadata["uid"]),) if has_expired else ()
         requeue_after = None if ttl is None else RETRY_INTERVAL
         return Decision(status, (*_delete_pods(pods, ABORT_GRACE_SECONDS), *delete_job), requeue_after)
+    if spec.get("cancel") is True:
+        actions = _delete_pods(pods, _read_grace_seconds(spec))
+        return _fail(status, actions, builder, Reason.CANCELLED, CANCELLED_MESSAGE, is_command=is_command)
     deadline = _read_seconds(spec, "activeDeadlineSeconds")
     suspended = timedelta(seconds=status.suspended_seconds)
     if deadline is not None and status.start_time is not None and now >= status.start_time + deadline + suspended:
         actions = _delete_pods(pods, _read_grace_seconds(spec))
-        generation, is_command = metadata.get("generation", 0), spec.get("command") is not None
-        return _fail_at_deadline(status, actions, now, generation=generation, limit=deadline, is_command=is_command)
+        message = f"active for longer than activeDeadlineSeconds ({deadline.total_seconds():.0f} s)"
+        reason = Reason.DEADLINE_EXCEEDED
+        return _fail(status, actions, builder, reason, message, is_command=is_command)
     message = (
         f"the operator cannot reconcile this job: {problem[:MAX_PROBLEM_CHARACTERS]}; until it can, only suspend,"
-        " activeDeadlineSeconds, ttlSecondsAfterFinished and deletion apply"
+        " cancel, activeDeadlineSeconds, ttlSecondsAfterFinished and deletion apply"
     )
-    builder = ConditionBuilder(metadata.get("generation", 0), now)
     stalled = builder.build("Stalled", True, Reason.RECONCILE_FAILED, message)
     conditions = [c for c in status.conditions if c.type != stalled.type]
     update = {"conditions": keep_transition_times((*conditions, stalled), status.conditions)}
@@ -62,32 +67,32 @@ def decide_degraded(
     return Decision(status.model_copy(update=update), actions, requeue_after=RETRY_INTERVAL)
 
 
-def _fail_at_deadline(
+def _fail(
     status: JobStatus,
     actions: tuple[Action, ...],
-    now: datetime,
+    builder: ConditionBuilder,
+    reason: Reason,
+    message: str,
     *,
-    generation: int,
-    limit: timedelta,
     is_command: bool,
 ) -> Decision:
-    message = f"active for longer than activeDeadlineSeconds ({limit.total_seconds():.0f} s)"
-    conditions = ConditionBuilder(generation, now).build_failed(Reason.DEADLINE_EXCEEDED, message)
+    """Fail the job and its current attempt at the time of the builder."""
+    now = builder.now
     update: dict[str, object] = {
         "phase": Phase.FAILED,
         "completion_time": now,
-        "conditions": keep_transition_times(conditions, status.conditions),
+        "conditions": keep_transition_times(builder.build_failed(reason, message), status.conditions),
     }
     if status.attempts:
         ended = {
             "state": AttemptState.FAILED,
             "end_time": now,
-            "reason": Reason.DEADLINE_EXCEEDED,
-            "fault": Reason.DEADLINE_EXCEEDED.fault,
+            "reason": reason,
+            "fault": reason.fault,
             "message": message,
         }
         update["attempts"] = (*status.attempts[:-1], status.attempts[-1].model_copy(update=ended))
-    event = EmitEvent("Warning", Reason.DEADLINE_EXCEEDED, message, "end")
+    event = EmitEvent("Warning", reason, message, "end")
     failed_status = status.model_copy(update=update)
     return Decision(update_gpu_seconds(status, failed_status, now, is_command=is_command), (*actions, event))
 

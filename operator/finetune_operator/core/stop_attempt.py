@@ -25,6 +25,7 @@ from finetune_operator.plan.run_plan import RunPlan, plan_run
 
 REQUEUE_INTERVAL = timedelta(seconds=5)
 STARTUP = timedelta(seconds=5)  # no program has trained a step and saved it within this time
+CANCELLED_MESSAGE = "spec.cancel was set"
 ROOT_CAUSE_GRACE = timedelta(seconds=3)  # time for the root cause to end on its own after a victim has failed
 
 
@@ -32,6 +33,7 @@ class StopReason(StrEnum):
     """Reason why an attempt stops; the verdict on a failed or deleted node replaces this reason later."""
 
     SUSPENDED = Reason.SUSPENDED.value
+    CANCELLED = Reason.CANCELLED.value
     DEADLINE = Reason.DEADLINE_EXCEEDED.value
     IMAGE = Reason.IMAGE_PULL_FAILED.value
     PENDING = Reason.PENDING_DEADLINE_EXCEEDED.value
@@ -45,7 +47,12 @@ class StopReason(StrEnum):
         return cls.NODE_FAILED
 
 
-REASONS_WITH_CHECKPOINT = (StopReason.SUSPENDED, StopReason.DEADLINE, StopReason.NODE_DELETED)
+REASONS_WITH_CHECKPOINT = (
+    StopReason.SUSPENDED,
+    StopReason.CANCELLED,
+    StopReason.DEADLINE,
+    StopReason.NODE_DELETED,
+)
 
 
 def begin_stopping(context: JobContext, reason: StopReason, *, message: str = "") -> Decision:
@@ -128,6 +135,8 @@ def _judge_attempt(context: JobContext, record: AttemptRecord) -> Decision:
     match StopReason(record.reason):
         case StopReason.SUSPENDED:
             return record_suspension(context, record)
+        case StopReason.CANCELLED:
+            return cancel_job(context, record)
         case StopReason.DEADLINE:
             limit = context.job.spec.active_deadline_seconds
             return fail_job(
@@ -213,12 +222,18 @@ def _build_success_message(run_plan: RunPlan, progress: Progress | None) -> str:
     return f"the command ended with exit 0 on every node{output}"
 
 
+def cancel_job(context: JobContext, record: AttemptRecord) -> Decision:
+    """Fail a job whose spec.cancel is or was set, after its last attempt was stopped or suspended."""
+    record = record.model_copy(update={"reason": Reason.CANCELLED})
+    return fail_job(context, context.status, record, CANCELLED_MESSAGE)
+
+
 def fail_job(context: JobContext, status: JobStatus, record: AttemptRecord, message: str) -> Decision:
     """Fail a job whose current attempt ended without a result and is not restarted."""
     fault = Reason(record.reason).fault  # a deadline has no verdict, so the reason provides the fault
     update = {
         "state": AttemptState.FAILED,
-        "end_time": context.now,
+        "end_time": record.end_time or context.now,
         "action": "Fail",
         "message": message,
         "fault": fault,

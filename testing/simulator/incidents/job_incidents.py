@@ -78,6 +78,11 @@ def suspend_job_temporarily(world: World, job: SimulatedJob) -> None:
     recover_later(world, lambda: job.edit_spec(suspend=False))
 
 
+def cancel_job(world: World, job: SimulatedJob) -> None:
+    """Set spec.cancel to true."""
+    job.edit_spec(cancel=True)
+
+
 def edit_job_under_brief_suspension(world: World, job: SimulatedJob) -> None:
     """Suspend the job, change its image, shared memory or size, and resume it, often while no operator runs."""
     if not world.choices.draw_boolean(25):

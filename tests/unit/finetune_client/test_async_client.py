@@ -1,7 +1,7 @@
 """Tests of the client with an in-memory API server."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -127,16 +127,24 @@ async def test_rejection_by_the_api_server_contains_its_message(client: AsyncCli
     assert raised.value.status == 422
 
 
-@pytest.mark.parametrize("suspend", [True, False])
-async def test_suspend_and_resume_patch_only_that_field_of_this_job(
-    suspend: bool, client: AsyncClient, api: JobApi
+@pytest.mark.parametrize(
+    ("change", "spec"),
+    [
+        (AsyncClient.suspend, {"suspend": True}),
+        (AsyncClient.resume, {"suspend": False}),
+        (AsyncClient.cancel, {"cancel": True}),
+    ],
+    ids=["suspend", "resume", "cancel"],
+)
+async def test_suspend_resume_and_cancel_patch_only_that_field_of_this_job(
+    change: Callable[[AsyncClient, str], Awaitable[object]], spec: dict[str, bool], client: AsyncClient, api: JobApi
 ) -> None:
-    uid = api.put_job(RUNNING, suspend=not suspend)["metadata"]["uid"]
+    uid = api.put_job(RUNNING)["metadata"]["uid"]
 
-    await (client.suspend("bert") if suspend else client.resume("bert"))
+    await change(client, "bert")
 
     (request,) = api.find_requests("PATCH", "finetunejobs")
-    assert request.body == {"metadata": {"uid": uid}, "spec": {"suspend": suspend}}
+    assert request.body == {"metadata": {"uid": uid}, "spec": spec}
     assert request.headers["Content-Type"] == "application/merge-patch+json"
 
 

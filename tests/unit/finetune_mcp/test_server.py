@@ -163,6 +163,16 @@ async def test_suspend_and_resume_need_a_confirmation(tool: str, suspend: bool, 
     assert api.objects["finetunejobs", NAMESPACE, "bert"]["spec"]["suspend"] is suspend
 
 
+async def test_cancel_needs_a_confirmation(server: MCPServer, api: JobApi) -> None:
+    api.put_job(RUNNING)
+
+    preview = await call(server, "cancel_job", name="bert")
+    assert preview["preview"] == "cancels team/bert, which is Running 40% 4/10"
+    await call(server, "cancel_job", name="bert", confirmation=preview["confirmation"])
+
+    assert api.objects["finetunejobs", NAMESPACE, "bert"]["spec"]["cancel"] is True
+
+
 async def test_a_confirmation_does_not_delete_a_recreated_job(server: MCPServer, api: JobApi) -> None:
     api.put_job(RUNNING)
     confirmation = (await call(server, "delete_job", name="bert"))["confirmation"]

@@ -222,6 +222,15 @@ async def test_suspend_and_resume_change_the_job(api: JobApi, tmp_path: Path) ->
     assert api.objects["finetunejobs", NAMESPACE, "bert"]["spec"]["suspend"] is False
 
 
+async def test_cancel_asks_for_confirmation_and_ends_the_job(api: JobApi, tmp_path: Path) -> None:
+    refused = await run_finetune(tmp_path, "cancel", "bert", text="n\n")
+    assert refused.exit_code == 1
+    assert "cancel" not in api.objects["finetunejobs", NAMESPACE, "bert"]["spec"]
+
+    assert await get_output(tmp_path, "cancel", "bert", "--yes") == "bert is being cancelled\n"
+    assert api.objects["finetunejobs", NAMESPACE, "bert"]["spec"]["cancel"] is True
+
+
 async def test_delete_of_a_running_job_asks_for_confirmation(api: JobApi, tmp_path: Path) -> None:
     refused = await run_finetune(tmp_path, "delete", "bert", text="n\n")
     assert refused.exit_code == 1

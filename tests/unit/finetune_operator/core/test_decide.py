@@ -179,6 +179,59 @@ def test_job_is_requeued_at_the_active_deadline_and_then_fails() -> None:
     assert find_condition(failed.status, "Stalled") == "True"
 
 
+def cancel(ftjob: FineTuneJob) -> FineTuneJob:
+    return ftjob.model_copy(update={"spec": ftjob.spec.model_copy(update={"cancel": True})})
+
+
+def test_cancelled_job_saves_a_checkpoint_and_fails_once_its_pods_are_gone() -> None:
+    ftjob = cancel(build_running_job())
+    pods = (running_pod(ftjob, 0), running_pod(ftjob, 1))
+    stopping, _ = decide_once(ftjob, build_observation(ftjob, *pods))
+    stopping, decision = decide_once(stopping, build_observation(ftjob, *pods))
+    assert [a.grace_seconds for a in decision.actions if isinstance(a, DeletePod)] == [120, 120]
+    assert stopping.status.completion_time is None
+
+    ended, decision = decide_once(stopping, build_observation(ftjob))
+
+    record = ended.status.attempts[-1]
+    assert (ended.status.phase, record.reason, record.fault) == ("Failed", "Cancelled", "user")
+    assert find_condition(ended.status, "Finished") == "True"
+    assert [a.reason for a in decision.actions if isinstance(a, EmitEvent)] == ["Cancelled"]
+
+
+@pytest.mark.parametrize("suspend", [False, True], ids=["new", "created suspended"])
+def test_job_that_is_cancelled_before_its_start_creates_no_pod(suspend: bool) -> None:
+    ftjob, actions = job(suspend=suspend, cancel=True), []
+    for _ in range(3):
+        ftjob, decision = decide_once(ftjob, NOTHING)
+        actions += [action for action in decision.actions if not isinstance(action, EmitEvent)]
+
+    assert (actions, ftjob.status.attempts[-1].reason, ftjob.status.phase) == ([], "Cancelled", "Failed")
+
+
+def test_suspended_job_can_be_cancelled_and_its_attempt_keeps_its_end() -> None:
+    ftjob = build_running_job(suspend=False)
+    suspended = ftjob.model_copy(update={"spec": ftjob.spec.model_copy(update={"suspend": True})})
+    for pods in ((running_pod(ftjob, 0), running_pod(ftjob, 1)), ()):
+        suspended, _ = decide_once(suspended, build_observation(ftjob, *pods))
+    assert suspended.status.attempts[-1].state is AttemptState.STOPPED
+
+    later = NOW + timedelta(hours=1)
+    ended, _ = decide_once(cancel(suspended), build_observation(ftjob), now=later)
+
+    assert (ended.status.phase, ended.status.attempts[-1].reason) == ("Failed", "Cancelled")
+    assert (ended.status.attempts[-1].end_time, ended.status.completion_time) == (NOW, later)
+
+
+def test_cancelled_job_is_complete_if_all_its_nodes_have_succeeded() -> None:
+    ftjob = cancel(build_running_job())
+    success = [finished_pod(ftjob, rank, exit_code=0, message=termination_message("succeeded")) for rank in (0, 1)]
+    for _ in range(2):
+        ftjob, _ = decide_once(ftjob, build_observation(ftjob, *success))
+
+    assert ftjob.status.phase == "Complete"
+
+
 def test_finished_job_is_deleted_only_after_its_ttl() -> None:
     ftjob = build_running_job(ttlSecondsAfterFinished=30)
     success = [finished_pod(ftjob, rank, exit_code=0, message=termination_message("succeeded")) for rank in (0, 1)]

@@ -1,4 +1,4 @@
-"""Tests that suspend, active deadline and TTL also apply to jobs that cannot be reconciled."""
+"""Tests that suspend, cancel, active deadline and TTL also apply to jobs that cannot be reconciled."""
 
 from datetime import timedelta
 from typing import Any
@@ -64,6 +64,15 @@ def test_the_active_deadline_fails_the_job() -> None:
     decision = decide(activeDeadlineSeconds=60, seconds=60)
 
     assert (decision.status.phase, decision.status.attempts[-1].state) == (Phase.FAILED, AttemptState.FAILED)
+    assert [type(action).__name__ for action in decision.actions] == ["DeletePod", "DeletePod", "EmitEvent"]
+
+
+def test_cancel_fails_the_job() -> None:
+    assert decide(cancel="true").status.completion_time is None
+    decision = decide(cancel=True)
+
+    record = decision.status.attempts[-1]
+    assert (decision.status.phase, record.state, record.reason) == (Phase.FAILED, AttemptState.FAILED, "Cancelled")
     assert [type(action).__name__ for action in decision.actions] == ["DeletePod", "DeletePod", "EmitEvent"]
 
 
