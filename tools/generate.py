@@ -8,16 +8,18 @@ from typing import Any
 
 import yaml
 
+from chart_values import render_values_reference
 from dashboards import DASHBOARDS, render_dashboard
 from finetune_api.schema.crd import build_crd, build_json_schema
 from finetune_api.schema.reference import render_reference
 from finetune_api.v1alpha1.job import GROUP, KIND
 from finetune_operator.failures.guide import render_failure_guide
-from helm import NAMESPACE, find_helm, render_chart
+from helm import CHART, NAMESPACE, find_helm, list_images, render_chart
 
 ROOT = Path(__file__).resolve().parent.parent
 NOTE = "Generated from operator/finetune_api by `make generate`; do not edit."
 GUIDE_NOTE = "Generated from v1alpha1/reasons.py and the operator's limits by `make generate`; do not edit."
+VALUES_NOTE = "Generated from charts/finetune-operator/values.yaml by `make generate`; do not edit."
 ARGO_NOTE = "Generated from integrations/argocd by `make generate`; do not edit."
 INSTALL_NOTE = "Generated from charts/finetune-operator by `make generate`; do not edit."
 HELM_ONLY = ("helm.sh/chart", "helm.sh/resource-policy", "app.kubernetes.io/managed-by")
@@ -31,12 +33,11 @@ def main() -> int:
     outdated = sum(write_if_changed(ROOT / path, text, check_only=check) for path, text in render_from_models().items())
     helm = find_helm()
     if helm is None:
-        print("SKIPPED manifests/install.yaml: it is rendered by helm; install helm, or Go to build it")
+        print("SKIPPED install.yaml and images.txt: they are rendered by helm; install helm, or Go to build it")
     else:
-        # install.yaml is rendered last, because the chart contains one of the other files
-        outdated += write_if_changed(
-            ROOT / "manifests/install.yaml", render_install(render_chart(helm)), check_only=check
-        )
+        # these files are rendered last, because the chart contains one of the other files
+        for path, text in render_from_chart(helm).items():
+            outdated += write_if_changed(ROOT / path, text, check_only=check)
     return 1 if check and outdated else 0
 
 
@@ -62,6 +63,7 @@ def render_from_models() -> dict[Path, str]:
         Path("charts/finetune-operator/files/finetunejobs.yaml"): f"# {NOTE}\n{dump_yaml(chart_crd)}",
         Path("manifests/finetunejob.schema.json"): schema.replace("{\n", "{", 1) + "\n",
         Path("docs/reference/finetunejob.md"): f"<!-- {NOTE} -->\n{render_reference()}",
+        Path("docs/reference/helm-values.md"): f"<!-- {VALUES_NOTE} -->\n{render_values_reference(CHART)}",
         Path("docs/reference/failures.md"): f"<!-- {GUIDE_NOTE} -->\n{render_failure_guide()}",
         **{
             Path(f"charts/finetune-operator/files/dashboards/{name}.json"): render_dashboard(dashboard)
@@ -90,6 +92,16 @@ def build_argo_settings(folder: Path) -> dict[str, Any]:
             f"{customizations}.health.{GROUP}_{KIND}": (folder / "health.lua").read_text(),
             f"{customizations}.actions.{GROUP}_{KIND}": dump_yaml(actions),
         },
+    }
+
+
+def render_from_chart(helm: Path) -> dict[Path, str]:
+    """Return the content of all files that are rendered from the chart, by path relative to the root."""
+    rendered_chart = render_chart(helm, has_tests=False)
+    images = "".join(f"{image}\n" for image in list_images(yaml.safe_load_all(rendered_chart)))
+    return {
+        Path("manifests/install.yaml"): render_install(rendered_chart),
+        Path("manifests/images.txt"): images,
     }
 
 

@@ -1,30 +1,43 @@
 """Find Helm (the pinned version, built with Go, or else the installed version) and render the chart."""
 
-import shutil
 import subprocess
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
-from testing.cluster.host.cache import Cache
+from go_programs import find_program
 from testing.cluster.host.versions import PINNED
-from testing.cluster.images.go_build import build_all
 
 CHART = Path(__file__).resolve().parent.parent / "charts" / "finetune-operator"
 NAMESPACE = "finetune-system"
 
 
 def find_helm() -> Path | None:
-    """Return the path of Helm, or None if it is not installed and cannot be built; the first build takes minutes."""
-    pinned = Cache.from_environment().get_binary_folder("helm", PINNED.helm) / "helm"
-    if not pinned.exists() and shutil.which("go"):
-        build_all(Cache.from_environment(), PINNED, component_names=("helm",))
-    if pinned.exists():
-        return pinned
-    installed = shutil.which("helm")
-    return Path(installed) if installed else None
+    """Return the path of Helm, or None if it is not installed and cannot be built."""
+    return find_program("helm", PINNED.helm)
 
 
-def render_chart(helm: Path, *settings: str) -> str:
-    """Return the output of `helm template`; `settings` are passed as `--set-json`."""
+def list_images(documents: Iterable[Any]) -> list[str]:
+    """Return the images of all containers in a rendered chart, and of the pods that the operator creates."""
+    images: set[str] = set()
+    nodes = list(documents)
+    while nodes:
+        node = nodes.pop()
+        if isinstance(node, dict):
+            images |= {node["image"]} if isinstance(node.get("image"), str) else set()
+            images |= {node["value"]} if node.get("name") == "FINETUNE_TRAINER_IMAGE" else set()
+            nodes += node.values()
+        elif isinstance(node, list):
+            nodes += node
+    return sorted(images)
+
+
+def render_chart(helm: Path, *settings: str, chart: str | Path = CHART, has_tests: bool = True) -> str:
+    """Return the output of `helm template`; `settings` are passed as `--set-json`.
+
+    has_tests: whether it contains the objects of `helm test`.
+    """
     options = [option for setting in settings for option in ("--set-json", setting)]
-    command: list[str | Path] = [helm, "template", "finetune-operator", CHART, "--namespace", NAMESPACE, *options]
+    options += [] if has_tests else ["--skip-tests"]
+    command: list[str | Path] = [helm, "template", "finetune-operator", chart, "--namespace", NAMESPACE, *options]
     return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout

@@ -43,6 +43,18 @@ def test_running_job_survives_upgrade_and_uninstall_of_the_chart(
     deployment.install_operator()
 
 
+def test_helm_test_succeeds_and_leaves_only_its_pod(deployment: OperatorInstallation) -> None:
+    options = ("--namespace", OPERATOR_NAMESPACE)
+
+    output = deployment.helm("test", "finetune-operator", *options, "--logs", "--timeout", "180s")
+
+    assert "the operator has processed it" in output
+    selector = "app.kubernetes.io/name=finetune-operator-test"
+    kinds = "serviceaccounts,roles,rolebindings"
+    assert deployment.kubectl("get", kinds, "--namespace", OPERATOR_NAMESPACE, "-l", selector, "-o", "name") == ""
+    assert deployment.kubectl("get", "ftj", "--namespace", OPERATOR_NAMESPACE, "-o", "name") == ""
+
+
 def dry_run_second_release(deployment: OperatorInstallation, *settings: str) -> str:
     options = ("--namespace", "other", "--dry-run=server", "--set-json", "installCRD=false")
     return deployment.helm(

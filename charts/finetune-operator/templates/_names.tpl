@@ -1,9 +1,23 @@
 {{- define "finetune.image" -}}
-{{- printf "%s:%s" .Values.image.repository (.Values.image.tag | default (printf "v%s" .Chart.AppVersion)) -}}
+{{- $tagged := printf "%s:%s" .Values.image.repository (.Values.image.tag | default (printf "v%s" .Chart.AppVersion)) -}}
+{{- $image := .Values.image.digest | empty | ternary $tagged (printf "%s@%s" .Values.image.repository .Values.image.digest) -}}
+{{- include "finetune.replaceRegistry" (dict "image" $image "registry" .Values.global.imageRegistry) -}}
 {{- end -}}
 
 {{- define "finetune.trainerImage" -}}
-{{- .Values.trainerImage | default (printf "ghcr.io/finetune-operator/trainer:v%s" .Chart.AppVersion) -}}
+{{- $image := .Values.trainerImage | default (printf "ghcr.io/finetune-operator/trainer:v%s" .Chart.AppVersion) -}}
+{{- include "finetune.replaceRegistry" (dict "image" $image "registry" .Values.global.imageRegistry) -}}
+{{- end -}}
+
+{{- /* The first part of an image is its registry if it looks like a host, as in containerd: it contains . or :. */ -}}
+{{- define "finetune.replaceRegistry" -}}
+{{- $parts := splitList "/" .image -}}
+{{- $hasRegistry := and (gt (len $parts) 1) (regexMatch "[.:]|^localhost$" (first $parts)) -}}
+{{- if .registry -}}
+{{- printf "%s/%s" .registry (join "/" (ternary (rest $parts) $parts $hasRegistry)) -}}
+{{- else -}}
+{{- .image -}}
+{{- end -}}
 {{- end -}}
 
 {{- /* Names are those of the release, so that two releases with different watchNamespaces live side by side. */ -}}
