@@ -55,6 +55,8 @@ class ComponentVersions:
 
 
 PINNED = ComponentVersions()
+REGISTRY = "0.22.1"
+"""Version of the OCI registry of go-containerregistry, for the test of the packaged chart."""
 OTHER_KUBERNETES = ("1.34.4", "1.35.4", "1.36.3")
 """Other versions of Kubernetes, on which `make test-matrix` runs a subset of the tests."""
 

@@ -1,4 +1,4 @@
-"""Build all programs of the cluster from Go modules, into one folder per component and version."""
+"""Build programs of the cluster and of the checks from Go modules, into one folder per component and version."""
 
 from __future__ import annotations
 
@@ -9,7 +9,13 @@ from pathlib import Path
 
 from testing.cluster.host.cache import Cache
 from testing.cluster.host.commands import HarnessError, run, stage, try_run
-from testing.cluster.host.versions import PINNED, ComponentVersions, list_staging_modules, parse_kubernetes_minor
+from testing.cluster.host.versions import (
+    PINNED,
+    REGISTRY,
+    ComponentVersions,
+    list_staging_modules,
+    parse_kubernetes_minor,
+)
 
 SOURCES = Path(__file__).parent / "go"
 GO_LANGUAGE = "1.26.0"
@@ -123,6 +129,11 @@ def list_components(versions: ComponentVersions) -> dict[str, Component]:
             version=versions.helm,
             packages=("helm.sh/helm/v4/cmd/helm",),
             linker_flags=f"-s -w -X helm.sh/helm/v4/internal/version.version=v{versions.helm}",
+        ),
+        GoInstallComponent(
+            component="registry",
+            version=REGISTRY,
+            packages=("github.com/google/go-containerregistry/cmd/registry",),
         ),
     )
     return {component.component: component for component in all_components}
