@@ -122,6 +122,10 @@ images: ## build both images with docker or buildah; BUILD_ARGS="--build-arg BAS
 	$(BUILDER) build --target operator --tag ghcr.io/finetune-operator/operator:v$(VERSION) $(BUILD_ARGS) .
 	$(BUILDER) build --target trainer --tag ghcr.io/finetune-operator/trainer:v$(VERSION) $(BUILD_ARGS) .
 
+.PHONY: check-wheels
+check-wheels: setup ## check that all locked packages have wheels for amd64 and arm64; needs the package index
+	@$(RUN) tools/check_wheels.py
+
 .PHONY: lock
 lock: ## update requirements/ from pyproject.toml; UPGRADE=--upgrade takes the newest versions
 	@$(PYTHON) tools/lock.py $(UPGRADE)

@@ -9,7 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from go_programs import find_program
 from helm import CHART, find_helm
+from testing.cluster.host.versions import ACTIONLINT
 
 PYTHON = sys.executable
 BIN = Path(PYTHON).parent
@@ -47,12 +49,17 @@ CHECKS = (
 
 def main() -> int:
     """Run all checks and return exit code 1 if a check failed; report checks that cannot run as SKIPPED."""
-    helm = find_helm()  # find Helm first: building it must not count as the duration of a check
-    checks = (*CHECKS, Check("helm lint", (helm, "lint", "--strict", "--quiet", CHART))) if helm else CHECKS
+    # find these programs first: building them must not count as the duration of a check
+    helm, actionlint = find_helm(), find_program("actionlint", ACTIONLINT)
+    checks: tuple[Check, ...] = CHECKS
+    checks += (Check("helm lint", (helm, "lint", "--strict", "--quiet", CHART)),) if helm else ()
+    checks += (Check("workflows", (actionlint, "-no-color")),) if actionlint else ()
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         results = [print_result(result) for result in pool.map(run_check, checks)]
     if helm is None:
         print("SKIPPED helm lint and all checks of the rendered chart: install helm, or Go to build it")
+    if actionlint is None:
+        print("SKIPPED the check of the workflows: install actionlint, or Go to build it")
     failed = [result.check.name for result in results if not result.passed]
     print(f"make check: failed: {', '.join(failed)}" if failed else f"make check: {len(results)} checks passed")
     return 1 if failed else 0

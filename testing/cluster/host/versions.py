@@ -57,6 +57,10 @@ class ComponentVersions:
 PINNED = ComponentVersions()
 REGISTRY = "0.22.1"
 """Version of the OCI registry of go-containerregistry, for the test of the packaged chart."""
+ACTIONLINT = "1.7.12"
+"""Version of the program that checks the workflow of releases."""
+KREW = "0.4.3"
+"""Version of the program that validates the manifest of the kubectl plugin."""
 OTHER_KUBERNETES = ("1.34.4", "1.35.4", "1.36.3")
 """Other versions of Kubernetes, on which `make test-matrix` runs a subset of the tests."""
 

@@ -10,6 +10,8 @@ from pathlib import Path
 from testing.cluster.host.cache import Cache
 from testing.cluster.host.commands import HarnessError, run, stage, try_run
 from testing.cluster.host.versions import (
+    ACTIONLINT,
+    KREW,
     PINNED,
     REGISTRY,
     ComponentVersions,
@@ -134,6 +136,16 @@ def list_components(versions: ComponentVersions) -> dict[str, Component]:
             component="registry",
             version=REGISTRY,
             packages=("github.com/google/go-containerregistry/cmd/registry",),
+        ),
+        GoInstallComponent(
+            component="actionlint",
+            version=ACTIONLINT,
+            packages=("github.com/rhysd/actionlint/cmd/actionlint",),
+        ),
+        GoInstallComponent(
+            component="validate-krew-manifest",
+            version=KREW,
+            packages=("sigs.k8s.io/krew/cmd/validate-krew-manifest",),
         ),
     )
     return {component.component: component for component in all_components}
