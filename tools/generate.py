@@ -80,7 +80,8 @@ def build_argo_settings(folder: Path) -> dict[str, Any]:
     actions = {
         "discovery.lua": (folder / "actions/discovery.lua").read_text(),
         "definitions": [
-            {"name": name, "action.lua": (folder / f"actions/{name}.lua").read_text()} for name in ("suspend", "resume")
+            {"name": name, "action.lua": (folder / f"actions/{name}.lua").read_text()}
+            for name in ("suspend", "resume", "cancel")
         ],
     }
     customizations = "resource.customizations"

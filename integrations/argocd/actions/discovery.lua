@@ -1,4 +1,4 @@
--- Actions of a FineTuneJob: an unfinished job can be suspended, or resumed if it is suspended.
+-- Actions of a FineTuneJob: an unfinished job can be cancelled, and suspended or resumed.
 local finished = false
 for _, condition in ipairs((obj.status or {}).conditions or {}) do
   if condition.type == "Finished" and condition.status == "True" then
@@ -8,5 +8,6 @@ end
 local suspended = obj.spec.suspend == true
 return {
   suspend = {disabled = finished or suspended},
+  cancel = {disabled = finished or obj.spec.cancel == true},
   resume = {disabled = finished or not suspended},
 }

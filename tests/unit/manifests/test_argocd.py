@@ -139,10 +139,10 @@ def test_a_status_of_an_earlier_generation_is_progressing(change: Callable[[RawB
 @pytest.mark.parametrize(
     ("build", "suspended", "enabled"),
     [
-        (lambda: run(start()), False, {"suspend"}),
-        (suspend, True, {"resume"}),
+        (lambda: run(start()), False, {"suspend", "cancel"}),
+        (suspend, True, {"resume", "cancel"}),
         (lambda: complete(run(start())), False, set()),
-        (job, False, {"suspend"}),
+        (job, False, {"suspend", "cancel"}),
     ],
     ids=["running", "suspended", "complete", "new"],
 )
@@ -155,11 +155,13 @@ def test_actions_are_enabled_in_the_states_to_which_they_apply(
     assert actions.keys() == DEFINITIONS.keys()
 
 
-@pytest.mark.parametrize("name", DEFINITIONS)
-def test_an_action_changes_only_the_field_suspend(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "change"), [("suspend", {"suspend": True}), ("resume", {"suspend": False}), ("cancel", {"cancel": True})]
+)
+def test_an_action_changes_only_its_field(name: str, change: dict[str, bool]) -> None:
     body = build_body(run(start()), suspend=name == "resume")
 
     changed = run_lua(DEFINITIONS[name], body)
 
     unchanged = run_lua("return obj", body)
-    assert changed == {**unchanged, "spec": {**unchanged["spec"], "suspend": name == "suspend"}}
+    assert changed == {**unchanged, "spec": {**unchanged["spec"], **change}}
