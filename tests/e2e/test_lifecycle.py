@@ -124,7 +124,7 @@ def test_cancelled_job_keeps_its_checkpoint_and_its_saved_log(
 
     failed = next(c for c in finished["status"]["conditions"] if c["type"] == "Failed")
     assert (failed["status"], failed["reason"]) == ("True", "Cancelled")
-    assert deployment.list_pods(job) == []
+    assert all(pod["status"]["phase"] in ("Succeeded", "Failed") for pod in deployment.list_pods(job))
     output = deployment.get_output_folder(job)
     assert list((output / "checkpoints").glob("step-*"))
     assert (output / "logs" / "attempt-0" / "node-0.log").stat().st_size > 0

@@ -36,7 +36,9 @@ def derive_phase(job: FineTuneJob, status: JobStatus, nodes: tuple[NodeObservati
     if record.state is AttemptState.RUNNING:
         return Phase.RUNNING
     if record.state is AttemptState.STOPPING:
-        return Phase.SUSPENDED if job.spec.suspend else Phase.RESTARTING
+        if job.spec.suspend:
+            return Phase.SUSPENDED
+        return Phase.RUNNING if job.spec.cancel else Phase.RESTARTING
     if status.restarts and len(status.attempts) > 1 and status.attempts[-2].state is AttemptState.FAILED:
         return Phase.RESTARTING
     return Phase.STARTING if any(node.is_scheduled for node in nodes) else Phase.QUEUED

@@ -189,7 +189,7 @@ def test_cancelled_job_saves_a_checkpoint_and_fails_once_its_pods_are_gone() -> 
     stopping, _ = decide_once(ftjob, build_observation(ftjob, *pods))
     stopping, decision = decide_once(stopping, build_observation(ftjob, *pods))
     assert [a.grace_seconds for a in decision.actions if isinstance(a, DeletePod)] == [120, 120]
-    assert stopping.status.completion_time is None
+    assert (stopping.status.completion_time, stopping.status.phase) == (None, "Running")
 
     ended, decision = decide_once(stopping, build_observation(ftjob))
 
