@@ -4,9 +4,18 @@ from pathlib import Path
 
 import pytest
 
+from helm import find_helm
 from prometheus import DASHBOARD_CHECK, PROMETHEUS, build_program
 from testing.cluster.host.commands import HarnessError
 from testing.cluster.images.go_build import Component
+
+
+@pytest.fixture(scope="session")
+def helm() -> Path:
+    program = find_helm()
+    if program is None:
+        pytest.skip("neither helm nor Go to build it is installed")
+    return program
 
 
 def _require_program(component: Component, program: str) -> Path:

@@ -10,19 +10,11 @@ import yaml
 
 from check_manifests import CHART_SETTINGS
 from finetune_operator.names import JOB_NAME
-from helm import CHART, find_helm, render_chart
+from helm import CHART, render_chart
 from kubernetes_schema import load_kubernetes_schema
 from run_matrix import CLUSTERS
 from testing.cluster.host.addresses import IpFamily
 from testing.cluster.host.versions import PINNED, parse_kubernetes_minor
-
-
-@pytest.fixture(scope="module")
-def helm() -> Path:
-    program = find_helm()
-    if program is None:
-        pytest.skip("neither helm nor Go to build it is installed")
-    return program
 
 
 def render_documents(helm: Path, *settings: str) -> list[dict[str, Any]]:

@@ -10,19 +10,11 @@ from check_manifests import CHART_SETTINGS
 from finetune_operator.plan.pod_manifest import build_pod
 from finetune_operator.plan.run_plan import plan_run
 from finetune_operator.settings import Settings
-from helm import CHART, find_helm, list_images, render_chart
+from helm import CHART, list_images, render_chart
 from testing.builders.jobs import job
 
 ROOT = CHART.parents[1]
 DIGEST = f"sha256:{'0' * 64}"
-
-
-@pytest.fixture(scope="module")
-def helm() -> Path:
-    program = find_helm()
-    if program is None:
-        pytest.skip("neither helm nor Go to build it is installed")
-    return program
 
 
 def render_images(helm: Path, *settings: str) -> list[str]:

@@ -11,18 +11,10 @@ import yaml
 from finetune_api.schema.crd import build_crd
 from finetune_api.v1alpha1.job import FineTuneJob
 from go_programs import find_program
-from helm import CHART, find_helm, render_chart
+from helm import CHART, render_chart
 from testing.cluster.host.versions import REGISTRY
 
 CHART_FILE = yaml.safe_load((CHART / "Chart.yaml").read_text())
-
-
-@pytest.fixture(scope="module")
-def helm() -> Path:
-    program = find_helm()
-    if program is None:
-        pytest.skip("neither helm nor Go to build it is installed")
-    return program
 
 
 @pytest.fixture(scope="module")

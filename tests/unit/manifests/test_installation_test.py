@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from finetune_api.v1alpha1.job import FineTuneJob
-from helm import CHART, find_helm, render_chart
+from helm import CHART, render_chart
 from testing.builders.pod_security import find_restricted_violations
 from testing.fakes.http_server import serve_in_background
 
@@ -21,10 +21,7 @@ COLLECTION = "/apis/finetune.dev/v1alpha1/namespaces/team/finetunejobs"
 SUSPENDED = {"status": {"conditions": [{"type": "Suspended", "status": "True"}]}}
 
 
-def render_hooks(*settings: str) -> list[dict[str, Any]]:
-    helm = find_helm()
-    if helm is None:
-        pytest.skip("neither helm nor Go to build it is installed")
+def render_hooks(helm: Path, *settings: str) -> list[dict[str, Any]]:
     documents = [document for document in yaml.safe_load_all(render_chart(helm, *settings)) if document]
     return [d for d in documents if d["metadata"].get("annotations", {}).get("helm.sh/hook") == "test"]
 
@@ -35,8 +32,8 @@ def get_container(hooks: list[dict[str, Any]]) -> dict[str, Any]:
     return container
 
 
-def test_pod_complies_with_the_restricted_level_and_runs_the_program_in_the_operators_image() -> None:
-    hooks = render_hooks()
+def test_pod_complies_with_the_restricted_level_and_runs_the_program_in_the_operators_image(helm: Path) -> None:
+    hooks = render_hooks(helm)
     (pod,) = (document for document in hooks if document["kind"] == "Pod")
 
     assert find_restricted_violations(pod) == ()
@@ -44,10 +41,11 @@ def test_pod_complies_with_the_restricted_level_and_runs_the_program_in_the_oper
     assert get_container(hooks)["command"][2].strip() == PROGRAM.read_text().strip()
 
 
-def test_job_of_the_test_is_valid_and_has_the_labels_that_the_policies_require() -> None:
+def test_job_of_the_test_is_valid_and_has_the_labels_that_the_policies_require(helm: Path) -> None:
     policies = {"jobs": {"requiredPodLabels": [{"name": "queue", "values": ["small", "large"]}, {"name": "team"}]}}
     variables = {
-        v["name"]: v["value"] for v in get_container(render_hooks(f"admissionPolicies={json.dumps(policies)}"))["env"]
+        v["name"]: v["value"]
+        for v in get_container(render_hooks(helm, f"admissionPolicies={json.dumps(policies)}"))["env"]
     }
     body = json.loads(variables["JOB"])
 
@@ -57,8 +55,8 @@ def test_job_of_the_test_is_valid_and_has_the_labels_that_the_policies_require()
     assert job.spec.pod_template.labels == {"queue": "small", "team": "test"}
 
 
-def test_job_is_created_in_the_first_watched_namespace_where_the_test_has_its_role() -> None:
-    hooks = render_hooks('watchNamespaces=["a","b"]', "userRoles=false")
+def test_job_is_created_in_the_first_watched_namespace_where_the_test_has_its_role(helm: Path) -> None:
+    hooks = render_hooks(helm, 'watchNamespaces=["a","b"]', "userRoles=false")
     namespaces = {document["kind"]: document["metadata"]["namespace"] for document in hooks}
 
     assert namespaces == {
