@@ -108,9 +108,9 @@ def _describe_attempt(record: AttemptRecord, now: datetime) -> str:
 
 
 def _describe_fault(record: AttemptRecord | None, reason: Reason | None = None) -> str:
-    fault = reason.fault if reason is not None and reason.fault is not None else record.fault if record else None
     if reason is Reason.CANCELLED:
-        return "nobody: somebody cancelled the job"
+        return "nobody: the job was cancelled"
+    fault = reason.fault if reason is not None and reason.fault is not None else record.fault if record else None
     return FAULT_SENTENCES[fault] if fault is not None else ""
 
 

@@ -72,9 +72,9 @@ def _print_saved_logs(client: Client, name: str, selection: LogSelection) -> Non
     attempt = choose_attempt(job, selection)
     for node_rank in choose_nodes(job, selection):
         chunks = client.read_output_file(name, f"logs/attempt-{attempt}/node-{node_rank}.log")
-        for line in split_lines(chunks):
-            if selection.includes(line.decode(errors="replace")):
-                sys.stdout.buffer.write(line)
+        for part in chunks if selection.rank is None else split_lines(chunks):
+            if selection.includes(part.decode(errors="replace")):
+                sys.stdout.buffer.write(part)
         sys.stdout.buffer.flush()
 
 

@@ -54,8 +54,8 @@ def decide(job: FineTuneJob, observation: Observation, now: datetime, settings: 
     if job.status.completion_time is not None:
         return _clean_up_finished_job(context)
     # if the job is new, begin attempt 0, unless spec.suspend is set; a cancelled attempt ends before it creates a pod
-    is_suspended = job.spec.suspend and not job.spec.cancel
     if not job.status.attempts:
+        is_suspended = job.spec.suspend and not job.spec.cancel
         return suspend_before_start(context) if is_suspended else _begin_first_attempt(context)
     # otherwise continue with the current attempt
     match context.record.state:
@@ -66,7 +66,7 @@ def decide(job: FineTuneJob, observation: Observation, now: datetime, settings: 
         case AttemptState.STOPPED:
             if job.spec.cancel:
                 return cancel_job(context, context.record)
-            return keep_job_suspended(context) if is_suspended else resume_job(context)
+            return keep_job_suspended(context) if job.spec.suspend else resume_job(context)
         case AttemptState.SUCCEEDED | AttemptState.FAILED:
             raise AssertionError("the write that ends an attempt also begins the next one or finishes the job")
 

@@ -85,7 +85,7 @@ def test_every_failure_reason_has_a_fault_and_advice(reason: Reason) -> None:
 
 
 def test_the_cancellation_of_a_job_is_not_its_fault() -> None:
-    assert explain_status(failed("Cancelled", fault=Fault.USER)).fault == "nobody: somebody cancelled the job"
+    assert explain_status(failed("Cancelled", fault=Fault.USER)).fault == "nobody: the job was cancelled"
 
 
 def test_a_reason_of_a_newer_release_is_explained_by_its_message() -> None:
