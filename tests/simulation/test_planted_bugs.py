@@ -20,6 +20,7 @@ from finetune_operator.core import attempt_record, deadlines, decide, ensure_chi
 from finetune_operator.core.decision import Decision, require_confirmation
 from finetune_operator.core.job_context import JobContext
 from finetune_operator.core.pending_reasons import PendingReason
+from finetune_operator.core.suspend_and_resume import keep_job_suspended
 from finetune_operator.failures import merge_evidence, node_avoidance, restart_budget, rules
 from finetune_operator.failures.verdict import Verdict
 from finetune_operator.kube import cluster
@@ -306,6 +307,11 @@ def delete_pods_of_newer_attempts(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(reconcile, "_deletes_pod_of_newer_attempt", lambda job, decision, observation: False)
 
 
+def ignore_cancellation_of_suspended_jobs(patch: pytest.MonkeyPatch) -> None:
+    """Keep a suspended job although it is cancelled."""
+    patch.setattr(decide, "cancel_job", lambda context, _record: keep_job_suspended(context))
+
+
 def forge_polled_progress(patch: pytest.MonkeyPatch) -> None:
     """Forge the response to each poll of the progress; the status may then report steps that no process passed."""
     forged = Progress(step=10**9, first_step=10**9, per_device_train_batch_size=64)
@@ -354,6 +360,7 @@ PLANTED_BUGS = (
     (halve_the_effective_batch, "resource_faults"),
     (delete_foreign_objects, "all_faults"),
     (charge_preemptions_to_job_budget, "preemptions"),
+    (ignore_cancellation_of_suspended_jobs, "cancellations"),
     (renew_budget_by_polled_steps, "failing_job_nodes"),
 )
 INTERFERENCE_BUGS: tuple[tuple[PlantBug, tuple[Incident, ...]], ...] = (
