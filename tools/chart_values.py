@@ -8,6 +8,7 @@ from typing import Any
 
 import yaml
 
+PAGE = re.compile(r"docs/([\w/-]+\.md(?:#[\w-]+)?)")
 KEY = re.compile(r"( *)([A-Za-z]+):")
 HEADER = """# Values of the Helm chart
 
@@ -31,7 +32,8 @@ def render_values_reference(chart: Path) -> str:
     for path, default, value_schema in list_values(values, schema):
         if not descriptions.get(path):
             raise ValueError(f"values.yaml: {path}: write its description as a comment above it")
-        cells = (f"`{path}`", describe_type(value_schema), f"`{json.dumps(default)}`", descriptions[path])
+        description = PAGE.sub(r"[\1](../\1)", descriptions[path])
+        cells = (f"`{path}`", describe_type(value_schema), f"`{json.dumps(default)}`", description)
         rows.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |\n")
     return HEADER + "".join(rows)
 

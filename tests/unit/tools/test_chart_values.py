@@ -24,11 +24,14 @@ def test_description_is_the_comment_directly_above_a_key() -> None:
 
 
 def test_reference_has_a_row_for_each_value(tmp_path: Path) -> None:
-    chart = write_chart(tmp_path, "# Pods | all.\nreplicas: 2\nimage:\n  # Tag.\n  tag: v1\n")
+    chart = write_chart(tmp_path, "# Pods | all.\nreplicas: 2\nimage:\n  # See docs/a/b.md#c.\n  tag: v1\n")
 
     rows = [line for line in render_values_reference(chart).splitlines() if line.startswith("| `")]
 
-    assert rows == ["| `replicas` | integer | `2` | Pods \\| all. |", '| `image.tag` | string | `"v1"` | Tag. |']
+    assert rows == [
+        "| `replicas` | integer | `2` | Pods \\| all. |",
+        '| `image.tag` | string | `"v1"` | See [a/b.md#c](../a/b.md#c). |',
+    ]
 
 
 @pytest.mark.parametrize(
