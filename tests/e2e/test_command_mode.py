@@ -24,6 +24,16 @@ assert importlib.util.find_spec("torch") is None, "this image contains torch"
 values = " ".join(os.environ[name] for name in ("NNODES", "NODE_RANK", "NPROC_PER_NODE", "MASTER_ADDR", "MASTER_PORT"))
 pathlib.Path(os.environ["FINETUNE_OUTPUT"], "node-" + os.environ["NODE_RANK"]).write_text(values)
 """
+# Prints a bar as tqdm does, with carriage returns only, and a loss as transformers does.
+PROGRAM_WITH_BAR = """
+import sys, time
+for step in range(41):
+    bar = f"{100 * step // 40:3}%|##########| {step}/40 [00:{step:02}<00:{40 - step:02},  1.00it/s]"
+    print("\\r" + bar, end="", file=sys.stderr, flush=True)
+    if step == 5:
+        print("\\r{'loss': '1.5', 'grad_norm': '1', 'learning_rate': '5e-05', 'epoch': '0.1'}", flush=True)
+    time.sleep(1)
+"""
 
 FILL_MEMORY = "data = bytearray(120 * 2**20); data[::4096] = bytes(len(data) // 4096)"
 FILL_SHARED_MEMORY = """
@@ -94,6 +104,25 @@ def test_progress_of_an_unmodified_transformers_trainer_is_reported(
     finished = deployment.wait_until_finished(job)
     assert has_condition(finished, "Complete"), finished["status"]
     assert finished["status"]["progress"]["step"] == 150
+
+
+def test_progress_in_the_output_of_a_program_is_displayed(
+    deployment: OperatorInstallation, start_job: StartJob
+) -> None:
+    program = {"exec": ["python3", "-c", PROGRAM_WITH_BAR]}
+    job = start_job(**command(program, image=WITHOUT_TORCH, numNodes=1))
+
+    def is_progress_displayed(job_body: RawBody) -> Any:
+        progress = job_body.get("status", {}).get("progress") or {}
+        return 0 < progress.get("step", 0) < 40 and progress.get("loss") == 1.5 and progress.get("fromLog")
+
+    running = deployment.wait_until(job, is_progress_displayed, description="displaying progress")
+    assert running["status"]["display"]["progress"].endswith("/40")
+    assert "eta" in running["status"]["display"]
+
+    finished = deployment.wait_until_finished(job)
+    assert has_condition(finished, "Complete"), finished["status"]
+    assert finished["status"]["progress"]["step"] == 40
 
 
 def test_image_without_torch_runs_an_exec_command(deployment: OperatorInstallation, start_job: StartJob) -> None:

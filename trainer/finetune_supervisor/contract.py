@@ -41,6 +41,9 @@ DONE, STOPPED = "done", "stopped"
 # Outcomes of a node, in addition to STOPPED.
 STARTING, RUNNING, SUCCEEDED, FAILED = "starting", "running", "succeeded", "failed"
 
+# Values of spec.command.progressFrom.
+PROGRESS_FROM_LOG, PROGRESS_FROM_POSTS = "log", "posts"
+
 HANG = "Hang"  # error type of ranks that send no heartbeats
 CONFIG_MAP_REPLACED = "ConfigMapReplaced"  # error type of a node whose ConfigMap has other content than the operator's
 

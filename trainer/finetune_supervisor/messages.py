@@ -140,6 +140,12 @@ class TrainingProgress:
     network: NetworkBandwidth | None = field(
         default=None, metadata={"description": "Bandwidth between the ranks, measured before the first step."}
     )
+    from_log: bool | None = field(
+        default=None,
+        metadata={
+            "description": "Whether the supervisor read this from lines of the program, see command.progressFrom."
+        },
+    )
     update_time: datetime | None = field(default=None, metadata={"description": "When rank 0 reported this."})
 
 

@@ -44,6 +44,7 @@ from finetune_supervisor.liveness.hang_detector import (
 from finetune_supervisor.liveness.heartbeat import read_heartbeats
 from finetune_supervisor.liveness.stack_dump import inspect_ranks, is_stopped_or_dead
 from finetune_supervisor.messages import TerminationMessage
+from finetune_supervisor.status.log_progress import LogProgress
 from finetune_supervisor.status.node_reporter import NodeReporter
 from finetune_supervisor.status.progress_reports import ProgressReports
 from finetune_supervisor.stop_request import StopAction, StopRequest
@@ -63,7 +64,10 @@ class Supervisor:
         self._command = command
         self._inbox = SignalInbox(early_signal_count)
         self._output = ProcessOutput(node.log)
-        self._reporter = NodeReporter(node, self._output)
+        # The operator displays only the progress of node rank 0.
+        reads_log = command is not None and command.reads_log and node.node_rank == 0
+        self._log_progress = LogProgress(node) if reads_log else None
+        self._reporter = NodeReporter(node, self._output, log_progress=self._log_progress)
         self._reports = ProgressReports(node) if command else None
         self._stop = StopRequest(grace_seconds=node.grace_seconds)
         self._hang: RankFailure | None = None
@@ -109,6 +113,8 @@ class Supervisor:
         # Kill remaining child processes, and read the rest of the output.
         child.signal(signal.SIGKILL)
         child.wait_for_output(2.0)
+        if self._log_progress is not None:
+            self._log_progress.finish(self._output)
         # Derive the final termination message.
         return judge(self._observe_finished_node(code))
 
@@ -136,6 +142,9 @@ class Supervisor:
                 detector.expect_heartbeats(range(self._node.ranks_per_node), now=now)
             heartbeats = read_heartbeats(self._node.run_folder.heartbeats)
             detector.record_heartbeats(heartbeats, now=now)
+            # Read the progress in the output of a command that posts none.
+            if self._log_progress is not None and not heartbeats:
+                self._log_progress.update(self._output, now=now)
             # Look for ranks that train alone and for unused GPUs.
             if checks is not None:
                 self._reporter.set_degraded(checks.update(now=now))

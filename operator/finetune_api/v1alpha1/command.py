@@ -1,6 +1,6 @@
 """Defines spec.command, which runs the user's own program in an image of the user."""
 
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, StringConstraints
 
@@ -27,6 +27,11 @@ class Command(ModelWithRules):
     )
     working_dir: Annotated[str, StringConstraints(min_length=1, max_length=4096)] | None = Field(
         default=None, description="Working directory (default: that of the image)."
+    )
+    progress_from: Literal["log", "posts"] = Field(
+        default="log",
+        description="Source of status.progress: log, posted progress or, without any, the lines that the program"
+        " prints; posts, only posted progress.",
     )
 
     rules: ClassVar[tuple[CrossFieldRule["Command"], ...]] = (

@@ -37,7 +37,8 @@ def read_evidence(
         rank=termination.rank if termination else None,
         signal=termination.signal if termination else terminated_state.get("signal"),
         message=_select_message(status, disruption, terminated_state, termination),
-        last_step=progress.step if progress else None,
+        # lines of a program prove no progress: they may count anything (decisions/311)
+        last_step=progress.step if progress and not progress.from_log else None,
         per_device_train_batch_size=progress.per_device_train_batch_size if progress else None,
         finished_at=_select_finish_time(terminated_state, termination),
     )

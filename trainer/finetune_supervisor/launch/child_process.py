@@ -39,6 +39,8 @@ class ProcessOutput:
     def __init__(self, log_file: Path | None) -> None:
         self._tail: deque[bytes] = deque()
         self._tail_bytes = 0
+        self._written_bytes = 0
+        self._tail_lock = threading.Lock()  # the supervisor and the thread that copies the program's output write
         self._file: BinaryIO | None = None
         if log_file is None:
             return
@@ -56,10 +58,7 @@ class ProcessOutput:
         """Write a chunk of the program's output."""
         sys.stdout.buffer.write(chunk)
         sys.stdout.buffer.flush()
-        self._tail.append(chunk)
-        self._tail_bytes += len(chunk)
-        while self._tail_bytes - len(self._tail[0]) >= _TAIL_BYTES:
-            self._tail_bytes -= len(self._tail.popleft())
+        self._append_to_tail(chunk)
         if self._file is None:
             return
         try:
@@ -68,9 +67,24 @@ class ProcessOutput:
             self._file = None
             self.log(f"this log is no longer copied to the output: {error}")
 
+    def _append_to_tail(self, chunk: bytes) -> None:
+        with self._tail_lock:
+            self._tail.append(chunk)
+            self._tail_bytes += len(chunk)
+            self._written_bytes += len(chunk)
+            while self._tail_bytes - len(self._tail[0]) >= _TAIL_BYTES:
+                self._tail_bytes -= len(self._tail.popleft())
+
     def read_tail(self) -> str:
         """Return the last 64 KiB of the output."""
-        return b"".join(tuple(self._tail))[-_TAIL_BYTES:].decode("utf-8", "replace")
+        return self.read_after(0)[0].decode("utf-8", "replace")
+
+    def read_after(self, position: int) -> tuple[bytes, int]:
+        """Return the output after a position, but at most the last 64 KiB, and the position of its end in bytes."""
+        with self._tail_lock:
+            chunks, end = tuple(self._tail), self._written_bytes
+        size = min(end - position, _TAIL_BYTES)
+        return (b"".join(chunks)[-size:] if size > 0 else b""), end
 
 
 class ChildProcess:

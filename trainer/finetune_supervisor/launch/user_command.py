@@ -31,6 +31,7 @@ class UserCommand:
     args: tuple[str, ...]
     exec: tuple[str, ...]
     working_dir: str | None
+    reads_log: bool = True  # whether progress is read from the log if the command posts none
 
 
 def read_command(env: Mapping[str, str]) -> UserCommand | None:
@@ -42,7 +43,8 @@ def read_command(env: Mapping[str, str]) -> UserCommand | None:
     if not raw:
         return None
     arguments = {name: tuple(raw.get(name) or ()) for name in ("args", "exec")}
-    return UserCommand(script=raw.get("script"), working_dir=raw.get("workingDir"), **arguments)
+    reads_log = raw.get("progressFrom") != contract.PROGRESS_FROM_POSTS
+    return UserCommand(script=raw.get("script"), working_dir=raw.get("workingDir"), reads_log=reads_log, **arguments)
 
 
 def plan_program(command: UserCommand, node: Node, env: Mapping[str, str]) -> LaunchProgram:

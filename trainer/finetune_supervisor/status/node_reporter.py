@@ -15,18 +15,20 @@ from finetune_supervisor.failures.full_volumes import SHARED_MEMORY, append_full
 from finetune_supervisor.failures.redact import find_secrets, redact_termination
 from finetune_supervisor.failures.termination_message import write_termination
 from finetune_supervisor.launch.child_process import ProcessOutput
-from finetune_supervisor.liveness.heartbeat import read_heartbeats, to_status_progress
+from finetune_supervisor.liveness.heartbeat import Heartbeat, read_heartbeats, to_status_progress
 from finetune_supervisor.messages import Degradation, TerminationMessage
 from finetune_supervisor.status.http_server import NodeSnapshot, start_status_server
+from finetune_supervisor.status.log_progress import LogProgress
 from finetune_supervisor.status.progress_reports import ProgressReports
 
 
 class NodeReporter:
     """Writes the termination message and starts the HTTP server; both report `outcome`."""
 
-    def __init__(self, node: Node, output: ProcessOutput) -> None:
+    def __init__(self, node: Node, output: ProcessOutput, *, log_progress: LogProgress | None = None) -> None:
         self._node = node
         self._output = output
+        self._log_progress = log_progress
         self._secrets = find_secrets(os.environ)
         self.outcome = contract.STARTING
         self._degraded: tuple[Degradation, ...] = ()
@@ -48,13 +50,18 @@ class NodeReporter:
         self._degraded = degraded
 
     def _take_snapshot(self) -> NodeSnapshot:
-        heartbeats = read_heartbeats(self._node.run_folder.heartbeats)
+        heartbeats = self._read_heartbeats()
         phase, degraded = (heartbeats[0].phase, heartbeats[0].degraded) if heartbeats else ("", ())
         return NodeSnapshot(phase, self.outcome, heartbeats, (*degraded, *self._degraded))
 
+    def _read_heartbeats(self) -> tuple[Heartbeat, ...]:
+        """Return the heartbeats of the ranks, or progress in the output of a command that posts none."""
+        heartbeats = read_heartbeats(self._node.run_folder.heartbeats)
+        return heartbeats or (self._log_progress.heartbeats if self._log_progress else ())
+
     def build_running_message(self) -> TerminationMessage:
         """Build the termination message of a node that is still running."""
-        heartbeats = read_heartbeats(self._node.run_folder.heartbeats)
+        heartbeats = self._read_heartbeats()
         peaks = [heartbeat.peak_memory_bytes for heartbeat in heartbeats if heartbeat.peak_memory_bytes is not None]
         return TerminationMessage(
             node_rank=self._node.node_rank,

@@ -13,10 +13,10 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 
-from finetune_supervisor import contract
 from finetune_supervisor.contract import Node
-from finetune_supervisor.liveness.heartbeat import Heartbeat, write_heartbeat
+from finetune_supervisor.liveness.heartbeat import write_heartbeat
 from finetune_supervisor.messages import TrainingProgress
+from finetune_supervisor.status.command_heartbeat import CommandHeartbeatBuilder
 
 REPORT_PATH = "/progress"
 MAX_REPORT_BYTES = 64 * 1024
@@ -30,9 +30,7 @@ class ProgressReports:
         self._node = node
         self._token = secrets.token_hex(16)
         self._progress = TrainingProgress()
-        # The first reported step may be that of a resumed checkpoint, so only a later step proves progress.
-        self._first_reported_step: int | None = None
-        self._first_step_time: float | None = None
+        self._builder = CommandHeartbeatBuilder(node)
 
     def add_report_variables(self, env: Mapping[str, str]) -> dict[str, str]:
         """Write the token file and add the variables that make transformers send reports to this server.
@@ -59,20 +57,7 @@ class ProgressReports:
         if progress is None:
             return False
         self._progress = progress
-        now = time.time()
-        if self._first_reported_step is None:
-            self._first_reported_step = progress.step
-        if self._first_step_time is None and progress.step > self._first_reported_step:
-            self._first_step_time = now
-        heartbeat = Heartbeat(
-            self._node.to_global_rank(0),
-            local_rank=0,
-            pid=None,
-            time=now,
-            phase=contract.TRAIN,
-            first_step_time=self._first_step_time,
-            progress=progress,
-        )
+        heartbeat = self._builder.build(progress, now=time.time())
         write_heartbeat(self._node.run_folder.heartbeats, heartbeat)
         return True
 
