@@ -22,6 +22,11 @@ class DownloadSettings:
     send_heartbeat: Callable[[], None]
     timeout_seconds: float  # time limit of the other processes for the download
 
+    @property
+    def modelscope_cache(self) -> Path:
+        """Folder for files of ModelScope, which all jobs on this storage share."""
+        return self.folder / "modelscope"
+
 
 def fetch_once_per_job(downloads: DownloadSettings, key: str, fetch: Callable[[], object], *, goal: str) -> Any:
     """Return the JSON value of `fetch`, which the writer calls once per job and key while the other processes wait.

@@ -32,7 +32,8 @@ def print_on_rank_zero(context: RankContext, lines: Iterable[str]) -> None:
 def describe_revision(source: ModelSource, *, commit: str | None) -> Iterator[str]:
     """Yield a log line about the commit of a model on the Hub; none for a path."""
     if commit is not None:
-        yield f"model: {source.name} at commit {commit} (revision {source.revision or 'main'})"
+        place, branch = (" on ModelScope", "master") if source.hub == "modelscope" else ("", "main")
+        yield f"model: {source.name}{place} at commit {commit} (revision {source.revision or branch})"
 
 
 def describe_run(plan: TrainingPlan, context: RankContext, device_config: DeviceConfig) -> Iterator[str]:

@@ -2,12 +2,13 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Generic, Self, TypeVar
+from typing import Annotated, Any, ClassVar, Generic, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, StringConstraints, model_validator
 
 from finetune_supervisor.contract import to_camel
 
+HubName = Literal["huggingface", "modelscope"]
 NonEmpty = Annotated[str, StringConstraints(min_length=1, max_length=1024)]
 M = TypeVar("M")
 

@@ -5,7 +5,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, StringConstraints
 
-from finetune_api.v1alpha1.base import CelRule, CrossFieldRule, ModelWithRules, NonEmpty
+from finetune_api.v1alpha1.base import CelRule, CrossFieldRule, HubName, ModelWithRules, NonEmpty
 from finetune_api.v1alpha1.chat_template_kwargs import ChatTemplateKwargs
 
 _SAMPLED_NAME_PATTERN = "^[^#]+(#[1-9][0-9]{0,8})?$"
@@ -18,6 +18,10 @@ class DatasetSource(ModelWithRules):
         description="A .jsonl, .json, .csv or .parquet file, or a folder of them, on a mounted volume, or the id of a"
         " Hub dataset with such files; name#1000 draws 1000 rows at random with training.seed."
     )
+    hub: HubName = Field(
+        default="huggingface",
+        description="Hub of an id: the Hugging Face Hub, with HF_TOKEN, or ModelScope, with MODELSCOPE_API_TOKEN.",
+    )
     split: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_]+$", max_length=64)] | None = Field(
         default=None,
         description="For a folder or Hub dataset: use only files whose path contains this word, such as train (default:"
@@ -28,7 +32,7 @@ class DatasetSource(ModelWithRules):
         default=None, description="For a folder or Hub dataset: use only files in a subfolder with this name."
     )
     revision: NonEmpty | None = Field(
-        default=None, description="Branch, tag or commit of a Hub dataset (default: main)."
+        default=None, description="Branch, tag or commit of a Hub dataset (default: the main branch)."
     )
 
     rules: ClassVar[tuple[CrossFieldRule["DatasetSource"], ...]] = (

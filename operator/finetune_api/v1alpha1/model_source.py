@@ -4,7 +4,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from finetune_api.v1alpha1.base import CelRule, CrossFieldRule, ModelWithRules, NonEmpty
+from finetune_api.v1alpha1.base import CelRule, CrossFieldRule, HubName, ModelWithRules, NonEmpty
 from finetune_supervisor.contract import to_camel
 
 _VISION_FIELDS = (
@@ -29,6 +29,10 @@ class ModelSource(ModelWithRules):
     """The model to fine-tune, and the processing of its images and videos."""
 
     name: NonEmpty = Field(description="A Hub id such as Qwen/Qwen2.5-7B-Instruct, or a path on a mounted volume.")
+    hub: HubName = Field(
+        default="huggingface",
+        description="Hub of an id: the Hugging Face Hub, with HF_TOKEN, or ModelScope, with MODELSCOPE_API_TOKEN.",
+    )
     revision: NonEmpty | None = Field(
         default=None,
         description="Branch, tag or commit of a model on the Hub. The first attempt resolves it to a commit, which"

@@ -1,17 +1,17 @@
 """Defines spec.output: the volume for checkpoints and results, and a Hub repository for uploads."""
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import Field, StringConstraints
 
-from finetune_api.v1alpha1.base import Model
+from finetune_api.v1alpha1.base import HubName, Model
 from finetune_api.v1alpha1.pod_types import PersistentVolumeClaimSource, RelativePath
 
 
 class PushToHub(Model):
     """A repository to upload the result to; needs a token with write access from a Secret in spec.env."""
 
-    hub: Literal["huggingface", "modelscope"] = Field(
+    hub: HubName = Field(
         default="huggingface",
         description="The Hugging Face Hub, with HF_TOKEN, or ModelScope, with MODELSCOPE_API_TOKEN.",
     )

@@ -85,6 +85,8 @@ def _add_model(conversion: TrainerConversion) -> None:
     options, draft = conversion.options, conversion.draft
     name = conversion.place_model(("model_name_or_path",), str(options.get("model_name_or_path")))
     draft.set("model.name", name)
+    if _uses_modelscope(conversion) and not is_path(name):
+        draft.set("model.hub", "modelscope")
     revision = options.get("model_revision")
     if revision not in (None, "main") and not name.startswith("/"):
         draft.set("model.revision", str(revision))
@@ -188,7 +190,7 @@ def _add_rows(conversion: TrainerConversion) -> None:
         raise ConversionError("the config names no dataset; add dataset")
     folder = str(options.get("dataset_dir") or DATASET_FOLDER)
     rows = int(read_number(options, "max_samples"))
-    draft.set("dataset.train", [{"name": _place_dataset(conversion, "dataset", name, folder)} for name in names])
+    draft.set("dataset.train", [_build_source(conversion, "dataset", name, folder) for name in names])
     conversion.note(("dataset",), EntryEffect.MAPPED, f"sources: {len(names)}", "dataset.train")
     conversion.note(("dataset_dir",), EntryEffect.MAPPED, "is the folder of the data on the volume", "volumes")
     if rows > 0:
@@ -199,9 +201,8 @@ def _add_rows(conversion: TrainerConversion) -> None:
     evaluation = _split_names(options.get("eval_dataset"))
     size = read_number(options, "val_size")
     if evaluation:
-        draft.set(
-            "dataset.eval", [{"name": _place_dataset(conversion, "eval_dataset", name, folder)} for name in evaluation]
-        )
+        sources = [_build_source(conversion, "eval_dataset", name, folder) for name in evaluation]
+        draft.set("dataset.eval", sources)
         conversion.note(("eval_dataset",), EntryEffect.MAPPED, f"sources: {len(evaluation)}", "dataset.eval")
     else:
         conversion.note(("eval_dataset",), EntryEffect.SAME, "there are no separate evaluation rows")
@@ -218,6 +219,18 @@ def _add_rows(conversion: TrainerConversion) -> None:
 def _split_names(value: Any) -> list[str]:
     names = value if isinstance(value, list) else str(value or "").split(",")
     return [str(name).strip() for name in names if str(name).strip()]
+
+
+def _build_source(conversion: TrainerConversion, option: str, name: str, folder: str) -> dict[str, str]:
+    place = _place_dataset(conversion, option, name, folder)
+    uses_hub = _uses_modelscope(conversion) and place == name and not is_path(name)
+    return {"name": place, "hub": "modelscope"} if uses_hub else {"name": place}
+
+
+def _uses_modelscope(conversion: TrainerConversion) -> bool:
+    """Return whether ids are those of ModelScope."""
+    variable = conversion.source.environment.get("USE_MODELSCOPE_HUB")
+    return variable is not None and variable.text.lower() in ("1", "true", "y")
 
 
 def _place_dataset(conversion: TrainerConversion, option: str, name: str, folder: str) -> str:

@@ -1,6 +1,5 @@
 """Converts the dataset options of ms-swift."""
 
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 from finetune_convert.conversion import ConversionError, EntryEffect
@@ -18,13 +17,20 @@ def uses_modelscope(swift: TrainerConversion) -> bool:
     return not to_bool(swift.options.get("use_hf")) and not (variable and variable.text.lower() in ("1", "true"))
 
 
-def note_hub_id(swift: TrainerConversion, names: Sequence[str], name: str, hub_ids: Mapping[str, str]) -> None:
-    """Add an entry if an id is one of ModelScope, which our trainer does not read."""
-    if not uses_modelscope(swift) or hub_ids.get(name) == name:
+def add_model_hub(swift: TrainerConversion, name: str) -> None:
+    """Set the hub of a model that is no folder; it is ModelScope by default."""
+    if is_path(name):
+        swift.note(("use_hf",), EntryEffect.UNUSED, "a folder belongs to no hub")
         return
-    hint = f"where it is {hub_ids[name]}: change it" if name in hub_ids else "usually with the same id: check it"
-    message = f"ms-swift reads {name} from ModelScope; this trainer reads the Hugging Face Hub, {hint}"
-    swift.draft.note(names[-1], EntryEffect.EDIT, message, field="model.name", line=swift.options.get_line(*names))
+    if not uses_modelscope(swift):
+        swift.note(("use_hf",), EntryEffect.SAME, "ids are those of the Hugging Face Hub")
+        return
+    swift.draft.set("model.hub", "modelscope")
+    if swift.options.has("use_hf"):
+        swift.note(("use_hf",), EntryEffect.MAPPED, "ids are those of ModelScope", "model.hub")
+    else:
+        message = f"{swift.tool} reads ids from ModelScope"
+        swift.draft.note("use_hf", EntryEffect.DEFAULT, message, field="model.hub")
 
 
 def add_rows(swift: TrainerConversion) -> None:
@@ -92,11 +98,13 @@ def _build_source(swift: TrainerConversion, option: str, name: str) -> dict[str,
         return {"name": f"{swift.paths.place(option, name, line=line)}{suffix}"}
     if rows and not suffix:
         swift.draft.note(option, EntryEffect.CHANGED, f"#{rows} is not a number of rows", line=line)
-    if hub != "HF" or not separator:
-        _note_dataset(swift, option, name, line)
     if "/" not in name:  # a short name of ms-swift, which is no id of a Hub
-        name = swift.options.table.datasets.get(name, name)
-    source = {"name": f"{name}{suffix}"}
+        source = {"name": f"{_replace_short_name(swift, option, name, line)}{suffix}"}
+    else:
+        source = {"name": f"{name}{suffix}"}
+        if hub == "MS" if separator else uses_modelscope(swift):
+            source["hub"] = "modelscope"
+        _note_columns(swift, option, name, line)
     first, _, others = subset.partition("/")
     if first and first != "default":
         source["subset"] = first
@@ -110,19 +118,22 @@ def _build_source(swift: TrainerConversion, option: str, name: str) -> dict[str,
     return source
 
 
-def _note_dataset(swift: TrainerConversion, option: str, name: str, line: int | None) -> None:
-    other = swift.options.table.datasets.get(name)
-    if other == name:
-        message = f"{name} is also on the Hugging Face Hub; ms-swift converts its columns: check them"
-        swift.draft.note(option, EntryEffect.EDIT, message, line=line)
-        return
-    where = f"; it is {other} on the Hugging Face Hub" if other else ""
+def _replace_short_name(swift: TrainerConversion, option: str, name: str, line: int | None) -> str:
+    """Return the id on the Hugging Face Hub that the registry of ms-swift contains for a short name."""
+    hub_id = swift.options.table.datasets.get(name)
     message = (
-        f"ms-swift reads {name} from ModelScope and converts its columns; this trainer reads the Hugging Face Hub"
-        f"{where}: check id and columns, or state another source with --dataset {name}=SOURCE"
+        f"{name} is {hub_id} on the Hugging Face Hub; ms-swift converts its columns: check them"
+        if hub_id
+        else f"{name} is no id of a hub: state its source with --dataset {name}=SOURCE"
     )
-    if uses_modelscope(swift) or other:
-        swift.draft.note(option, EntryEffect.EDIT, message, line=line)
+    swift.draft.note(option, EntryEffect.EDIT, message, line=line)
+    return hub_id or name
+
+
+def _note_columns(swift: TrainerConversion, option: str, name: str, line: int | None) -> None:
+    if uses_modelscope(swift) or name in swift.options.table.datasets:
+        message = f"ms-swift converts the columns of {name}: check them, or state another source with --dataset"
+        swift.draft.note(option, EntryEffect.EDIT, f"{message} {name}=SOURCE", line=line)
 
 
 def _add_lengths(swift: TrainerConversion) -> None:

@@ -21,7 +21,7 @@ from finetune_convert.formats.swift_options import (
     get_first,
     get_tuner,
 )
-from finetune_convert.formats.swift_rows import add_rows, note_hub_id, uses_modelscope
+from finetune_convert.formats.swift_rows import add_model_hub, add_rows, uses_modelscope
 from finetune_convert.launch.topology import Topology
 from finetune_convert.mapping.converters import read_number, to_bool
 from finetune_convert.mapping.rules import Options, Rule, ToSecret, apply_rules, group
@@ -78,23 +78,20 @@ def _add_model(swift: TrainerConversion) -> None:
             problem = "the command names no model" if kind is None else f"--model_type {kind} is unknown"
             raise ConversionError(f"{problem}; add --model")
         swift.note(("model_type",), EntryEffect.MAPPED, f"{kind} is {name} on the Hugging Face Hub", "model.name")
+        swift.note(("use_hf",), EntryEffect.SAME, "the model is read from the Hugging Face Hub")
     else:
         name = swift.place_model(MODEL, str(given))
         swift.note(("model_type",), EntryEffect.UNUSED, "the type follows from the model's config")
-        if not name.startswith("/"):
-            note_hub_id(swift, MODEL, name, options.table.models)
+        add_model_hub(swift, name)
     draft.set("model.name", name)
     revision = options.get("model_revision")
     if revision == "master" and uses_modelscope(swift):
-        swift.note(
-            ("model_revision",), EntryEffect.SAME, "the main branch of ModelScope; that of the Hub is the default"
-        )
+        swift.note(("model_revision",), EntryEffect.SAME, "the main branch is the default")
     elif revision and not name.startswith("/"):
         draft.set("model.revision", str(revision))
         swift.note(("model_revision",), EntryEffect.TAKEN, "", "model.revision")
     else:
         swift.note(("model_revision",), EntryEffect.UNUSED, "a folder has no revisions")
-    swift.note(("use_hf",), EntryEffect.SAME, "models and datasets are read from the Hugging Face Hub")
 
 
 def _add_adapter(swift: TrainerConversion) -> None:

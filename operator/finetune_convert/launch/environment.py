@@ -53,9 +53,7 @@ VISION_VARIABLES = {  # of ms-swift
     "FPS_MAX_FRAMES": FieldVariable("model.videoMaxFrames", int),
     "VIDEO_MAX_PIXELS": FieldVariable("model.videoMaxPixels", int),
 }
-_NO_FIELD = dict.fromkeys(
-    ("USE_MODELSCOPE_HUB", "USE_OPENMIND_HUB"), "this trainer reads the Hugging Face Hub; check the ids"
-)
+_NO_FIELD = {"USE_OPENMIND_HUB": "this trainer reads the Hugging Face Hub and ModelScope; check the ids"}
 _NO_FIELD |= dict.fromkeys(
     (
         "IMAGE_FACTOR",
@@ -82,7 +80,8 @@ _NO_FIELD |= dict.fromkeys(
     "this trainer has no such setting; images and videos are limited by model.maxPixels, maxTiles and video*",
 )
 _TRAINER_UNUSED = {
-    "USE_HF": "this trainer reads the Hugging Face Hub anyway",
+    "USE_HF": "it selects the hub of ids, see model.hub",
+    "USE_MODELSCOPE_HUB": "it selects the hub of ids, see model.hub",
     "FORCE_TORCHRUN": "the operator starts one rank per GPU anyway",
     "DISABLE_VERSION_CHECK": "it is a setting of the original tool",
     "LLAMAFACTORY_VERBOSITY": "it is a setting of the original tool",

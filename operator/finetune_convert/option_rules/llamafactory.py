@@ -171,7 +171,8 @@ RULES: dict[str, Rule] = {
     ),
     **group(Unused("the result is uploaded once, at the end"), "hub_strategy hub_always_push hub_revision"),
     **group(ToSecret("HF_TOKEN"), "hub_token hf_hub_token"),
-    **group(ToSecret(None), "ms_hub_token om_hub_token swanlab_lark_secret swanlab_lark_webhook_url"),
+    "ms_hub_token": ToSecret("MODELSCOPE_API_TOKEN"),
+    **group(ToSecret(None), "om_hub_token swanlab_lark_secret swanlab_lark_webhook_url"),
     "swanlab_api_key": ToSecret("SWANLAB_API_KEY"),
     **group(Unused("set the variables of the reporter in spec.env"), "swanlab_* trackio_*"),
     **group(

@@ -109,6 +109,8 @@ def test_an_effective_batch_that_is_not_possible_is_a_difference() -> None:
         pytest.param("--deepspeed ds/z2_offload.json", "deepspeed.preset", "zero2_offload", id="name of a config"),
         pytest.param("--deepspeed ds.json", "deepspeed.preset", "zero2", id="unknown config"),
         pytest.param("--push_to_hub true --hub_model_id a/b", "output.pushToHub.hub", "modelscope", id="ModelScope"),
+        pytest.param("--model_revision master", "model.hub", "modelscope", id="ids are those of ModelScope"),
+        pytest.param("--use_hf true", "model.hub", None, id="ids are those of Hugging Face"),
     ],
 )
 def test_options_become_consistent_fields(options: str, path: str, value: object) -> None:
@@ -252,3 +254,37 @@ def test_a_claim_with_a_reserved_name_is_mounted_under_another_name() -> None:
     volumes = read_field(SWIFT, "volumes", volumes=(VolumeMount("output", "/data"),))
 
     assert [volume["name"] for volume in volumes] == ["data-output"]
+
+
+@pytest.mark.parametrize(
+    ("text", "sources"),
+    [
+        pytest.param(f"{SWIFT} a/b#10 HF::c/d", [("a/b#10", "modelscope"), ("c/d", None)], id="ms-swift"),
+        pytest.param(f"USE_HF=1 {SWIFT} a/b MS::c/d", [("a/b", None), ("c/d", "modelscope")], id="ms-swift, USE_HF"),
+        pytest.param(f"{SWIFT} /data/y.jsonl", [("/data/y.jsonl", None)], id="path"),
+        pytest.param(
+            "USE_MODELSCOPE_HUB=1 llamafactory-cli train --stage sft --model_name_or_path a/b --dataset c/d",
+            [("c/d", "modelscope")],
+            id="LLaMA-Factory",
+        ),
+        pytest.param(
+            "llamafactory-cli train --stage sft --model_name_or_path a/b --dataset c/d",
+            [("c/d", None)],
+            id="LLaMA-Factory, Hugging Face",
+        ),
+    ],
+)
+def test_sources_have_the_hub_from_which_the_tool_reads_them(text: str, sources: list[tuple[str, str | None]]) -> None:
+    found = [(source["name"], source.get("hub")) for source in read_field(text, "dataset.train")]
+
+    assert found[-len(sources) :] == sources
+
+
+@pytest.mark.parametrize(
+    ("variable", "hub"), [("USE_MODELSCOPE_HUB=true", "modelscope"), ("USE_MODELSCOPE_HUB=0", None)]
+)
+def test_a_variable_selects_the_hub_of_llamafactory(variable: str, hub: str | None) -> None:
+    text = f"{variable} llamafactory-cli train --stage sft --model_name_or_path a/b --dataset c/d"
+
+    assert read_field(text, "model.hub") == hub
+    assert find_effect(text, "USE_MODELSCOPE_HUB") is EntryEffect.UNUSED

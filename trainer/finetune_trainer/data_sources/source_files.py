@@ -1,7 +1,7 @@
 """Finds the files of a source, which is a file, a folder or a dataset on the Hub."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path, PurePath, PurePosixPath
 
 import httpx2
@@ -98,11 +98,12 @@ def _find_hub_files(source: DatasetSource, downloads: DownloadSettings, *, spec_
 
 
 def _download(source: DatasetSource, downloads: DownloadSettings, *, spec_field: str) -> tuple[Path, ...]:
+    if source.hub == "modelscope":
+        return _download_from_modelscope(source, downloads, spec_field=spec_field)
     try:
         repository = HfApi().dataset_info(source.path, revision=source.revision)
-        names = sorted(PurePosixPath(file.rfilename) for file in repository.siblings or ())
-        default_splits = _DEFAULT_SPLITS[spec_field.partition("[")[0]]
-        selected = select_files(names, source, spec_field=spec_field, default_splits=default_splits)
+        names = (file.rfilename for file in repository.siblings or ())
+        selected = _select_hub_files(names, source, spec_field=spec_field)
         folder = downloads.folder / f"{source.path.replace('/', '--')}@{repository.sha}"
         with translate_disk_errors(downloads.folder):  # report a full disk as DiskFull, not as a Hub failure
             snapshot_download(
@@ -123,3 +124,29 @@ def _download(source: DatasetSource, downloads: DownloadSettings, *, spec_field:
             f'dataset "{source.path}" could not be downloaded from the Hub: {first_line(error)}'
         ) from error
     return tuple(folder / name for name in selected)
+
+
+def _download_from_modelscope(
+    source: DatasetSource, downloads: DownloadSettings, *, spec_field: str
+) -> tuple[Path, ...]:
+    from finetune_trainer.modelscope_files import MissingRepository, MissingRevision, ModelScopeRepository
+
+    repository = ModelScopeRepository("dataset", source.path, downloads.modelscope_cache)
+    try:
+        snapshot = repository.find_snapshot(source.revision)
+        selected = _select_hub_files((file.path for file in snapshot.files), source, spec_field=spec_field)
+        folder = repository.download(snapshot, map(str, selected))
+    except (MissingRepository, MissingRevision) as error:
+        revision = f" of revision {source.revision}" if isinstance(error, MissingRevision) else ""
+        raise DatasetError(
+            f'{spec_field}: "{source.path}" is neither an existing path nor a dataset{revision} on ModelScope that this'
+            f" job may read ({error}); correct name or revision, mount the volume that holds it (spec.volumes), or"
+            " provide MODELSCOPE_API_TOKEN from a Secret in spec.env"
+        ) from error
+    return tuple(folder / name for name in selected)
+
+
+def _select_hub_files(names: Iterable[str], source: DatasetSource, *, spec_field: str) -> list[PurePath]:
+    paths = sorted(map(PurePosixPath, names))
+    default_splits = _DEFAULT_SPLITS[spec_field.partition("[")[0]]
+    return select_files(paths, source, spec_field=spec_field, default_splits=default_splits)

@@ -3,6 +3,7 @@
 import argparse
 import json
 import sys
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,11 +41,15 @@ def build_forecast_report(spec_file: Path, gpu: str | None) -> dict[str, Any]:
     hide_unused_libraries(spec_file)
     from finetune_trainer.memory.forecast import forecast, has_gpu_limits, read_model
     from finetune_trainer.memory.suggestions import choose_batch_size, suggest_changes
+    from finetune_trainer.model.download import download_description
     from finetune_trainer.read_spec import read_spec
     from finetune_trainer.training_plan import plan_training
 
     spec = read_spec(spec_file)
-    model, on_gpu = read_model(spec), gpu is not None or has_gpu_limits(spec)
+    with tempfile.TemporaryDirectory() as folder:
+        source = download_description(spec.model, Path(folder))
+        model = read_model(spec.model_copy(update={"model": source}))
+    on_gpu = gpu is not None or has_gpu_limits(spec)
 
     def forecast_variant(variant: "TrainerSpec") -> "Forecast":
         return forecast(plan_training(variant, world_size=variant.world_size), model, on_gpu=on_gpu)

@@ -1,7 +1,9 @@
 """Downloads the files of a Hub model before all ranks read them from the cache (decisions/523)."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
+from fnmatch import fnmatch
 from pathlib import Path
 
 from huggingface_hub import constants, snapshot_download
@@ -14,17 +16,18 @@ from finetune_trainer.model.load import is_path, load_or_raise
 from finetune_trainer.once_per_job import DownloadSettings, fetch_once_per_job
 
 # Files that transformers reads. Other weights, such as consolidated.safetensors, would double the download.
-_FILES = ("*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken", "model*.safetensors")
+_DESCRIPTION_FILES = ("*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken")
+_FILES = (*_DESCRIPTION_FILES, "model*.safetensors")
 _PICKLED_WEIGHTS = ("pytorch_model*.bin",)  # only read if a model has no safetensors
 
 
-def choose_model_downloads(context: RankContext, downloads: DownloadSettings) -> DownloadSettings:
+def choose_model_downloads(source: ModelSource, context: RankContext, downloads: DownloadSettings) -> DownloadSettings:
     """Return the settings for one download per attempt, or one per node if the nodes do not share the Hub cache.
 
     An attempt checks the cache again, because its files may have been deleted. The wait for the writer is unlimited: it
     ends with the writer, whose failure ends all ranks, and the supervisor limits the phase.
     """
-    is_shared = Path(constants.HF_HUB_CACHE).is_relative_to(context.cache)
+    is_shared = source.hub == "modelscope" or Path(constants.HF_HUB_CACHE).is_relative_to(context.cache)
     return replace(
         downloads,
         folder=downloads.folder if is_shared else context.run.path,
@@ -34,23 +37,60 @@ def choose_model_downloads(context: RankContext, downloads: DownloadSettings) ->
     )
 
 
-def download_model(source: ModelSource, downloads: DownloadSettings) -> None:
+def download_model(source: ModelSource, downloads: DownloadSettings) -> ModelSource:
     """Download the missing files of the model to the Hub cache, or wait until the writer has done it.
 
-    If the Hub cannot be reached, nothing is downloaded, and the loaders of the files use the cache or raise an error.
+    Return the source to load: the folder of a model on ModelScope, otherwise the given source. If the Hugging Face Hub
+    cannot be reached, nothing is downloaded, and the loaders of the files use the cache or raise an error.
     Does nothing for a path. Raises: ModelNotFound, ModelError, HubUnavailable or DiskFull.
     """
     if is_path(source.name):
-        return
-    fetch_once_per_job(
+        return source
+    folder = fetch_once_per_job(
         downloads,
         f"files of {source.name} {source.revision}",
-        lambda: load_or_raise(source, lambda: _download(source)),
+        lambda: _download(source, downloads),
         goal=f'model "{source.name}" was not downloaded from the Hub',
     )
+    return source.model_copy(update={"name": folder, "revision": None}) if folder else source
 
 
-def _download(source: ModelSource) -> None:
+def download_description(source: ModelSource, folder: Path) -> ModelSource:
+    """Download a model on ModelScope without its weights, and return the source to read; others are unchanged.
+
+    Raises: ModelNotFound or HubUnavailable.
+    """
+    if source.hub != "modelscope" or is_path(source.name):
+        return source
+    from finetune_trainer.model.modelscope_model import download_files
+
+    def select(paths: Sequence[str]) -> list[str]:
+        return _filter(paths, _DESCRIPTION_FILES)
+
+    return source.model_copy(update={"name": str(download_files(source, folder, select)), "revision": None})
+
+
+def select_model_files(paths: Sequence[str]) -> list[str]:
+    """Return the files that transformers reads."""
+    has_safetensors = any(path.endswith(".safetensors") for path in paths)
+    return _filter(paths, _FILES if has_safetensors else (*_FILES, *_PICKLED_WEIGHTS))
+
+
+def _filter(paths: Sequence[str], patterns: Sequence[str]) -> list[str]:
+    return [path for path in paths if any(fnmatch(path, pattern) for pattern in patterns)]
+
+
+def _download(source: ModelSource, downloads: DownloadSettings) -> str | None:
+    """Download the files, and return the folder of a model on ModelScope."""
+    if source.hub == "modelscope":
+        from finetune_trainer.model.modelscope_model import download_files  # importing its client takes 0.2 s
+
+        return str(download_files(source, downloads.modelscope_cache, select_model_files))
+    load_or_raise(source, lambda: _download_from_hugging_face(source))
+    return None
+
+
+def _download_from_hugging_face(source: ModelSource) -> None:
     with translate_disk_errors(Path(constants.HF_HUB_CACHE)):  # report a full disk as DiskFull, not as a Hub failure
         try:
             folder = Path(snapshot_download(source.name, revision=source.revision, allow_patterns=list(_FILES)))

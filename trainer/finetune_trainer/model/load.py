@@ -27,7 +27,7 @@ from finetune_api.v1alpha1.job import TrainerSpec
 from finetune_api.v1alpha1.model_source import ModelSource
 from finetune_trainer.errors import HubUnavailable, InvalidSpec, ModelError, ModelNotFound, first_line, iterate_causes
 from finetune_trainer.model.attention_backend import SDPA
-from finetune_trainer.model.lora import add_adapters, add_reference_adapter, record_base_commit
+from finetune_trainer.model.lora import add_adapters, add_reference_adapter, record_base_model
 from finetune_trainer.model.quantization import build_nf4_config, check_quantizable, disable_cpu_repacking
 from finetune_trainer.model.supported_types import (
     check_needs_no_remote_code,
@@ -138,8 +138,10 @@ def load_model(
     adapted = add_adapters(
         model, spec.lora, seed=spec.training.seed, upcast_adapters=upcast_adapters, exclude_modules=exclude_modules
     )
-    if model_description.revision is not None:
-        record_base_commit(adapted, model_description.name, model_description.revision)
+    if spec.model.hub == "modelscope" and not is_path(spec.model.name):
+        record_base_model(adapted, spec.model.name, None)  # peft would look for a commit on the Hugging Face Hub
+    elif model_description.revision is not None:
+        record_base_model(adapted, model_description.name, model_description.revision)
     if spec.dpo and spec.lora.adapter:
         add_reference_adapter(adapted, spec.lora.adapter, upcast_adapters=upcast_adapters)
     return adapted

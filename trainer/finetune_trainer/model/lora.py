@@ -103,7 +103,7 @@ def add_reference_adapter(model: Any, adapter: str, *, upcast_adapters: bool = T
     model.load_adapter(adapter, REFERENCE_ADAPTER, is_trainable=False, autocast_adapter_dtype=upcast_adapters)
 
 
-def record_base_commit(model: Any, name: str, commit: str) -> None:
+def record_base_model(model: Any, name: str, commit: str | None) -> None:
     """Record the Hub model and its commit in the config of the trained adapter, which is saved with the result."""
     config = model.peft_config[TRAINED_ADAPTER]
     config.base_model_name_or_path, config.revision = name, commit

@@ -6,6 +6,7 @@ from pathlib import Path, PurePosixPath
 
 import pytest
 from huggingface_hub import HfApi, snapshot_download
+from modelscope_hub import _legacy_api
 
 from finetune_api.v1alpha1.dataset import DatasetSource
 from finetune_trainer.data_sources import source_files
@@ -13,8 +14,10 @@ from finetune_trainer.data_sources.source_files import EVAL_FIELD, TRAIN_FIELD, 
 from finetune_trainer.errors import DatasetError, DiskFull, HubUnavailable
 from testing.fakes.downloads import NO_DOWNLOADS, build_download_settings
 from testing.fakes.hub import SHA, FakeHub, serve_hub
+from testing.fakes.modelscope import FakeModelScope, FakeRepository, serve_modelscope
 
 FIELD = f"{TRAIN_FIELD}[0].name"
+MODELSCOPE_ID = "AI-ModelScope/alpaca-gpt4-data-zh"
 ROWS = b'{"prompt": "a", "completion": "b"}\n'
 HUB_FILES = {
     "README.md": b"# Rows",
@@ -162,3 +165,58 @@ def test_a_hub_server_error_is_retryable(hub: FakeHub, tmp_path: Path) -> None:
 
     with pytest.raises(HubUnavailable, match=r'dataset "acme/rows" could not be downloaded from the Hub'):
         find_files(DatasetSource(name="acme/rows"), build_download_settings(tmp_path), spec_field=FIELD)
+
+
+@pytest.fixture
+def modelscope(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeModelScope]:
+    with serve_modelscope() as hub:
+        hub.datasets[MODELSCOPE_ID] = FakeRepository()
+        hub.datasets[MODELSCOPE_ID].push("1" * 40, dict(HUB_FILES))
+        monkeypatch.setenv("MODELSCOPE_ENDPOINT", hub.address)
+        monkeypatch.setenv("HOME", str(tmp_path))
+        yield hub
+
+
+def find_modelscope_files(folder: Path, *, job: str = "job", **fields: str) -> tuple[Path, ...]:
+    source = DatasetSource.model_validate({"name": MODELSCOPE_ID, "hub": "modelscope", **fields})
+    return find_files(source, build_download_settings(folder, job=job), spec_field=FIELD)
+
+
+def test_a_dataset_on_modelscope_is_downloaded_once_for_all_attempts_of_a_job(
+    modelscope: FakeModelScope, tmp_path: Path
+) -> None:
+    files = find_modelscope_files(tmp_path, name=f"{MODELSCOPE_ID}#1000")
+    request_count = len(modelscope.requests)
+    modelscope.datasets[MODELSCOPE_ID].push("2" * 40, {"data/train.jsonl": ROWS})
+
+    assert find_modelscope_files(tmp_path, name=f"{MODELSCOPE_ID}#1000") == files
+    assert len(modelscope.requests) == request_count
+    assert [file.name for file in files] == ["train-00000-of-00002.jsonl", "train-00001-of-00002.jsonl"]
+    assert [file.read_bytes() for file in files] == [ROWS, ROWS]
+    assert [file.name for file in find_modelscope_files(tmp_path, job="another")] == ["train.jsonl"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"name": "acme/none"}, r'"acme/none" is neither an existing path nor a dataset on ModelScope'),
+        ({"revision": "v9"}, r"nor a dataset of revision v9 on ModelScope .* correct name or revision"),
+        ({"split": "dev"}, r"contains no .* file of split dev"),
+    ],
+    ids=["name", "revision", "split"],
+)
+def test_a_missing_dataset_on_modelscope_raises_a_dataset_error(
+    modelscope: FakeModelScope, tmp_path: Path, fields: dict[str, str], message: str
+) -> None:
+    with pytest.raises(DatasetError, match=message):
+        find_modelscope_files(tmp_path, **fields)
+
+
+def test_modelscope_without_connection_is_retryable(
+    modelscope: FakeModelScope, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_legacy_api, "REPO_TREE_PAGE_MAX_ATTEMPTS", 1)
+    monkeypatch.setenv("MODELSCOPE_ENDPOINT", "http://127.0.0.1:9")
+
+    with pytest.raises(HubUnavailable, match="could not be read from ModelScope"):
+        find_modelscope_files(tmp_path)

@@ -7,6 +7,7 @@ from pathlib import Path, PurePosixPath
 import pytest
 from huggingface_hub import constants, try_to_load_from_cache
 
+from finetune_api.v1alpha1.base import HubName
 from finetune_api.v1alpha1.model_source import ModelSource
 from finetune_trainer.distributed.rank_context import RankContext
 from finetune_trainer.errors import DiskFull, ModelNotFound
@@ -120,17 +121,25 @@ def test_a_path_is_not_downloaded(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("cache", "local_rank", "rank", "is_writer"),
+    ("hub_name", "cache", "local_rank", "rank", "is_writer"),
     [
-        ("shared", 0, 0, True),
-        ("shared", 0, 2, False),
-        ("shared", 1, 1, False),
-        ("of the node", 0, 2, True),
-        ("of the node", 1, 3, False),
+        ("huggingface", "shared", 0, 0, True),
+        ("huggingface", "shared", 0, 2, False),
+        ("huggingface", "shared", 1, 1, False),
+        ("huggingface", "of the node", 0, 2, True),
+        ("huggingface", "of the node", 1, 3, False),
+        ("modelscope", "of the node", 0, 0, True),
+        ("modelscope", "of the node", 0, 2, False),
     ],
 )
 def test_one_rank_downloads_for_all_that_share_the_cache(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: str, local_rank: int, rank: int, is_writer: bool
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    hub_name: HubName,
+    cache: str,
+    local_rank: int,
+    rank: int,
+    is_writer: bool,
 ) -> None:
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / ("out/cache/hf" if cache == "shared" else "home")))
     context = RankContext.from_environment(
@@ -152,8 +161,9 @@ def test_one_rank_downloads_for_all_that_share_the_cache(
     )
     downloads = build_download_settings(tmp_path / "out/cache/hub", job="uid", writes=rank == 0)
 
-    chosen = choose_model_downloads(context, downloads)
+    chosen = choose_model_downloads(ModelSource(name=NAME, hub=hub_name), context, downloads)
 
     assert chosen.is_writer is is_writer
-    assert chosen.folder == tmp_path / ("out/cache/hub" if cache == "shared" else "run")
+    is_on_claim = cache == "shared" or hub_name == "modelscope"
+    assert chosen.folder == tmp_path / ("out/cache/hub" if is_on_claim else "run")
     assert chosen.job_uid == "uid 3"
