@@ -46,7 +46,8 @@ KERNELS = (
     ),
     GpuCheckCase(
         "varlen attention",
-        "torch's varlen_attn, as the trainer calls it, has the outputs and gradients of SDPA for each row of a pack, also for pairs that share prompts",
+        "torch's varlen_attn, as the trainer calls it, has the outputs and gradients of SDPA for each row of a pack,"
+        " also for pairs that share prompts",
         f"{CHECKS}.varlen:check_varlen",
         40,
         requires=(CUDA, "torch.nn.attention.varlen"),
