@@ -31,6 +31,11 @@ ALL_FIELDS: dict[str, Any] = {
         {"name": "templates", "mountPath": "/templates", "configMap": {"name": "chat-templates", "optional": True}},
         {"name": "keys", "mountPath": "/keys", "secret": {"secretName": "hub", "defaultMode": 288}, "readOnly": True},
         {"name": "scratch", "mountPath": "/scratch", "emptyDir": {}},
+        {
+            "name": "base",
+            "mountPath": "/base",
+            "image": {"reference": "registry.example/qwen:1", "pullPolicy": "Always"},
+        },
         {"name": "disk", "mountPath": "/disk", "hostPath": {"path": "/mnt/nvme", "type": "Directory"}},
     ],
     "output": {"persistentVolumeClaim": {"claimName": "models"}, "subPath": "team/bert"},

@@ -10,7 +10,17 @@ RawBody = dict[str, Any]
 
 HOST_NAMESPACES = ("hostNetwork", "hostPID", "hostIPC")
 VOLUME_KINDS = frozenset(
-    {"configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "persistentVolumeClaim", "projected", "secret"}
+    {
+        "configMap",
+        "csi",
+        "downwardAPI",
+        "emptyDir",
+        "ephemeral",
+        "image",
+        "persistentVolumeClaim",
+        "projected",
+        "secret",
+    }
 )
 
 

@@ -152,6 +152,11 @@ def test_operator_account_cannot_delete_an_object_of_others(deployment: Operator
             id="kinds of gpus",
         ),
         pytest.param({"image": "evil.example/registry.example/team/x"}, "registry.example/team/*", id="image"),
+        pytest.param(
+            {"volumes": [{"name": "base", "mountPath": "/base", "image": {"reference": "elsewhere.example/qwen:1"}}]},
+            "spec.volumes: found image elsewhere.example/qwen:1; use an image that matches registry.example/team/*",
+            id="image volume",
+        ),
         pytest.param({"podTemplate": {"labels": {QUEUE: "huge"}}}, f"found {QUEUE}=huge; set the label to", id="label"),
         pytest.param({"podTemplate": {}}, f"found {QUEUE}=; set the label to small or large", id="no label"),
     ],

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from testing.cluster.images.oci import write_single_layer_image
 from testing.models import tiny_vision
 from testing.models.loss_curve import read_losses
 from testing.models.tool_templates import QWEN_3
@@ -19,6 +20,7 @@ from testing.processes.operator_stack import OperatorInstallation, has_condition
 
 pytestmark = pytest.mark.cluster
 
+DATA_IMAGE = "localhost/tiny-model-and-data:1"
 HELD_OUT_LOSS_SCRIPT = Path(__file__).parents[2] / "testing" / "models" / "held_out_loss.py"
 
 
@@ -59,6 +61,23 @@ def test_sharded_full_tuning_on_two_nodes_equals_single_process_training(
     assert list(single) == list(distributed) == list(range(1, 9))
     assert all(abs(single[step] - distributed[step]) < 5e-4 for step in distributed), (single, distributed)
     assert distributed[8] < distributed[1] - 0.1
+
+
+def test_model_and_data_are_read_from_the_files_of_an_image(
+    deployment: OperatorInstallation, start_job: Callable[..., str], tmp_path: Path
+) -> None:
+    data = deployment.get_claim_folder("datasets")
+    paths = [data / "train.jsonl", *(path for path in (data / "model").rglob("*") if path.is_file())]
+    files = {str(path.relative_to(data)): path.read_bytes() for path in paths}
+    write_single_layer_image(tmp_path / "data.tar", name=DATA_IMAGE, files=files, entrypoint=())
+    deployment.provider.load_image(tmp_path / "data.tar")
+
+    volume = {"name": "data", "mountPath": "/data", "image": {"reference": DATA_IMAGE, "pullPolicy": "Never"}}
+    job = start_job(volumes=[volume], training=build_training_fields(max_steps=4))
+
+    finished = deployment.wait_until_finished(job)
+    assert has_condition(finished, "Complete"), finished["status"]
+    assert list(read_losses(deployment.get_output_folder(job))) == [1, 2, 3, 4]
 
 
 def test_tool_calls_with_reasoning_are_trained_on_two_nodes(

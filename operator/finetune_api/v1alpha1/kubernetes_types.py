@@ -122,6 +122,7 @@ SCHEMAS: dict[str, Schema] = {
     "NFSVolumeSource": _build_object(
         "NFSVolumeSource", ("server", "path"), path=_text(1024), readOnly=_BOOLEAN, server=_text()
     ),
+    "ImageVolumeSource": _build_object("ImageVolumeSource", reference=_text(512), pullPolicy=_text(64)),
     "HostPathVolumeSource": _build_object("HostPathVolumeSource", ("path",), path=_text(1024), type=_text(64)),
     "Affinity": _build_object(
         "Affinity",
@@ -160,6 +161,7 @@ SecretSource = Annotated[dict[str, Any], Field(json_schema_extra=SCHEMAS["Secret
 EmptyDirSource = Annotated[dict[str, Any], Field(json_schema_extra=SCHEMAS["EmptyDirVolumeSource"])]
 NfsSource = Annotated[dict[str, Any], Field(json_schema_extra=SCHEMAS["NFSVolumeSource"])]
 HostPathSource = Annotated[dict[str, Any], Field(json_schema_extra=SCHEMAS["HostPathVolumeSource"])]
+ImageSource = Annotated[dict[str, Any], Field(json_schema_extra=SCHEMAS["ImageVolumeSource"])]
 Affinity = Annotated[dict[str, Any], Field(json_schema_extra=SCHEMAS["Affinity"])]
 PodSecurityContext = Annotated[dict[str, Any], Field(json_schema_extra=SCHEMAS["PodSecurityContext"])]
 SecurityContext = Annotated[dict[str, Any], Field(json_schema_extra=SCHEMAS["SecurityContext"])]

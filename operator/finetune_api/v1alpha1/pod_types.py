@@ -12,6 +12,7 @@ from finetune_api.v1alpha1.kubernetes_types import (
     EmptyDirSource,
     EnvVarSource,
     HostPathSource,
+    ImageSource,
     NfsSource,
     PodSecurityContext,
     SecretSource,
@@ -33,7 +34,7 @@ RESERVED_ENV = (
 RESERVED_ENV_PREFIXES = ("PET_", "TORCHELASTIC_", "FINETUNE_")
 RESERVED_VOLUMES = ("output", "config", "shm", "run", "tmp")
 RESERVED_PATHS = ("/", "/output", "/dev", "/dev/shm", "/tmp", "/etc/finetune", "/run/finetune")  # noqa: S108
-VOLUME_SOURCES = ("persistent_volume_claim", "config_map", "secret", "empty_dir", "nfs", "host_path")
+VOLUME_SOURCES = ("persistent_volume_claim", "config_map", "secret", "empty_dir", "nfs", "image", "host_path")
 
 
 def _reject_dot_dot(path: str) -> str:
@@ -148,6 +149,11 @@ class Volume(ModelWithRules):
     secret: SecretSource | None = Field(default=None, description="A Secret source, as in a pod.")
     empty_dir: EmptyDirSource | None = Field(default=None, description="An emptyDir source, as in a pod.")
     nfs: NfsSource | None = Field(default=None, description="An NFS source, as in a pod.")
+    image: ImageSource | None = Field(
+        default=None,
+        description="The files of an OCI image or artifact, as in a pod; always read-only. Needs Kubernetes 1.36, or"
+        " the feature gate ImageVolume.",
+    )
     host_path: HostPathSource | None = Field(
         default=None, description="A hostPath source, as in a pod; the restricted pod security level rejects it."
     )

@@ -4,6 +4,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from finetune_api.v1alpha1.pod_types import VOLUME_SOURCES
 from finetune_convert.conversion import ConversionError, EntryEffect, Tree
 from finetune_convert.data_paths import DataPaths
 from finetune_convert.job_draft import JobDraft
@@ -14,6 +15,7 @@ from finetune_convert.mapping.program import convert_arguments
 from finetune_convert.mapping.tool_input import TRAINER, ToolInput, build_name, start_draft
 from finetune_convert.shell.commands import read_script
 from finetune_convert.shell.words import Word
+from finetune_supervisor.contract import to_camel
 
 _RESERVED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "NNODES", "NODE_RANK", "NPROC_PER_NODE")
 _SHELLS = ("sh", "bash", "/bin/sh", "/bin/bash")
@@ -28,7 +30,7 @@ _POD_FIELDS = {
     "securityContext": "podTemplate.securityContext",
     "imagePullSecrets": "imagePullSecrets",
 }
-_VOLUME_SOURCES = ("persistentVolumeClaim", "configMap", "secret", "emptyDir", "nfs", "hostPath")
+_VOLUME_SOURCES = tuple(map(to_camel, VOLUME_SOURCES))
 _HANDLED_POD = ("containers", "volumes", "restartPolicy", *_POD_FIELDS)
 _HANDLED_CONTAINER = (
     "name",
