@@ -1,14 +1,11 @@
-"""Compare the memory forecasts of the how-to pages with the program, for the published dimensions of the models.
+"""Write the configs of published models, whose memory the how-to pages forecast.
 
 The tokenizers are those of tiny models: a forecast depends on the number of tokens and not on their ids.
 """
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
-import yaml
 from transformers import (
     GotOcr2ImageProcessorPil,
     InternVLConfig,
@@ -18,14 +15,9 @@ from transformers import (
     Qwen2VLConfig,
     Qwen2VLImageProcessorPil,
 )
-from typer.testing import CliRunner
 
-from finetune_cli.app import app
-from testing.builders.job_files import write_yaml
 from testing.models import tiny_vision
 
-ROOT = Path(__file__).parents[2]
-PAGES = ROOT / "docs" / "how-to"
 QWEN2_7B: dict[str, Any] = {
     "hidden_size": 3584,
     "intermediate_size": 18944,
@@ -35,8 +27,6 @@ QWEN2_7B: dict[str, Any] = {
     "max_position_embeddings": 32768,
     "tie_word_embeddings": False,
 }
-
-
 QWEN2_1_5B: dict[str, Any] = {
     "hidden_size": 1536,
     "intermediate_size": 8960,
@@ -48,17 +38,17 @@ QWEN2_1_5B: dict[str, Any] = {
 }
 
 
-def build_7b(folder: Path) -> None:
+def write_qwen2_5_7b(folder: Path) -> None:
     """Write the config of Qwen2.5-7B-Instruct."""
     save(Qwen2Config(**QWEN2_7B, vocab_size=152064), folder)
 
 
-def build_1_5b(folder: Path) -> None:
+def write_qwen2_5_1_5b(folder: Path) -> None:
     """Write the config of Qwen2.5-1.5B-Instruct."""
     save(Qwen2Config(**QWEN2_1_5B, vocab_size=151936), folder)
 
 
-def build_qwen2_vl(folder: Path) -> None:
+def write_qwen2_vl_7b(folder: Path) -> None:
     """Write the config, a tokenizer and the image processor of Qwen2-VL-7B-Instruct."""
     tokenizer = tiny_vision.build_tokenizer("qwen2_vl")
     tokenizer.save_pretrained(folder)
@@ -72,7 +62,7 @@ def build_qwen2_vl(folder: Path) -> None:
     Qwen2VLImageProcessorPil(size={"shortest_edge": 56 * 56, "longest_edge": 12_845_056}).save_pretrained(folder)
 
 
-def build_internvl(folder: Path) -> None:
+def write_internvl3_8b(folder: Path) -> None:
     """Write the config, a tokenizer and the image processor of InternVL3-8B-hf."""
     tokenizer = tiny_vision.build_tokenizer("internvl")
     tokenizer.save_pretrained(folder)
@@ -95,49 +85,3 @@ def build_internvl(folder: Path) -> None:
 def save(config: PretrainedConfig, folder: Path) -> None:
     config.dtype = "bfloat16"
     config.save_pretrained(folder)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("page", "example", "build_model", "gpu"),
-    [
-        pytest.param("batch-size", "internvl", build_internvl, "rtx4090-24g", id="InternVL3-8B"),
-        pytest.param("multi-node", "qwen2-vl", build_qwen2_vl, None, id="Qwen2-VL-7B"),
-    ],
-)
-def test_forecast_of_how_to_page_is_the_output_of_the_program(
-    page: str, example: str, build_model: Callable[[Path], None], gpu: str | None, tmp_path: Path
-) -> None:
-    forecast = run_estimate(example, build_model, gpu, tmp_path)
-
-    assert f"```\n{forecast}```" in (PAGES / f"{page}.md").read_text()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("page", "example", "build_model"),
-    [
-        pytest.param("data-parallel", "one-node-four-gpus", build_7b, id="Qwen2.5-7B"),
-        pytest.param("dpo", "dpo", build_1_5b, id="Qwen2.5-1.5B"),
-    ],
-)
-def test_last_lines_of_forecast_in_how_to_page_are_the_output_of_the_program(
-    page: str, example: str, build_model: Callable[[Path], None], tmp_path: Path
-) -> None:
-    forecast = run_estimate(example, build_model, "rtx4090-24g", tmp_path)
-    verdicts = forecast.rpartition("\n\n")[2].strip()
-
-    assert verdicts.startswith("rtx4090-24g: ")
-    assert verdicts in (PAGES / f"{page}.md").read_text()
-
-
-def run_estimate(example: str, build_model: Callable[[Path], None], gpu: str | None, folder: Path) -> str:
-    """Return the output of `finetune estimate` for an example whose model is in a folder."""
-    model = folder / "model"
-    build_model(model)
-    job = yaml.safe_load((ROOT / "manifests" / "examples" / f"{example}.yaml").read_text())
-    name = job["spec"]["model"]["name"]
-    job["spec"]["model"]["name"] = str(model)
-    path = write_yaml(folder, job)
-    result = CliRunner().invoke(app, ["estimate", str(path), *(["--gpu", gpu] if gpu else [])])
-    return result.stdout.replace(str(model), name)

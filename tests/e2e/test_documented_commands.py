@@ -1,0 +1,203 @@
+"""Run the shell blocks of README.md and docs/ that need a cluster, as they are printed, and print their seconds.
+
+The nodes contain the images of this checkout under the names of the release, because the test cluster has no registry.
+All jobs are in a namespace of their own, which the kubeconfig selects.
+"""
+
+import secrets
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import yaml
+
+from testing.cluster.host.commands import run, try_run
+from testing.cluster.images.project_images import get_image_name
+from testing.cluster.node.nodes import build_ctr_command
+from testing.cluster.provider import ThrowawayProvider
+from testing.cluster.throwaway import DEFAULT_NAME, ThrowawayCluster
+from testing.documented_commands import (
+    CommandBlock,
+    Place,
+    build_environment,
+    copy_clone,
+    run_block,
+    select_blocks,
+    write_swift_command,
+)
+from testing.models import tiny_text
+from testing.processes.cluster_training import build_training_fields, wait_for_checkpoint
+from testing.processes.operator_stack import (
+    CHART,
+    OPERATOR_NAMESPACE,
+    REPOSITORY,
+    OperatorInstallation,
+    build_example_job,
+    has_condition,
+)
+
+pytestmark = pytest.mark.cluster
+
+BLOCKS = select_blocks(Place.CLUSTER)
+INSTALL_MANIFEST = REPOSITORY / "manifests" / "install.yaml"
+KEPT_KINDS = ("CustomResourceDefinition", "Namespace")
+SUSPENDED_JOBS = {"docs/operations/installation.md": "llama", "docs/user-guide/parallelism.md": "support-lora"}
+
+
+@dataclass(frozen=True)
+class Newcomer:
+    """A cluster as a reader of the pages uses it: a namespace, and a kubeconfig that selects it."""
+
+    deployment: OperatorInstallation
+    kubeconfig: Path
+
+    def remove_operator(self) -> None:
+        """Remove the operator, whether it was installed with the chart or the manifest; keep CRD and namespace."""
+        arguments = ("--namespace", OPERATOR_NAMESPACE, "--wait", "--ignore-not-found")
+        self.deployment.helm("uninstall", "finetune-operator", *arguments)
+        objects = yaml.safe_load_all(INSTALL_MANIFEST.read_text())
+        removed = yaml.safe_dump_all(body for body in objects if body["kind"] not in KEPT_KINDS)
+        kubectl = (self.deployment.provider.kubectl, "--kubeconfig", self.kubeconfig)
+        run(*kubectl, "delete", "--ignore-not-found", "--wait", "--timeout=120s", "-f", "-", stdin=removed)
+
+    def remove_jobs(self) -> None:
+        """Delete all jobs of the namespace with their output, so that a later page can use their names."""
+        self.deployment.kubectl("delete", "ftj", "--all", "--wait", "--timeout=60s")
+        self.deployment.kubectl("wait", "--for=delete", "pods", "-l", "finetune.dev/job-name", "--timeout=60s")
+        shutil.rmtree(self.deployment.get_claim_folder("models") / self.deployment.namespace, ignore_errors=True)
+
+    def start_job(self, name: str) -> None:
+        """Start a long job and wait for its first checkpoint."""
+        training = build_training_fields(max_steps=100_000, save_steps=20)
+        self.deployment.apply(build_example_job(name, training=training))
+        wait_for_checkpoint(self.deployment, name)
+
+
+@pytest.fixture(scope="module")
+def newcomer(deployment: OperatorInstallation, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Newcomer]:
+    provider = deployment.provider
+    if not isinstance(provider, ThrowawayProvider) or provider.cluster.name != DEFAULT_NAME:
+        pytest.skip(f"`make cluster-claim` needs the throwaway cluster with the name {DEFAULT_NAME}")
+    namespace = f"documented-{secrets.token_hex(3)}"
+    jobs = OperatorInstallation(provider, namespace=namespace)
+    kubeconfig = write_kubeconfig(provider.kubeconfig, tmp_path_factory.mktemp("kube") / "config", namespace)
+    reader = Newcomer(jobs, kubeconfig)
+    add_release_names(provider.cluster)
+    jobs.prepare_namespace()
+    jobs.prepare_storage()
+    yield reader
+    reader.remove_operator()
+    deployment.install_operator()
+    jobs.kubectl("delete", "namespace", namespace, "--wait", "--timeout=120s")
+    for claim in ("datasets", "models"):
+        jobs.kubectl("delete", "pv", f"{namespace}-{claim}", "--ignore-not-found")
+    shutil.rmtree(jobs.get_claim_folder("models").parent)
+    remove_release_names(provider.cluster)
+
+
+def write_kubeconfig(source: Path, path: Path, namespace: str) -> Path:
+    """Write a copy of a kubeconfig that selects a namespace."""
+    config = yaml.safe_load(source.read_text())
+    for context in config["contexts"]:
+        context["context"]["namespace"] = namespace
+    path.write_text(yaml.safe_dump(config))
+    return path
+
+
+def list_release_names() -> dict[str, str]:
+    """Return the image names in the chart, by the names of the images of this checkout."""
+    version = yaml.safe_load((CHART / "Chart.yaml").read_text())["appVersion"]
+    return {get_image_name(each): f"ghcr.io/finetune-operator/{each}:v{version}" for each in ("operator", "trainer")}
+
+
+def list_ctr_commands(cluster: ThrowawayCluster) -> Iterator[tuple[str, ...]]:
+    """Yield the containerd client of each node."""
+    for node in cluster.layout.nodes:
+        yield build_ctr_command(cluster.cache, cluster.state.versions, node)
+
+
+def add_release_names(cluster: ThrowawayCluster) -> None:
+    for ctr in list_ctr_commands(cluster):
+        for name, release_name in list_release_names().items():
+            run(*ctr, "images", "tag", "--force", name, release_name)
+
+
+def remove_release_names(cluster: ThrowawayCluster) -> None:
+    for ctr in list_ctr_commands(cluster):
+        try_run(*ctr, "images", "remove", *list_release_names().values())
+
+
+def write_job(newcomer: Newcomer, clone: Path) -> None:
+    """Write job.yaml, a short job."""
+    job = build_example_job("first", training=build_training_fields(max_steps=6))
+    (clone / "job.yaml").write_text(yaml.safe_dump(job))
+
+
+def run_first_job(newcomer: Newcomer, clone: Path) -> None:
+    """Run the short job, which the commands then examine."""
+    newcomer.deployment.apply(build_example_job("first", training=build_training_fields(max_steps=6)))
+    assert has_condition(newcomer.deployment.wait_until_finished("first"), "Complete")
+
+
+def create_quickstart(newcomer: Newcomer, clone: Path) -> None:
+    """Create the model and the rows, as the blocks of the page do that run on a laptop."""
+    subprocess.run((sys.executable, "-m", tiny_text.__name__, "quickstart/data"), cwd=clone, check=True)
+
+
+# what the reader of a page brings, in the cluster and in the clone
+PREPARATIONS: dict[str, Callable[[Newcomer, Path], object]] = {
+    "README.md": write_job,
+    "docs/getting-started.md": create_quickstart,
+    "docs/troubleshooting.md": run_first_job,
+    "docs/user-guide/command-line.md": write_job,
+    "docs/user-guide/convert.md": lambda _, clone: write_swift_command(clone),
+}
+
+
+def prepare_cluster(block: CommandBlock, newcomer: Newcomer) -> None:
+    """Bring the cluster into the state in which a block is used."""
+    if "helm install" in block.commands or INSTALL_MANIFEST.name in block.commands:
+        newcomer.remove_operator()
+    if "patch ftj" in block.commands:
+        newcomer.start_job(SUSPENDED_JOBS[block.page])
+
+
+@pytest.fixture
+def clean_up(newcomer: Newcomer, deployment: OperatorInstallation, page: str) -> Iterator[None]:
+    """Remove what the blocks of a page have created, and restore what they have removed."""
+    yield
+    if any("delete crd" in block.commands for block in BLOCKS[page]):
+        newcomer.remove_operator()
+        deployment.install_operator()
+    newcomer.remove_jobs()
+    secret = ("secret", "finetune-sink", "--namespace", OPERATOR_NAMESPACE)  # of the page about notifications
+    deployment.kubectl("delete", *secret, "--ignore-not-found")
+
+
+@pytest.mark.parametrize("page", BLOCKS)
+@pytest.mark.usefixtures("clean_up")
+def test_commands_of_a_page_run_as_printed(
+    page: str, newcomer: Newcomer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clone = copy_clone(tmp_path / "finetune-operator")
+    provider = newcomer.deployment.provider
+    environment = build_environment(
+        clone,
+        tmp_path / "bin",
+        provider.kubectl,
+        provider.helm,
+        KUBECONFIG=str(newcomer.kubeconfig),
+        NAMESPACE=newcomer.deployment.namespace,
+    )
+    if page in PREPARATIONS:
+        PREPARATIONS[page](newcomer, clone)
+
+    for block in BLOCKS[page]:
+        prepare_cluster(block, newcomer)
+        completed = run_block(block, clone=clone, environment=environment)
+        with capsys.disabled():
+            print(completed)
