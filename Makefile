@@ -19,7 +19,7 @@ export FINETUNE_CACHE TORCH
 
 .PHONY: help
 help: ## show this list
-	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' Makefile | while IFS='|' read -r name text; do printf '  %-16s %s\n' "$$name" "$$text"; done
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' Makefile | while IFS='|' read -r name text; do printf '  %-20s %s\n' "$$name" "$$text"; done
 
 $(VENV)/complete:
 	@$(PYTHON) tools/environment.py $(VENV)
@@ -133,6 +133,10 @@ lock: ## update requirements/ from pyproject.toml; UPGRADE=--upgrade takes the n
 .PHONY: option-tables
 option-tables: setup ## update the option tables of `finetune convert` from the released wheels; ARGS=--check compares only
 	@$(RUN) tools/option_tables.py $(ARGS)
+
+.PHONY: check-convert-corpus
+check-convert-corpus: setup ## check the test inputs of `finetune convert` with the parsers of their tools; downloads up to 3 GB once
+	@$(RUN) -m testing.convert_corpus
 
 .PHONY: clean-cache
 clean-cache: ## remove the cache with environments, built programs and images

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from benchmarks.trainer.cases import CPU_CASES, DeviceSettings, prepare_case, prepare_cases
 from benchmarks.trainer.comparison import OURS, PYTHON_PATH, BenchmarkCase, Contender, run_rounds
-from benchmarks.trainer.contenders.swift_environment import NotInstalled, ensure_python
 from benchmarks.trainer.report import describe_case
+from testing.peer_environment import NotInstalled, ensure_python
 
 
 def main() -> int:
@@ -40,7 +40,8 @@ def main() -> int:
 def create_contenders(threads: int) -> tuple[Contender, ...]:
     ours, trl = (Contender(name, Path(sys.executable), threads=threads) for name in (OURS, "TRL"))
     try:
-        swift = Contender("ms-swift", ensure_python(Path(os.environ["FINETUNE_CACHE"])), threads=threads)
+        python = ensure_python(Path(os.environ["FINETUNE_CACHE"]), "ms-swift", lock="ms-swift")
+        swift = Contender("ms-swift", python, threads=threads)
     except NotInstalled as error:
         swift = Contender("ms-swift", None, threads=threads, unavailable_reason=str(error))
     return ours, trl, swift

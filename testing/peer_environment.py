@@ -1,4 +1,4 @@
-"""Creates and caches a virtual environment for ms-swift, whose requirements differ from ours."""
+"""Creates and caches virtual environments for other training tools, whose requirements differ from ours."""
 
 import os
 import shutil
@@ -11,31 +11,34 @@ from environment import Installer, build_uv_environment, find_verified_wheel_fol
 from local_wheels import UnknownWheel, select_torch_lock
 from lockfile import LOCKS, read_locks
 
-LOCK = "ms-swift"
-
 
 class NotInstalled(Exception):
-    """Raised if ms-swift cannot be installed; the message contains the cause."""
+    """Raised if a tool cannot be installed; the message contains the cause."""
 
 
-def ensure_python(cache: Path) -> Path:
-    """Return the Python interpreter of the environment; create the environment if it does not exist.
+def read_version(tool: str, lock: str) -> str:
+    """Return the version of a tool in a lock file."""
+    (version,) = (package.version for package in read_locks((lock,)) if package.name == tool)
+    return version
+
+
+def ensure_python(cache: Path, tool: str, *, lock: str) -> Path:
+    """Return the Python interpreter of a tool's environment; create the environment if it does not exist.
 
     Raises: NotInstalled
     """
-    (version,) = (package.version for package in read_locks((LOCK,)) if package.name == LOCK)
-    folder = cache / "peers" / f"ms-swift-{version}"
+    folder = cache / "peers" / f"{tool}-{read_version(tool, lock)}"
     python, marker = folder / "bin" / "python", folder / "complete"
     if not marker.exists():
         shutil.rmtree(folder, ignore_errors=True)
         venv.create(folder)
-        install_swift(folder, cache)
+        install_tool(folder, cache, lock)
         marker.touch()
     return python
 
 
-def install_swift(folder: Path, cache: Path) -> None:
-    """Install ms-swift with the torch of our own environment, for a fair comparison.
+def install_tool(folder: Path, cache: Path, lock: str) -> None:
+    """Install a lock file, which contains all requirements, with the torch of our own environment.
 
     Raises: NotInstalled
     """
@@ -45,8 +48,8 @@ def install_swift(folder: Path, cache: Path) -> None:
         raise NotInstalled(str(error)) from error
     torch = select_torch_lock(wheel_folders, python=sys.version_info[:2], chosen=os.environ.get("TORCH", ""))
     installer = Installer(Path(sys.executable).with_name("uv"), cache / "uv", wheel_folders)
-    for names in (("setuptools",), (LOCK, torch)):
-        run_installer(installer.build_command(folder, [LOCKS / f"{name}.txt" for name in names]))
+    for names in (("setuptools",), (lock, torch)):
+        run_installer([*installer.build_command(folder, [LOCKS / f"{name}.txt" for name in names]), "--no-deps"])
 
 
 def run_installer(command: list[str | Path]) -> None:
