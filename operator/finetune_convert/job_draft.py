@@ -44,8 +44,8 @@ class JobDraft:
     def note(
         self, option: str, effect: EntryEffect, message: str, *, field: str | None = None, line: int | None = None
     ) -> None:
-        """Add an entry about an option."""
-        self.entries.append(Entry(option, effect, message, field, line))
+        """Add an entry about an option; it has no line if the conversion added the option."""
+        self.entries.append(Entry(option, effect, message, field, line or None))
 
     def add_env(self, name: str, word: Word) -> None:
         """Add an environment variable with a literal value; a secret refers to the Secret instead."""

@@ -8,6 +8,7 @@ import yaml
 from finetune_convert.conversion import REPORTED, Conversion, Entry, EntryEffect
 
 WIDTH = 110
+FLOW_WIDTH = 84  # a flow mapping is broken after the item that passes this column, so that lines have at most 120
 TITLES = {
     EntryEffect.EDIT: "check or edit",
     EntryEffect.CHANGED: "not taken over, the training differs",
@@ -35,7 +36,7 @@ def render_yaml(conversion: Conversion) -> str:
         for line in lines
         for wrapped in textwrap.wrap(line, WIDTH - 2, subsequent_indent="  ", break_long_words=False)
     ]
-    job = yaml.safe_dump(conversion.job, sort_keys=False, default_flow_style=None, width=WIDTH, allow_unicode=True)
+    job = yaml.safe_dump(conversion.job, sort_keys=False, default_flow_style=None, width=FLOW_WIDTH, allow_unicode=True)
     return "\n".join(comments) + "\n" + job
 
 

@@ -19,7 +19,7 @@ from finetune_convert.mapping.rules import Options, Unconvertible, find_program_
 from finetune_convert.mapping.tool_input import TRAINER, ToolInput, build_name, choose_form, start_draft
 from finetune_convert.mapping.trainer_conversion import TrainerConversion, find_dpo_problem
 from finetune_convert.option_table import load_table
-from finetune_convert.shell.words import Word
+from finetune_convert.shell.words import ADDED, Word
 
 CONFIG_FILE = "axolotl.yaml"
 _ADAPTERS = ("lora", "qlora")
@@ -117,7 +117,7 @@ def _build_command_job(source: ToolInput, name: str, reasons: Sequence[str]) -> 
 
 def _build_config_job(source: ToolInput, name: str, path: str, overrides: Sequence[Word]) -> JobDraft:
     line = overrides[0].line if overrides else 1
-    output = (Word("--output_dir", line), Word("output", line))
+    output = (Word("--output_dir", ADDED), Word("output", ADDED))
     source.launch.program, source.launch.launcher = (Word("axolotl", line), *overrides, *output), ""
     draft = build_program_job(source, name=name, image="axolotl")
     _, *arguments = draft.spec["command"]["exec"]

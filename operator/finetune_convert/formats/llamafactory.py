@@ -22,7 +22,7 @@ from finetune_convert.mapping.tool_input import (
 from finetune_convert.mapping.trainer_conversion import TrainerConversion, find_dpo_problem, select_rules
 from finetune_convert.option_rules.llamafactory import RULES
 from finetune_convert.option_table import load_table
-from finetune_convert.shell.words import Word
+from finetune_convert.shell.words import ADDED, Word
 
 METHODS = ("sft", "dpo")
 
@@ -53,7 +53,7 @@ def _convert_config_file(source: ToolInput, words: Sequence[Word]) -> tuple[str,
     mounted = Word(f"/config/{file}", words[0].line, words[0].unresolved)
     source.launch.program = (Word("llamafactory-cli", words[0].line), Word("train", words[0].line), mounted, *words[1:])
     if not any(word.text.startswith("output_dir=") for word in words):
-        source.launch.program += (Word("output_dir=$(FINETUNE_OUTPUT)", words[0].line),)
+        source.launch.program += (Word("output_dir=$(FINETUNE_OUTPUT)", ADDED),)
     source.launch.launcher = ""
     draft = build_program_job(source, name=name, image="llamafactory")
     add_config_map(draft, path, file, line=words[0].line)

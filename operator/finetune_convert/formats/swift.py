@@ -29,7 +29,7 @@ from finetune_convert.mapping.tool_input import (
 )
 from finetune_convert.mapping.trainer_conversion import TrainerConversion
 from finetune_convert.option_table import OptionTable, choose_version, load_table
-from finetune_convert.shell.words import Word
+from finetune_convert.shell.words import ADDED, Word
 
 VERSIONS = (2, 3, 4)
 TRAINING_COMMANDS = ("sft", "pt", "rlhf", "dpo", "orpo", "simpo")
@@ -124,7 +124,7 @@ def _build_command_job(
     line = source.launch.program[0].line
     arguments = list(words)
     if not {"output_dir", "output-dir"} & set(list_option_names(words)):
-        arguments += [Word("--output_dir", line), Word("output", line)]
+        arguments += [Word("--output_dir", ADDED), Word("output", ADDED)]
     source.launch.program = (Word("swift", line), Word(subcommand, line), *arguments)
     ranks_fill_devices, source.launch.launcher = bool(source.launch.launcher), ""
     return build_program_job(source, name=name, image="ms-swift", ranks_fill_devices=ranks_fill_devices)

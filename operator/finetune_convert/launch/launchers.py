@@ -128,7 +128,7 @@ def unwrap(words: tuple[Word, ...]) -> Launch:
     if name in ("deepspeed", "ds") and len(words) > 1:
         launch = _read_options("deepspeed", words[1:], _DEEPSPEED)
         message = "deepspeed passes it to the script; the operator sets only the variable LOCAL_RANK"
-        launch.entries.append(Entry("--local_rank", EntryEffect.NOTE, message, line=words[0].line))
+        launch.entries.append(Entry("--local_rank", EntryEffect.NOTE, message))
         return launch
     return Launch(words)
 

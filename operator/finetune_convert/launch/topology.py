@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from finetune_convert.conversion import ConversionError, ConversionRequest, Entry, EntryEffect
 from finetune_convert.job_draft import JobDraft
@@ -24,6 +24,10 @@ _COUNT_VARIABLES = {"NPROC_PER_NODE": "ranks_per_node", "NNODES": "nodes", "MAST
 _COUNT_FIELDS = {"NPROC_PER_NODE": "resources.limits", "NNODES": "numNodes", "MASTER_PORT": "network.masterPort"}
 _SET_BY_OPERATOR = ("NODE_RANK", "RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR")
 DEFAULT_PORT, MIN_PORT, MAX_PORT = 29500, 1024, 65535
+_NOT_NEEDED = {  # field that the job does not state -> reason
+    "network.masterPort": f"{BY_OPERATOR}; without network.masterPort, the port is {DEFAULT_PORT}",
+    "numNodes": "a job has one node without numNodes",
+}
 MAX_NODES, MAX_RANKS = 1000, 64
 
 
@@ -159,4 +163,12 @@ def add_topology(draft: JobDraft, topology: Topology, launch: Launch) -> None:
             draft.set("network.masterPort", port)
         else:
             draft.note("MASTER_PORT", EntryEffect.CHANGED, f"port {port} is not allowed; {DEFAULT_PORT} is used")
-    draft.entries += launch.entries
+    draft.entries += [_explain_default(entry, draft) for entry in launch.entries]
+
+
+def _explain_default(entry: Entry, draft: JobDraft) -> Entry:
+    """Return the entry of a number with the reason if the job does not state it, because it is the default."""
+    reason = _NOT_NEEDED.get(entry.field or "")
+    if reason is None or entry.effect is not EntryEffect.MAPPED or draft.get(str(entry.field)) is not None:
+        return entry
+    return replace(entry, effect=EntryEffect.SAME, field=None, message=reason)

@@ -9,7 +9,7 @@ from finetune_convert.job_draft import JobDraft
 from finetune_convert.launch.launchers import Launch
 from finetune_convert.mapping.tool_input import TRAINER, ToolInput, place_on_nodes, start_draft
 from finetune_convert.secret_values import is_secret, name_variable
-from finetune_convert.shell.words import Word
+from finetune_convert.shell.words import ADDED, Word
 
 MAX_ARGUMENTS, MAX_ARGUMENT_LENGTH = 512, 8192
 OUTPUT = "$(FINETUNE_OUTPUT)"
@@ -129,9 +129,8 @@ def _convert_value(name: str, value: str, word: Word, draft: JobDraft, paths: Da
         draft.add_secret(name, variable, line=word.line)
         return f"$({variable})"
     if key in OUTPUT_OPTIONS:
-        draft.note(
-            name, EntryEffect.MAPPED, f"{value} is the output folder of the job", field="command", line=word.line
-        )
+        message = "is added with" if word.line == ADDED else f"{value} is"
+        draft.note(name, EntryEffect.MAPPED, f"{message} the output folder of the job", field="command", line=word.line)
         return OUTPUT
     _check_resolved(word)
     if re.match(r"(/|~/)", value) and not _is_mounted(value, paths):

@@ -1,6 +1,6 @@
 """Applies a table of rules to the options of a tool: each becomes a field of the job, or an entry with a reason."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
@@ -256,8 +256,3 @@ def _show(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     return " ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
-
-
-def list_unmatched(rules: Mapping[str, Rule], names: Iterable[str]) -> list[str]:
-    """Return the names for which there is no rule."""
-    return [name for name in names if find_rule(rules, name) is None]

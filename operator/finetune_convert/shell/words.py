@@ -20,6 +20,7 @@ _OPERATORS: dict[type[ast.AST], Callable[[int, int], int]] = {
 _EXPR = re.compile(r"\$\(\s*expr\s+([^()`;|&<>\"']*)\)")  # the older form of $((...))
 _MAX_ARITHMETIC = 200  # characters
 _MAX_INTEGER = 10**12
+ADDED = 0  # line of a word that the conversion adds to a command
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ class Word:
     """One word of a command; `unresolved` is the part that only a shell can compute."""
 
     text: str
-    line: int
+    line: int  # counted from 1, or ADDED
     unresolved: str | None = None
 
 

@@ -16,6 +16,7 @@ from finetune_convert.render import render_summary, render_yaml
 CORPUS = sorted((Path(__file__).parent / "corpus").iterdir())
 GOLDENS = Path(__file__).parent / "goldens"
 MIN_CORPUS = 70
+MAX_LINE = 120
 SECRETS = (
     "hf_aaaaaaaaaaaaaaaaaaaaaaaa",
     "hf_bbbbbbbbbbbbbbbbbbbbbbbb",
@@ -45,6 +46,25 @@ def test_job_and_differences_equal_the_golden_file(path: Path) -> None:
     assert golden.exists(), f"no {golden.name}; UPDATE_GOLDENS=1 writes it"
     assert text == golden.read_text()
     assert find_problems(conversion.job) == ()
+
+
+@pytest.mark.parametrize("path", CORPUS, ids=lambda path: path.name)
+def test_lines_of_a_job_have_at_most_120_characters(path: Path) -> None:
+    lines = render_yaml(convert_file(path)).splitlines()
+
+    assert [line for line in lines if len(line) > MAX_LINE] == []
+
+
+def test_an_option_has_a_line_only_if_the_input_contains_it() -> None:
+    options = [
+        (path, entry.option)
+        for path in CORPUS
+        for entry in convert_file(path).entries
+        if entry.line is not None and entry.option.startswith("--")
+    ]
+
+    assert len(options) > 100
+    assert [(path.name, option) for path, option in options if option.lstrip("-") not in path.read_text()] == []
 
 
 @pytest.mark.parametrize("secret", SECRETS)

@@ -288,3 +288,16 @@ def test_a_variable_selects_the_hub_of_llamafactory(variable: str, hub: str | No
 
     assert read_field(text, "model.hub") == hub
     assert find_effect(text, "USE_MODELSCOPE_HUB") is EntryEffect.UNUSED
+
+
+@pytest.mark.parametrize(
+    ("variable", "option", "effect"),
+    [
+        pytest.param("MASTER_PORT=29500", "MASTER_PORT", EntryEffect.SAME, id="default port"),
+        pytest.param("MASTER_PORT=29501", "MASTER_PORT", EntryEffect.MAPPED, id="other port"),
+        pytest.param("NNODES=1", "NNODES", EntryEffect.SAME, id="one node"),
+        pytest.param("NNODES=2", "NNODES", EntryEffect.MAPPED, id="two nodes"),
+    ],
+)
+def test_a_number_that_is_the_default_of_a_job_needs_no_field(variable: str, option: str, effect: EntryEffect) -> None:
+    assert find_effect(f"{variable} {SWIFT}", option) is effect
