@@ -7,6 +7,7 @@ from finetune_api.v1alpha1.status import AttemptRecord, JobStatus
 from finetune_operator import names
 from finetune_operator.observation.ownership import get_controller_uid
 from testing.simulator.world.apiserver import Change, RawBody
+from testing.simulator.world.network import Connection
 from testing.simulator.world.world import GPUS_PER_NODE, World
 
 Assignment = tuple[str, datetime]  # pod uid, time of its assignment to a Kubernetes node
@@ -21,11 +22,11 @@ class GpuMonitor:
         self._records: defaultdict[str, dict[int, AttemptRecord]] = defaultdict(dict)  # by job uid, then attempt
         self._assignments: defaultdict[tuple[str, str], list[Assignment]] = defaultdict(list)  # by job uid and attempt
         self._was_clock_wrong = False
-        self._was_partitioned = False
+        self._may_have_missed_pods = False
         world.server.listeners.append(self._on_commit)
 
     def _on_commit(self, change: Change) -> None:
-        self._was_partitioned |= any(operator.connection.is_partitioned for operator in self._world.operators)
+        self._may_have_missed_pods |= any(_may_miss_pods(operator.connection) for operator in self._world.operators)
         if change.kind == "Pod":
             self._record_assignment(change)
         is_status_write = change.kind == names.FINETUNEJOB_KIND and change.actor.startswith("operator")
@@ -64,13 +65,19 @@ class GpuMonitor:
         expected = GPUS_PER_NODE * sum(max(0.0, (record.end_time - at).total_seconds()) for _, at in pods)
         held = _get_held_time(record).total_seconds()
         tolerance = len(pods) * GPUS_PER_NODE * ROUNDING_SECONDS
-        # an operator that was disconnected or restarted may never have observed pods that are gone
-        has_observed_all = not self._was_partitioned and len(self._world.operators) == self._world.options.replicas
+        # an operator that was restarted may never have observed pods that are gone
+        has_observed_all = not self._may_have_missed_pods and len(self._world.operators) == self._world.options.replicas
         if held - expected > tolerance or (expected - held > tolerance and has_observed_all):
             self._world.report(
                 f"the pods of attempt {record.attempt} of {name} were assigned for {expected} GPU-seconds, but its"
                 f" record contains {held}"
             )
+
+
+def _may_miss_pods(connection: Connection) -> bool:
+    """Return whether pods may be assigned and deleted before the operator receives an event of them."""
+    faults = connection.faults
+    return connection.is_partitioned or faults.delayed_events > 0 or faults.broken_watches > 0
 
 
 def _get_held_time(record: AttemptRecord) -> timedelta:
