@@ -19,6 +19,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cache
@@ -226,15 +227,23 @@ def run_block(block: CommandBlock, *, clone: Path, environment: Mapping[str, str
 
 
 def read_output(process: subprocess.Popen[str], *, interrupted_after: str) -> str:
-    """Return the output of a process; send SIGINT to its group, as Ctrl-C does, after a line with the given text."""
+    """Return the output of a process; interrupt its group, as Ctrl-C does, after a line with the given text."""
     assert process.stdout is not None
     lines = []
     for line in process.stdout:
         lines.append(line)
         if interrupted_after and interrupted_after in line:
-            os.killpg(process.pid, signal.SIGINT)
+            threading.Thread(target=_interrupt, args=(process,), daemon=True).start()
             interrupted_after = ""
     return "".join(lines)
+
+
+def _interrupt(process: subprocess.Popen[str]) -> None:
+    """Send SIGINT until the process has ended: kubectl ignores one that arrives while its watch starts."""
+    while process.poll() is None:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGINT)
+        time.sleep(1)
 
 
 def use_release_image(output: str) -> str:

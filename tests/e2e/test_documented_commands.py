@@ -67,7 +67,8 @@ class Newcomer:
     def remove_jobs(self) -> None:
         """Delete all jobs of the namespace with their output, so that a later page can use their names."""
         self.deployment.kubectl("delete", "ftj", "--all", "--wait", "--timeout=60s")
-        self.deployment.kubectl("wait", "--for=delete", "pods", "-l", "finetune.dev/job-name", "--timeout=60s")
+        # a pod may finish its step and save a checkpoint
+        self.deployment.kubectl("wait", "--for=delete", "pods", "-l", "finetune.dev/job-name", "--timeout=180s")
         shutil.rmtree(self.deployment.get_claim_folder("models") / self.deployment.namespace, ignore_errors=True)
 
     def start_job(self, name: str) -> None:

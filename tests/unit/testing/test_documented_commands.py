@@ -103,7 +103,7 @@ def test_each_block_of_the_pages_is_in_one_place() -> None:
     places = Counter(block.place for block in selected)
     assert places[Place.LAPTOP] > 12
     assert places[Place.CLUSTER] > 18
-    assert places[Place.NOWHERE] < 15
+    assert places[Place.NOWHERE] < 20
 
 
 @pytest.mark.parametrize("page", list_pages(), ids=lambda page: str(page.relative_to(ROOT)))
