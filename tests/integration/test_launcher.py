@@ -80,15 +80,34 @@ def read_exit_codes(folder: Path) -> dict[str, dict[str, Any]]:
     return exits
 
 
-@pytest.mark.parametrize("in_process", [pytest.param(True, id="forked"), pytest.param(False, id="new interpreter")])
-def test_script_runs_in_the_same_environment_as_under_torchrun(tmp_path: Path, in_process: bool) -> None:
-    prefix = "" if in_process else "import os; os.environ['X'] = ''\n"
+START_THREAD_IN_LAUNCHER = """
+import sys, threading
+if "ranks" in sys.orig_argv:
+    threading.Thread(target=threading.Event().wait, daemon=True).start()
+"""
 
-    code, output = wait_for_exit(start_launcher(tmp_path, prefix + REPORT_SCRIPT, str(tmp_path), "--more", *VARIABLES))
+
+@pytest.mark.parametrize(
+    ("prefix", "sitecustomize", "forked"),
+    [
+        pytest.param("", "", True, id="forked"),
+        pytest.param("import os; os.environ['X'] = ''\n", "", True, id="forked without shared imports"),
+        pytest.param("", START_THREAD_IN_LAUNCHER, False, id="new interpreter"),
+    ],
+)
+def test_script_runs_in_the_same_environment_as_under_torchrun(
+    tmp_path: Path, prefix: str, sitecustomize: str, forked: bool
+) -> None:
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "sitecustomize.py").write_text(sitecustomize)
+    arguments = (str(tmp_path), "--more", *VARIABLES)
+
+    process = start_launcher(tmp_path, prefix + REPORT_SCRIPT, *arguments, PYTHONPATH=str(tmp_path / "site"))
+    code, output = wait_for_exit(process)
 
     assert code == 0, output
     one, two = (json.loads((tmp_path / f"rank-{rank}.json").read_text()) for rank in range(2))
-    assert (one["forked"], two["forked"]) == (in_process, in_process)
+    assert (one["forked"], two["forked"]) == (forked, forked)
     assert one["argv"] == [str(tmp_path / "train.py"), str(tmp_path), "--more", *VARIABLES]
     assert (one["path"], one["name"], one["file"]) == (str(tmp_path), "__main__", str(tmp_path / "train.py"))
     assert (one["main"], one["process"], one["own_modules"]) == (True, "MainProcess", [])
@@ -97,6 +116,22 @@ def test_script_runs_in_the_same_environment_as_under_torchrun(tmp_path: Path, i
     assert one["random_numbers"][0] != two["random_numbers"][0]
     assert one["random_numbers"][1] != two["random_numbers"][1]
     assert two["env"] == VARIABLES
+
+
+PRINT_SCRIPT = """
+import os, sys
+for number in range(20_000):
+    print("line", number, "of rank", os.environ["RANK"], file=(sys.stdout, sys.stderr)[number % 2])
+"""
+
+
+def test_ranks_that_print_at_the_same_time_do_not_mix_up_their_lines(tmp_path: Path) -> None:
+    code, output = wait_for_exit(start_launcher(tmp_path, PRINT_SCRIPT, PYTHONUNBUFFERED="1"))
+
+    assert code == 0, output
+    expected = {f"line {number} of rank {rank}" for number in range(20_000) for rank in range(2)}
+    assert set(output.splitlines()) == expected
+    assert len(output.splitlines()) == len(expected)
 
 
 THREADS_SCRIPT = """

@@ -84,7 +84,7 @@ def _preload(program: RankProgram) -> bool:
         preload_script(Path(program.script or ""))
     gc.freeze()  # exclude a million imported objects from garbage collection, which would copy their pages in the forks
     gc.enable()
-    return can_fork_safely() and "torch" in sys.modules
+    return can_fork_safely()
 
 
 def _fork() -> int:

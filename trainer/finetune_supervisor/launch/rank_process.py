@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import builtins
 import importlib
+import io
 import os
 import signal
 import sys
@@ -73,6 +74,7 @@ def detach_fork(name: str) -> None:
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     set_process_name(name)
+    _write_whole_lines()
     if "numpy" in sys.modules:  # unlike Python, NumPy does not reseed its generator after a fork
         sys.modules["numpy"].random.seed()
 
@@ -106,6 +108,17 @@ def exit_without_teardown(code: int) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
+
+
+def _write_whole_lines() -> None:
+    """Make stdout and stderr write a line at a time.
+
+    With PYTHONUNBUFFERED, print writes the text and the line break separately, so that the lines of ranks that print at
+    the same time would be mixed up in the log of the node.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(line_buffering=True, write_through=False)
 
 
 def _load_module(name: str) -> Callable[[], None]:
