@@ -108,8 +108,10 @@ def _may_save(node: NodeObservation, now: datetime) -> bool:
     The kubelet of a lost Kubernetes node does nothing. A container that has just started has nothing to save, and may
     not receive SIGTERM: the kernel drops it until the process with id 1 has a handler.
     """
-    has_started = node.started_at is not None and now - node.started_at >= STARTUP
-    return has_started and node.evidence.disruption not in NODE_LOST_DISRUPTIONS
+    if node.started_at is None or node.evidence.disruption in NODE_LOST_DISRUPTIONS:
+        return False
+    # a negative age means that the clock of the Kubernetes node is ahead
+    return not timedelta() <= now - node.started_at < STARTUP
 
 
 def _compute_root_cause_grace(context: JobContext, record: AttemptRecord) -> timedelta:

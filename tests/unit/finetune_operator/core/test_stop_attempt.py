@@ -199,7 +199,13 @@ def test_job_with_a_command_is_complete_when_every_node_has_succeeded(output: An
 
 
 @pytest.mark.parametrize(
-    ("age_seconds", "grace_seconds"), [(0, ABORT_GRACE_SECONDS), (4, ABORT_GRACE_SECONDS), (5, GRACE_SECONDS)]
+    ("age_seconds", "grace_seconds"),
+    [
+        (0, ABORT_GRACE_SECONDS),
+        (4, ABORT_GRACE_SECONDS),
+        (5, GRACE_SECONDS),
+        pytest.param(-3600, GRACE_SECONDS, id="the clock of the Kubernetes node is ahead"),
+    ],
 )
 def test_a_container_that_has_just_started_gets_a_short_grace_period(age_seconds: int, grace_seconds: int) -> None:
     """It may not receive SIGTERM, and would train on until its grace period ends."""
