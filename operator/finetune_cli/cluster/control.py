@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from finetune_cli.cluster.options import ContextOption, JobArgument, KubeconfigOption, NamespaceOption
+from finetune_cli.cluster.wait import wait_for
 from finetune_client.async_client import WaitTarget
 from finetune_client.client import Client
 
@@ -27,7 +28,7 @@ def suspend(
     with Client(namespace=namespace, context=context, kubeconfig=kubeconfig) as client:
         client.suspend(name)
         if wait:
-            client.wait(name, WaitTarget.SUSPENDED, timeout_seconds=timeout)
+            wait_for(client, name, WaitTarget.SUSPENDED, timeout)
         print(f"{name} {'suspended' if wait else 'is being suspended'}")
 
 
@@ -43,7 +44,7 @@ def resume(
     with Client(namespace=namespace, context=context, kubeconfig=kubeconfig) as client:
         client.resume(name)
         if wait:
-            client.wait(name, WaitTarget.RUNNING, timeout_seconds=timeout)
+            wait_for(client, name, WaitTarget.RUNNING, timeout)
         print(f"{name} {'runs' if wait else 'is being resumed'}")
 
 

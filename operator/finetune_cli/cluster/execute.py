@@ -37,4 +37,4 @@ def execute(
     flags += [f"--context={context}"] if context else []
     flags += [f"--kubeconfig={kubeconfig}"] if kubeconfig else []
     flags += ["--stdin", "--tty"] if sys.stdin.isatty() and sys.stdout.isatty() else ["--stdin"]
-    os.execv(kubectl, [kubectl, "exec", pod, *flags, "--", *program])  # noqa: S606  no shell is wanted
+    os.execv(kubectl, [kubectl, "exec", pod, *flags, "--", *program])  # noqa: S606  the program is not run by a shell

@@ -8,6 +8,7 @@ from finetune_cli.cluster.options import ContextOption, JobArgument, KubeconfigO
 from finetune_client.async_client import WaitTarget
 from finetune_client.client import Client
 from finetune_client.errors import JobFailed
+from finetune_client.job import Job
 
 
 def wait(
@@ -27,9 +28,20 @@ def wait(
     Exit code 0: the state is reached; 1: the job has ended without it, or failed; 4: the time is over.
     """
     with Client(namespace=namespace, context=context, kubeconfig=kubeconfig) as client:
-        job = client.wait(name, target, timeout_seconds=timeout)
+        job = wait_for(client, name, target, timeout)
+    print(f"{name} is {job.phase}")
+
+
+def wait_for(client: Client, name: str, target: WaitTarget, timeout: float | None) -> Job:
+    """Return the job once it has reached the target.
+
+    Raises:
+        JobFailed: The job has failed, or has ended without reaching the target.
+        WaitTimeout: The timeout in seconds is over.
+    """
+    job = client.wait(name, target, timeout_seconds=timeout)
     if job.failure is not None:
         raise JobFailed(f"{name} has failed: {job.failure.reason}: {job.failure.message}")
     if not target.is_reached(job) and target is not WaitTarget.TRAINING:
         raise JobFailed(f"{name} has ended ({job.phase}) and was not {target}")
-    print(f"{name} is {job.phase}")
+    return job

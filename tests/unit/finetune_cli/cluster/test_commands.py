@@ -222,6 +222,22 @@ async def test_suspend_and_resume_change_the_job(api: JobApi, tmp_path: Path) ->
     assert api.objects["finetunejobs", NAMESPACE, "bert"]["spec"]["suspend"] is False
 
 
+@pytest.mark.parametrize("command", ["suspend", "resume"])
+async def test_suspend_and_resume_fail_if_the_job_ends_instead(api: JobApi, tmp_path: Path, command: str) -> None:
+    suspend = command == "suspend"
+    api.put_job(RUNNING if suspend else JobStatus(phase=Phase.SUSPENDED), suspend=not suspend)
+    task = asyncio.create_task(run_finetune(tmp_path, command, "bert", "--wait"))
+    async with asyncio.timeout(30):
+        while api.objects["finetunejobs", NAMESPACE, "bert"]["spec"]["suspend"] is not suspend:  # noqa: ASYNC110  another thread
+            await asyncio.sleep(0.02)
+    api.put_job(FAILED)
+
+    result = await task
+
+    assert isinstance(result.exception, JobFailed)
+    assert not result.stdout
+
+
 async def test_cancel_asks_for_confirmation_and_ends_the_job(api: JobApi, tmp_path: Path) -> None:
     refused = await run_finetune(tmp_path, "cancel", "bert", text="n\n")
     assert refused.exit_code == 1
