@@ -11,14 +11,13 @@ from typing import Annotated, Any
 import typer
 
 from finetune_api.v1alpha1.methods import METHODS
-from finetune_cli.errors import EXIT_BAD_INPUT, BadInput
+from finetune_cli.errors import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_OK, BadInput
 from finetune_cli.job_file import FileArgument, JobFile, NamespaceOption, read_job_file
 from finetune_cli.run import VolumeOption, check_packages
 from finetune_operator.observation.ownership import RawBody
 
 ForecastJson = dict[str, Any]  # output of `python -m finetune_trainer.memory`
 
-EXIT_FITS, EXIT_FAILED = 0, 1
 GIB = 2**30
 
 GpuOption = Annotated[
@@ -46,7 +45,7 @@ def estimate(
     _print_forecast(job_file, forecast)
     lines = format_verdicts(forecast, host_limit_bytes=_get_host_limit_bytes(job_file))
     print("\n".join(line for line, _ in lines))
-    sys.exit(EXIT_FITS if all(fits for _, fits in lines) else EXIT_FAILED)
+    sys.exit(EXIT_OK if all(fits for _, fits in lines) else EXIT_FAILED)
 
 
 def _run_forecast(spec: RawBody, gpu: str | None) -> ForecastJson:

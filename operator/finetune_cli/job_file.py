@@ -9,12 +9,12 @@ from typing import Annotated, Any
 import typer
 import yaml
 
-from finetune_api.v1alpha1.job import GROUP, KIND, VERSION, FineTuneJob
+from finetune_api.v1alpha1.job import KIND, FineTuneJob
 from finetune_cli.errors import BadInput
 from finetune_client.manifest import InvalidManifest, parse_manifest
+from finetune_operator.names import API_VERSION
 from finetune_operator.observation.ownership import RawBody
 
-API_VERSION = f"{GROUP}/{VERSION}"
 DEFAULT_NAMESPACE = "default"
 
 FileArgument = Annotated[Path, typer.Argument(metavar="JOB.YAML", help="The job file.", show_default=False)]

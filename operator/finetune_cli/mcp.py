@@ -11,7 +11,8 @@ from finetune_cli.errors import BadInput
 
 def mcp(
     allow_changes: Annotated[
-        bool, typer.Option("--allow-changes", help="Also offer tools that create, suspend, resume and delete jobs.")
+        bool,
+        typer.Option("--allow-changes", help="Also offer tools that create, suspend, resume, cancel and delete jobs."),
     ] = False,
     namespace: NamespaceOption = None,
     context: ContextOption = None,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from finetune_cli.errors import BadInput
+from finetune_cli.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, BadInput
 from finetune_cli.job_file import FileArgument, JobFile, NamespaceOption, read_job_file
 
 if TYPE_CHECKING:
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from finetune_cli.local.runner import LocalRunner
     from finetune_cli.local.state_store import StateStore
     from finetune_cli.progress_display import ProgressDisplay
-
-EXIT_COMPLETE, EXIT_FAILED, EXIT_INTERRUPTED = 0, 1, 130
 
 VolumeOption = Annotated[
     list[str] | None,
@@ -106,7 +104,7 @@ def _prepare_and_run(job_file: JobFile, volumes: list[str], options: RunOptions)
             display.print_line(
                 f"Complete already; {_describe_result_location(job_file, options)} (--fresh starts over)"
             )
-            return EXIT_COMPLETE
+            return EXIT_OK
         _print_run_summary(display, job_file, gpus)
         if options.start_over and spec.output and not spec.command:
             local_spec = {**local_spec, "output": {**local_spec["output"], "overwrite": True}}
@@ -209,7 +207,7 @@ def _report_outcome(display: "ProgressDisplay", job: "FineTuneJob", job_file: Jo
         steps = f"{progress.step} steps, loss {progress.loss:.4g}" if progress and progress.loss is not None else "done"
         early_end = f"; {progress.ended}" if progress and progress.ended else ""
         display.print_line(f"Complete: {steps}{restarts}{early_end}; {_describe_result_location(job_file, options)}")
-        return EXIT_COMPLETE
+        return EXIT_OK
     assert record is not None, "a failed job has a failed attempt"
     output = get_job_output(job_file, options.output)
     logs = (output / "logs" if job_file.job.spec.output else _get_state_folder(output)) / f"attempt-{record.attempt}"

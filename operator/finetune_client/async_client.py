@@ -19,6 +19,7 @@ from finetune_client.job_logs import MAX_NODES, LogLine, LogReader, LogSelection
 from finetune_client.output_files import RESULT, download_output, read_output_file
 from finetune_client.rank_status import NodeRanks, read_ranks
 from finetune_operator.kube.cluster import collection_path, object_path
+from finetune_operator.names import API_VERSION
 from finetune_operator.observation.ownership import RawBody
 
 POLL_SECONDS = 2.0  # the operator updates the progress every ten seconds
@@ -94,7 +95,7 @@ class AsyncClient:
         path = collection_path(KIND, None if all_namespaces else self.namespace)
         where = "all namespaces" if all_namespaces else f"namespace {self.namespace}"
         bodies = await self._connection.list_items(path, what=f"{RESOURCE} of {where}", selector=selector)
-        jobs = [Job.parse({**body, "apiVersion": f"{GROUP}/v1alpha1", "kind": KIND}) for body in bodies]
+        jobs = [Job.parse({**body, "apiVersion": API_VERSION, "kind": KIND}) for body in bodies]
         return tuple(sorted(jobs, key=lambda job: (str(job.metadata.creation_timestamp), job.namespace, job.name)))
 
     async def submit(self, manifest: RawBody, *, dry_run: bool = False) -> Job:

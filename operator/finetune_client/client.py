@@ -9,7 +9,7 @@ from typing import Any, Self, TypeVar
 from finetune_client.async_client import DEFAULT_MACHINES, NO_FIELDS, AsyncClient, WaitTarget
 from finetune_client.doctor import ClusterCheck
 from finetune_client.job import Job
-from finetune_client.job_builder import DEFAULT_METHOD, Fields, Machines, Recipe, build_training_job
+from finetune_client.job_builder import DEFAULT_METHOD, Fields, Machines
 from finetune_client.job_events import JobEvent
 from finetune_client.job_logs import LogLine, LogSelection
 from finetune_client.notebook import show_jobs
@@ -91,8 +91,18 @@ class Client:
         method: sft or dpo, or a mapping from one of these to its fields. lora: fields of lora, {} for the defaults;
         None trains all weights. training: fields of training. Fields are in snake_case or camelCase.
         """
-        recipe = Recipe(model, dataset, output, method, lora, training)
-        return self._run(self._client.submit(build_training_job(name, recipe, machines)))
+        return self._run(
+            self._client.train(
+                name,
+                model=model,
+                dataset=dataset,
+                output=output,
+                method=method,
+                lora=lora,
+                training=training,
+                machines=machines,
+            )
+        )
 
     def run_function(
         self,

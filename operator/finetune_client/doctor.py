@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from finetune_api.v1alpha1.devices import count_devices
-from finetune_api.v1alpha1.job import GROUP, KIND, PLURAL, VERSION
+from finetune_api.v1alpha1.job import GROUP, KIND, PLURAL
 from finetune_client.connection import ClusterConnection
 from finetune_client.errors import ClientError
 from finetune_operator import names
@@ -51,7 +51,7 @@ class Permission:
 PERMISSIONS = (
     Permission("list", GROUP, PLURAL, "list, status, why, wait", is_required=True),
     Permission("create", GROUP, PLURAL, "submit", is_required=True),
-    Permission("patch", GROUP, PLURAL, "submit, suspend, resume", is_required=True),
+    Permission("patch", GROUP, PLURAL, "submit, suspend, resume, cancel", is_required=True),
     Permission("delete", GROUP, PLURAL, "delete"),
     Permission("get", "", "pods", "logs", subresource="log"),
     Permission("list", "events.k8s.io", "events", "events"),
@@ -92,13 +92,13 @@ async def _check_server(connection: ClusterConnection) -> ClusterCheck:
 
 async def _check_custom_resource(connection: ClusterConnection) -> ClusterCheck:
     try:
-        await connection.get(f"/apis/{GROUP}/{VERSION}", what=f"{GROUP}/{VERSION}")
+        await connection.get(f"/apis/{names.API_VERSION}", what=names.API_VERSION)
     except ClientError as error:
         if error.status != 404:
             raise
-        message = f"{KIND} ({GROUP}/{VERSION}) is not installed; install the Helm chart of finetune-operator"
+        message = f"{KIND} ({names.API_VERSION}) is not installed; install the Helm chart of finetune-operator"
         return ClusterCheck("custom resource", CheckOutcome.FAILED, message)
-    return ClusterCheck("custom resource", CheckOutcome.OK, f"{KIND} {GROUP}/{VERSION} is installed")
+    return ClusterCheck("custom resource", CheckOutcome.OK, f"{KIND} {names.API_VERSION} is installed")
 
 
 async def _check_operator(connection: ClusterConnection) -> ClusterCheck:

@@ -52,7 +52,7 @@ def explain(job: Job, *, now: datetime) -> Explanation:
 def _explain_failure(job: Job, reason: str, message: str, story: tuple[str, ...]) -> Explanation:
     record = job.attempt
     known = find_reason(reason)
-    advice = [f"{known.advice}"] if known is not None and known.advice else []
+    advice = [known.advice] if known is not None and known.advice else []
     if record is not None:
         node = f" --node {record.node_rank}" if record.node_rank else ""
         advice.append(f"read the log: finetune logs {job.name}{node} --tail 50")

@@ -11,9 +11,10 @@ from typing import Any
 from pydantic import ValidationError
 
 from finetune_api.schema.validation_errors import explain_invalid_fields
-from finetune_api.v1alpha1.job import GROUP, KIND, VERSION, FineTuneJobSpec
+from finetune_api.v1alpha1.job import KIND, FineTuneJobSpec
 from finetune_client.errors import ClientError
 from finetune_client.manifest import InvalidManifest, parse_manifest
+from finetune_operator.names import API_VERSION
 from finetune_operator.observation.ownership import RawBody
 
 GPU = "nvidia.com/gpu"
@@ -193,7 +194,7 @@ def _build_manifest(name: str, fields: dict[str, Any], machines: Machines) -> Ra
     except ValidationError as error:
         raise InvalidManifest(*explain_invalid_fields(error, parent_path="spec")) from error
     body = {
-        "apiVersion": f"{GROUP}/{VERSION}",
+        "apiVersion": API_VERSION,
         "kind": KIND,
         "metadata": {"name": name},
         "spec": parsed.model_dump(mode="json", by_alias=True, exclude_unset=True),

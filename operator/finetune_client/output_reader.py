@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from finetune_api.v1alpha1.job import GROUP, KIND, VERSION
+from finetune_api.v1alpha1.job import KIND
 from finetune_client.connection import ClusterConnection
 from finetune_client.errors import ClientError
 from finetune_client.job import Job
@@ -64,7 +64,7 @@ def build_reader_pod(job: Job, *, suffix: str) -> RawBody:
     template = spec.pod_template
     if snapshot is None or spec.output is None:
         raise ClientError(f"{job.name}: no attempt has started, so there is no output")
-    owner = {"apiVersion": f"{GROUP}/{VERSION}", "kind": KIND, "name": job.name, "uid": job.metadata.uid}
+    owner = {"apiVersion": names.API_VERSION, "kind": KIND, "name": job.name, "uid": job.metadata.uid}
     claim = {"claimName": spec.output.persistent_volume_claim.claim_name, "readOnly": True}
     placement: dict[str, Any] = {
         "nodeSelector": dict(template.node_selector),

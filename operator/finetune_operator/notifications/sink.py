@@ -1,6 +1,5 @@
 """Sends events to the sink, the HTTP endpoint that the administrator configured."""
 
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
@@ -18,8 +17,6 @@ REQUEST_TIMEOUT = aiohttp.ClientTimeout(total=10)
 # The sink would reject the event again; other statuses may change, such as 403 after the rotation of a token.
 PERMANENT_STATUSES = frozenset({400, 405, 409, 410, 413, 414, 415, 422})
 _MAX_SECRET_BYTES = 8192
-
-logger = logging.getLogger(__name__)
 
 
 class InvalidSink(ValueError):
