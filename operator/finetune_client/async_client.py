@@ -16,7 +16,9 @@ from finetune_client.job import Job
 from finetune_client.job_builder import DEFAULT_METHOD, Fields, Machines, Recipe, build_function_job, build_training_job
 from finetune_client.job_events import JobEvent, select_events
 from finetune_client.job_logs import MAX_NODES, LogLine, LogReader, LogSelection, choose_attempt
+from finetune_client.manifest import parse_manifest
 from finetune_client.output_files import RESULT, download_output, read_output_file
+from finetune_client.pod_check import check_pods
 from finetune_client.rank_status import NodeRanks, read_ranks
 from finetune_operator.kube.cluster import collection_path, object_path
 from finetune_operator.names import API_VERSION
@@ -272,6 +274,19 @@ class AsyncClient:
     async def examine_cluster(self) -> tuple[ClusterCheck, ...]:
         """Check the cluster, the operator, the rights of the user, storage and devices; nothing is changed."""
         return await examine_cluster(self._connection)
+
+    async def check_pods(self, manifest: RawBody, *, timeout_seconds: float = 300.0) -> tuple[ClusterCheck, ...]:
+        """Check image, DNS and network with pods like those of a job that has not been created, and delete them.
+
+        timeout_seconds: time for the pods to start.
+
+        Raises:
+            InvalidManifest: A field of the job is unknown, missing or invalid.
+            ClientError: The pods cannot be created, or their logs cannot be read.
+        """
+        metadata = {**manifest["metadata"], "namespace": self.namespace}
+        job = parse_manifest({**manifest, "metadata": metadata})
+        return await check_pods(self._connection, job, timeout_seconds=timeout_seconds)
 
     async def _edit_unfinished(self, name: str, participle: str, spec: Mapping[str, bool]) -> Job:
         """Change fields of the spec. Raises ClientError with the participle of the change if the job has ended."""

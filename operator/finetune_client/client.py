@@ -173,6 +173,10 @@ class Client:
         """Check the cluster, the operator, the rights of the user, storage and devices; nothing is changed."""
         return self._run(self._client.examine_cluster())
 
+    def check_pods(self, manifest: RawBody, *, timeout_seconds: float = 300.0) -> tuple[ClusterCheck, ...]:
+        """Check image, DNS and network with pods like those of a job that has not been created, and delete them."""
+        return self._run(self._client.check_pods(manifest, timeout_seconds=timeout_seconds))
+
     def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine in the thread of the event loop; an interrupt cancels it."""
         future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)

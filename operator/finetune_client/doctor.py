@@ -56,7 +56,8 @@ PERMISSIONS = (
     Permission("get", "", "pods", "logs", subresource="log"),
     Permission("list", "events.k8s.io", "events", "events"),
     Permission("get", "", "pods", "top", subresource="proxy"),
-    Permission("create", "", "pods", "cp, report, logs --saved"),
+    Permission("create", "", "pods", "cp, report, logs --saved, doctor FILE"),
+    Permission("create", "", "services", "doctor FILE"),
     Permission("create", "", "pods", "cp, report, logs --saved, exec", subresource="exec"),
 )
 

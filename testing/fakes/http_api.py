@@ -24,6 +24,7 @@ KINDS = {
     "persistentvolumeclaims": "PersistentVolumeClaim",
     "finetunejobs": "FineTuneJob",
     "leases": "Lease",
+    "deployments": "Deployment",
 }
 
 

@@ -1,6 +1,7 @@
 """Tests of the command line and the Python client on a real cluster."""
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -17,6 +18,7 @@ from testing.processes.cluster_training import build_training_fields, wait_for_c
 from testing.processes.operator_stack import OperatorInstallation, build_example_job, has_condition
 
 pytestmark = pytest.mark.cluster
+POD_CHECK_SELECTOR = "app.kubernetes.io/component=pod-check"
 StartJob = Callable[..., str]
 Finetune = Callable[..., str]
 
@@ -149,6 +151,21 @@ def test_a_failed_job_is_explained_with_its_cause_and_remedy(
     assert page.startswith(f"{job_name} has failed: DatasetError: ")
     assert "the job: its spec, its data or its program has to change" in page
     assert "finetune logs" in page
+
+
+def test_pods_show_whether_the_image_starts_and_the_network_works(
+    deployment: OperatorInstallation, finetune: Finetune, write_job: Callable[..., Path]
+) -> None:
+    output = finetune("doctor", str(write_job()))
+
+    checks = re.findall(r"^(image|DNS|pod network) +(\w+)", output, re.MULTILINE)
+    assert checks == [("image", "ok"), ("DNS", "ok"), ("pod network", "ok")], output
+    deployment.kubectl("wait", "--for=delete", "pods,services", "-l", POD_CHECK_SELECTOR, "--timeout=60s")
+
+    output = finetune("doctor", str(write_job(image="nowhere.example/none:1", imagePullPolicy="Never")), exit_code=1)
+
+    assert "ErrImageNeverPull" in output
+    deployment.kubectl("wait", "--for=delete", "pods,services", "-l", POD_CHECK_SELECTOR, "--timeout=60s")
 
 
 def sum_of_ranks(offset: int) -> None:
