@@ -12,6 +12,7 @@ _EARLY_SIGNALS: list[int] = []
 # Install the handler before the other imports. The kernel drops signals for which PID 1 has no handler, so a pod that
 # is deleted right after its start would otherwise run until its grace period ends.
 signal.signal(signal.SIGTERM, lambda number, _frame: _EARLY_SIGNALS.append(number))
+signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})  # the entrypoint of the image blocks it
 
 import os  # noqa: E402
 import sys  # noqa: E402

@@ -25,10 +25,31 @@ runpy.run_module("finetune_supervisor", run_name="__main__", alter_sys=True)
 """
 
 
-def test_early_signal_stops_the_supervisor_before_training(tmp_path: Path) -> None:
-    process = subprocess.run(
-        [sys.executable, "-c", SIGNALLING_PROGRAM], env=build_supervisor_environment(tmp_path), timeout=60, check=False
+def read_entrypoint() -> list[str]:
+    """Return the last entrypoint of the Dockerfile, which is that of the trainer image."""
+    lines = (Path(__file__).parents[3] / "Dockerfile").read_text().splitlines()
+    entrypoint: list[str] = json.loads(
+        [line for line in lines if line.startswith("ENTRYPOINT")][-1].split(maxsplit=1)[1]
     )
+    return entrypoint
+
+
+def build_signalled_entrypoint() -> list[str]:
+    """Return the entrypoint of the image with a shell that gets SIGTERM before it becomes the Python interpreter."""
+    env, block, python, *arguments = read_entrypoint()
+    assert (env, python) == ("env", "python")
+    return [env, block, "sh", "-c", 'kill -TERM $$; exec "$@"', "sh", sys.executable, *arguments]
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        pytest.param([sys.executable, "-c", SIGNALLING_PROGRAM], id="during the imports"),
+        pytest.param(build_signalled_entrypoint(), id="before Python starts"),
+    ],
+)
+def test_early_signal_stops_the_supervisor_before_training(command: list[str], tmp_path: Path) -> None:
+    process = subprocess.run(command, env=build_supervisor_environment(tmp_path), timeout=60, check=False)
 
     assert process.returncode == 143
     termination = json.loads((tmp_path / "termination-log").read_text())
