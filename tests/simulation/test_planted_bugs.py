@@ -382,6 +382,7 @@ FIRST_SEEDS: dict[PlantBug, int] = {
     treat_every_hang_as_root_cause: 360,
     never_release_running_nodes: 920,
     delete_foreign_objects: 650,
+    share_config_map_name_between_jobs: 1170,
 }
 
 
