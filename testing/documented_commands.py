@@ -197,8 +197,10 @@ def run_block(block: CommandBlock, *, clone: Path, environment: Mapping[str, str
         AssertionError: it did not end in time with its exit code, or did not print its output.
     """
     started_at = time.monotonic()
+    # a shell that runs the tests in the background lets them ignore SIGINT, which the processes would inherit
+    shell = ("env", "--default-signal=INT", "bash", "-euo", "pipefail", "-c")
     process = subprocess.Popen(
-        ("bash", "-euo", "pipefail", "-c", block.commands),
+        (*shell, block.commands),
         cwd=clone,
         env=dict(environment),
         stdin=subprocess.DEVNULL,
