@@ -110,8 +110,8 @@ def _may_save(node: NodeObservation, now: datetime) -> bool:
     """
     if node.started_at is None or node.evidence.disruption in NODE_LOST_DISRUPTIONS:
         return False
-    # a negative age means that the clock of the Kubernetes node is ahead
-    return not timedelta() <= now - node.started_at < STARTUP
+    age = now - node.started_at
+    return age >= STARTUP or age < timedelta()  # it is negative if the clock of the Kubernetes node is ahead
 
 
 def _compute_root_cause_grace(context: JobContext, record: AttemptRecord) -> timedelta:

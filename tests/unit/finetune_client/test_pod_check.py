@@ -1,6 +1,7 @@
 """Tests of the check with pods, with scripted states and logs of the pods."""
 
 import json
+import re
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -50,7 +51,7 @@ class CheckApi(JobApi):
             stored = self.objects["pods", NAMESPACE, name]
             self.put("pods", {**stored, "spec": spec, "status": self.statuses[number]}, namespace=NAMESPACE)
             result = self.results[number]
-            self.logs[name] = ["{}", result if isinstance(result, str) else json.dumps(result)][-1:]
+            self.logs[name] = [result if isinstance(result, str) else json.dumps(result)]
         return response
 
 
@@ -169,13 +170,11 @@ async def test_a_job_on_one_node_needs_one_pod_and_no_network(api: CheckApi, tmp
     assert len(api.find_requests("POST", "pods")) == 1
 
 
-@pytest.mark.parametrize(("line", "message"), [("PermissionError: port 80", "PermissionError: port 80"), ("[]", "[]")])
-async def test_a_crashed_probe_is_an_error_with_its_last_line(
-    line: str, message: str, api: CheckApi, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("line", ["PermissionError: port 80", "[]"])
+async def test_a_crashed_probe_is_an_error_with_its_last_line(line: str, api: CheckApi, tmp_path: Path) -> None:
     api.results[0] = line
 
-    with pytest.raises(ClientError, match=f"the check has ended with: {message}".replace("[]", r"\[\]")):
+    with pytest.raises(ClientError, match=re.escape(f"the check has ended with: {line}")):
         await check(tmp_path)
 
     assert api.find_requests("DELETE", "pods")
