@@ -12,7 +12,7 @@ import sys
 from collections import defaultdict
 from contextlib import nullcontext
 
-from benchmarks.kubeflow.managers import InstalledManager, install_managers
+from benchmarks.kubeflow.managers import install_managers
 from benchmarks.load.contender import LoadContender, LoadRig
 from benchmarks.load.figures import summarise_turn
 from benchmarks.load.floor_contender import FloorContender
@@ -21,6 +21,7 @@ from benchmarks.load.operator_contender import OperatorContender
 from benchmarks.load.report import render_comparison, render_passes, render_requests
 from benchmarks.load.turn import LoadSize, TurnResult, run_turn
 from benchmarks.rig import create_operator_log, start_fake_cluster
+from testing.cluster.controller_managers import InstalledManager
 
 TurnResults = dict[str, list[TurnResult]]  # results of each round, by title of the contender
 

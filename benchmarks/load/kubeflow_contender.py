@@ -6,13 +6,13 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from benchmarks.kubeflow.managers import InstalledManager
 from benchmarks.kubeflow.objects import JOBSET_NAME_LABEL, build_train_job, build_training_runtime
 from benchmarks.load.contender import Collection, ControllerMetrics, LoadRig
 from benchmarks.load.job_bodies import FAKE_POD_FIELDS, RawBody, report_killed_rank
 from benchmarks.load.pod_times import PodTimes
 from benchmarks.rig import NAMESPACE
 from finetune_operator.kube.cluster import collection_path
+from testing.cluster.controller_managers import InstalledManager
 
 RUNTIME_NAME = "load"
 TRAINJOBS_PATH = f"/apis/trainer.kubeflow.org/v1alpha1/namespaces/{NAMESPACE}/trainjobs"

@@ -32,6 +32,15 @@ class Kubectl:
     def apply(self, *objects: Mapping[str, Any]) -> None:
         self("apply", "--filename", "-", stdin=json.dumps({"apiVersion": "v1", "kind": "List", "items": objects}))
 
+    def wait_for_crds(self, *names: str, timeout_seconds: float) -> None:
+        """Wait until the CRDs, by default all, are served. Raises HarnessError."""
+        deadline = time.monotonic() + timeout_seconds
+        arguments = ("wait", "crd", *(names or ("--all",)), "--for=condition=Established", "--timeout=10s")
+        while not self.succeeds(*arguments):  # it also fails for a CRD that has no conditions yet
+            if time.monotonic() > deadline:
+                raise HarnessError(f"CRDs not served within {timeout_seconds:.0f} s: {', '.join(names) or 'some'}")
+            time.sleep(POLL_SECONDS)
+
     def get(self, kind: str, name: str, *, namespace: str) -> dict[str, Any]:
         body: dict[str, Any] = json.loads(self("get", kind, name, "--namespace", namespace, "--output", "json"))
         return body

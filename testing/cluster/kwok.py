@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +17,12 @@ ANNOTATION = "kwok.x-k8s.io/node"
 LABELS = {"type": "kwok", "kubernetes.io/os": "linux", "kubernetes.io/arch": "amd64"}
 
 
-def start_kwok(cluster: ThrowawayCluster, node_count: int) -> None:
+def start_kwok(
+    cluster: ThrowawayCluster, node_count: int, *, omitted_stages: Collection[str] = (OMITTED_STAGE,)
+) -> None:
     """Create fake nodes, labelled `type: kwok` and tainted so that only pods with a toleration run there."""
     build_all(cluster.cache, cluster.state.versions, component_names=("kwok",))
-    write_stages(cluster)
+    write_stages(cluster, omitted_stages)
     cluster.kubectl.apply(*(render_fake_node(number) for number in range(1, node_count + 1)))
     build_kwok_daemon(cluster).start()
     cluster.kubectl("wait", "--for=condition=Ready", "node", "--selector=type=kwok", "--timeout=60s")
@@ -46,10 +48,10 @@ def render_fake_node(number: int) -> Mapping[str, Any]:
     }
 
 
-def write_stages(cluster: ThrowawayCluster) -> None:
+def write_stages(cluster: ThrowawayCluster, omitted_stages: Collection[str]) -> None:
     """Write the file with the stages of nodes and pods that kwok performs."""
     stages = yaml.safe_load_all((get_program_folder(cluster) / "documents.yaml").read_text())
-    kept_stages = [stage for stage in stages if stage["metadata"]["name"] != OMITTED_STAGE]
+    kept_stages = [stage for stage in stages if stage["metadata"]["name"] not in omitted_stages]
     get_stages_file(cluster).write_text(yaml.safe_dump_all(kept_stages))
 
 

@@ -63,6 +63,7 @@ class ThrowawayProvider:
     cluster: ThrowawayCluster
     versions: ComponentVersions = PINNED
     ip_family: IpFamily = IpFamily.IPV4
+    pod_groups: bool = False
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> ThrowawayProvider:
@@ -96,7 +97,7 @@ class ThrowawayProvider:
 
     def up(self) -> None:
         build_all(self.cache, PINNED, component_names=("helm",))
-        self.cluster.up(versions=self.versions, ip_family=self.ip_family)
+        self.cluster.up(versions=self.versions, ip_family=self.ip_family, pod_groups=self.pod_groups)
 
     def down(self) -> None:
         self.cluster.down()

@@ -23,6 +23,7 @@ class ClusterState:
     versions: ComponentVersions
     dns_cache: bool = False
     ip_family: IpFamily = IpFamily.IPV4
+    pod_groups: bool = False  # gang scheduling by the scheduler of Kubernetes
 
     def layout(self, root: Path) -> ClusterLayout:
         return ClusterLayout(
@@ -37,7 +38,8 @@ class ClusterState:
     def description(self) -> str:
         """Nodes, versions and IP family; a running cluster keeps them."""
         components = ", ".join(f"{name} {version}" for name, version in asdict(self.versions).items())
-        return f"{self.node_count} nodes, {self.ip_family}, {components}"
+        groups = ", PodGroups" if self.pod_groups else ""
+        return f"{self.node_count} nodes, {self.ip_family}, {components}{groups}"
 
     def with_dns_cache(self, enabled: bool) -> ClusterState:
         return replace(self, dns_cache=enabled)

@@ -77,6 +77,7 @@ class ThrowawayCluster:
         versions: ComponentVersions = PINNED,
         ip_family: IpFamily = IpFamily.IPV4,
         dns_cache: bool = False,
+        pod_groups: bool = False,
     ) -> None:
         """Start the cluster if it is not running; recreate it after a reboot of the host."""
         if not 1 <= node_count <= MAX_NODES:
@@ -85,7 +86,15 @@ class ThrowawayCluster:
         ensure_packages(RUNTIME)
         build_all(self.cache, versions, component_names=REQUIRED_COMPONENTS)
         with self.cache.hold_lock("cluster"), stage(f"cluster {self.name} up with {node_count} nodes"):
-            requested = ClusterState(self.name, node_count, "", versions, dns_cache=dns_cache, ip_family=ip_family)
+            requested = ClusterState(
+                self.name,
+                node_count,
+                "",
+                versions,
+                dns_cache=dns_cache,
+                ip_family=ip_family,
+                pod_groups=pod_groups,
+            )
             self.start(self.prepare_state(requested))
 
     def prepare_state(self, requested: ClusterState) -> ClusterState:
@@ -121,7 +130,7 @@ class ThrowawayCluster:
         layout.corefile.write_text(render_corefile(layout, cache_answers=state.dns_cache))
         layout.shared_root.mkdir(exist_ok=True)
         etcd, api_server, *control_plane_daemons = program_arguments.build_control_plane_daemons(
-            layout, self.cache, state.versions
+            layout, self.cache, state.versions, pod_groups=state.pod_groups
         )
         etcd.start()
         api_server.start()
@@ -141,7 +150,9 @@ class ThrowawayCluster:
     def daemons(self) -> tuple[Daemon, ...]:
         state, layout = self.state, self.layout
         return (
-            *program_arguments.build_control_plane_daemons(layout, self.cache, state.versions),
+            *program_arguments.build_control_plane_daemons(
+                layout, self.cache, state.versions, pod_groups=state.pod_groups
+            ),
             *(
                 d
                 for node in layout.nodes

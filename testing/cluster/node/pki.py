@@ -9,6 +9,7 @@ from testing.cluster.host.commands import run
 from testing.cluster.host.layout import ClusterLayout
 
 DAYS = "3650"
+AGGREGATOR = "front-proxy"  # name by which the API server forwards requests to other API servers
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,7 @@ def ensure_certificates(layout: ClusterLayout) -> None:
     )
     sign_certificate(folder, "apiserver", subject="/CN=kube-apiserver", names=render_subject_alternative_names(layout))
     sign_certificate(folder, "apiserver-kubelet", subject="/O=system:masters/CN=kube-apiserver", names="DNS:apiserver")
+    sign_certificate(folder, AGGREGATOR, subject=f"/CN={AGGREGATOR}", names=f"DNS:{AGGREGATOR}")
     create_key(folder / "service-accounts.key")
     (folder / "tokens.csv").write_text(render_token_file(layout))
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 from testing.cluster.host.cache import Cache
 from testing.cluster.host.layout import API_SERVER_PORT, ETCD_PEER_PORT, ETCD_PORT, ClusterLayout, NodeLayout
 from testing.cluster.host.processes import Daemon
 from testing.cluster.host.versions import ComponentVersions
+from testing.cluster.node.pki import AGGREGATOR
 
 NODE_MONITOR_GRACE = "20s"
 
@@ -48,6 +50,13 @@ def build_api_server_daemon(layout: ClusterLayout, folder: Path) -> Daemon:
         f"--kubelet-client-certificate={pki / 'apiserver-kubelet.crt'}",
         f"--kubelet-client-key={pki / 'apiserver-kubelet.key'}",
         "--kubelet-preferred-address-types=InternalIP",
+        f"--proxy-client-cert-file={pki / AGGREGATOR}.crt",
+        f"--proxy-client-key-file={pki / AGGREGATOR}.key",
+        f"--requestheader-client-ca-file={pki / 'ca.crt'}",
+        f"--requestheader-allowed-names={AGGREGATOR}",
+        "--requestheader-username-headers=X-Remote-User",
+        "--requestheader-group-headers=X-Remote-Group",
+        "--requestheader-extra-headers-prefix=X-Remote-Extra-",
         "--service-account-issuer=https://kubernetes.default.svc",
         f"--service-account-key-file={pki / 'service-accounts.key'}",
         f"--service-account-signing-key-file={pki / 'service-accounts.key'}",
@@ -94,16 +103,35 @@ def build_coredns_daemon(layout: ClusterLayout, folder: Path) -> Daemon:
     return build_daemon(layout, "coredns", str(folder / "coredns"), "-conf", str(layout.corefile))
 
 
-def build_control_plane_daemons(layout: ClusterLayout, cache: Cache, versions: ComponentVersions) -> tuple[Daemon, ...]:
+def build_control_plane_daemons(
+    layout: ClusterLayout, cache: Cache, versions: ComponentVersions, *, pod_groups: bool = False
+) -> tuple[Daemon, ...]:
     """Return the daemons of the control plane in start order."""
     kubernetes = cache.get_binary_folder("kubernetes", versions.kubernetes)
+    gates, api_version = build_pod_group_arguments(versions) if pod_groups else ((), ())
     return (
         build_etcd_daemon(layout, cache.get_binary_folder("etcd", versions.etcd)),
-        build_api_server_daemon(layout, kubernetes),
-        build_controller_manager_daemon(layout, kubernetes),
-        build_scheduler_daemon(layout, kubernetes),
+        with_arguments(build_api_server_daemon(layout, kubernetes), *gates, *api_version),
+        with_arguments(build_controller_manager_daemon(layout, kubernetes), *gates),
+        with_arguments(build_scheduler_daemon(layout, kubernetes), *gates),
         build_coredns_daemon(layout, cache.get_binary_folder("coredns", versions.coredns)),
     )
+
+
+def build_pod_group_arguments(versions: ComponentVersions) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the arguments that turn on gang scheduling by PodGroups, and those that serve their API."""
+    gates = ["GenericWorkload", "TopologyAwareWorkloadScheduling"]
+    version = "v1beta1"
+    if versions.kubernetes.startswith("1.36."):
+        gates, version = [*gates, "GangScheduling"], "v1alpha2"
+    return (
+        (f"--feature-gates={','.join(f'{gate}=true' for gate in gates)}",),
+        (f"--runtime-config=scheduling.k8s.io/{version}=true",),
+    )
+
+
+def with_arguments(daemon: Daemon, *arguments: str) -> Daemon:
+    return replace(daemon, argv=(*daemon.argv, *arguments))
 
 
 def build_containerd_daemon(layout: ClusterLayout, node: NodeLayout, folder: Path) -> Daemon:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import yaml
 
-from benchmarks.kubeflow.managers import JOBSET, adapt_configuration, adapt_manifests, read_upstream_manifests
+from benchmarks.kubeflow.managers import JOBSET
 from benchmarks.recovery.stages import (
     RECOVERED,
     StageTimes,
@@ -12,6 +12,7 @@ from benchmarks.recovery.stages import (
     compute_stage_seconds,
     summarise_figures,
 )
+from testing.cluster.controller_managers import adapt_configuration, adapt_manifests, read_upstream_manifests
 
 UPSTREAM = """
 apiVersion: v1
