@@ -38,7 +38,7 @@ check: setup ## check format, lint, types, imports, generated files, vocabulary,
 
 .PHONY: test test-unit test-simulation test-integration test-e2e
 test: setup ## run all test suites, fast ones first; the end-to-end tests start a throwaway cluster
-	@$(RUN) tools/run_tests.py unit simulation integration e2e
+	@$(RUN) tools/run_tests.py unit simulation integration e2e queue
 test-unit: setup ## run the unit tests
 	@$(RUN) tools/run_tests.py unit
 test-simulation: setup ## run thousands of histories against a simulated API server
@@ -48,7 +48,9 @@ test-integration: setup ## run the tests that train with local processes
 test-e2e: setup ## run the tests on a real cluster
 	@$(RUN) tools/run_tests.py e2e
 
-.PHONY: test-matrix test-upgrade test-image-cuda fuzz
+.PHONY: test-queue test-matrix test-upgrade test-image-cuda fuzz
+test-queue: setup ## run all tests of queues and gangs on a cluster with Kueue and PodGroups
+	@$(RUN) -m pytest -q --timeout=900 tests/queue
 test-matrix: setup ## run end-to-end tests on other Kubernetes versions and with IPv6; ONLY=1.34.4,1.35.4
 	@$(RUN) tools/run_matrix.py --only "$(ONLY)"
 test-upgrade: setup ## upgrade and roll back the operator with jobs in every state; ARGS="--directions this-next,next-this"
@@ -66,21 +68,23 @@ docs: setup ## build the documentation site into build/site, strictly
 	@$(VENV)/bin/zensical build --strict --clean
 
 .PHONY: search
-search: setup ## search more histories for violated invariants; HISTORIES=1000000 WORKERS=2 MINUTES=60
+search: setup ## search more histories for violated invariants; HISTORIES=1000000 WORKERS=2 MINUTES=60 KINDS="queued_jobs strangers"
 	@$(RUN) -m testing.simulator $(if $(HISTORIES),--histories $(HISTORIES)) $(if $(WORKERS),--workers $(WORKERS)) \
-		$(if $(MINUTES),--minutes $(MINUTES))
+		$(if $(MINUTES),--minutes $(MINUTES)) $(if $(KINDS),--kinds $(KINDS))
 
 .PHONY: demo
 demo: setup ## run a job on two nodes of a throwaway cluster until it is Complete; ARGS=--keep keeps the cluster
 	@$(RUN) -m testing.demo $(ARGS)
 
-.PHONY: bench bench-memory bench-recovery soak bench-trainer bench-loss-head bench-checkpoints bench-client bench-failures bench-gpu
+.PHONY: bench bench-memory bench-recovery bench-queue soak bench-trainer bench-loss-head bench-checkpoints bench-client bench-failures bench-gpu
 bench: setup ## measure latency, throughput and cost on a real API server; ARGS=--peer adds Kubeflow, ARGS="--jobs 1000 --nodes 2" for many jobs
 	@$(RUN) -m benchmarks $(ARGS)
 bench-memory: setup ## measure the operator's memory without a cluster; ARGS="--finished 10000 --running 1000"
 	@$(RUN) -m benchmarks.memory $(ARGS)
 bench-recovery: setup ## measure the recovery time after the kill of a rank, by stage, with real pods
 	@$(RUN) -m benchmarks.recovery $(ARGS)
+bench-queue: setup ## run 200 jobs through one queue of Kueue with preemption on simulated nodes; ARGS="--jobs 200 --quota 64"
+	@$(RUN) -m benchmarks.queue $(ARGS)
 soak: setup ## run jobs with faults while the operator is paused, killed and upgraded; MINUTES=120 JOBS=1200 ARGS="--disturb pause,kill"
 	@$(RUN) -m benchmarks.soak $(if $(MINUTES),--minutes $(MINUTES)) $(if $(JOBS),--jobs $(JOBS)) $(ARGS)
 bench-trainer: setup ## compare the speed of the trainer on CPU with TRL and ms-swift

@@ -23,6 +23,7 @@ SUITES = {  # pytest options by suite; the timeout terminates hanging tests
     # loadscope runs the tests of a file in one worker, because they share launches with two ranks
     "integration": ("--timeout=600", "--numprocesses=2", "--dist=loadscope"),
     "e2e": ("--timeout=900", "-m", "not ip_family"),  # tools/run_matrix.py runs the other tests
+    "queue": ("--timeout=600", "-m", "not long"),  # make test-queue runs all
 }
 
 

@@ -11,7 +11,9 @@ import yaml
 from finetune_api.learning_rates import resolve_learning_rates
 from finetune_cli.job_file import FileArgument, JobFile, NamespaceOption, read_job_file
 from finetune_operator import names
+from finetune_operator.plan.device_summary import describe_devices
 from finetune_operator.plan.manifests import build_children
+from finetune_operator.plan.pod_group import build_pod_group
 from finetune_operator.plan.run_plan import RunPlan, describe_batch, plan_run
 from finetune_operator.settings import Settings
 
@@ -65,22 +67,37 @@ def plan_first_attempt(job_file: JobFile, settings: Settings) -> RunPlan:
 
 
 def summarise_plan(run_plan: RunPlan) -> str:
-    """Return a readable summary of the plan: processes, batch, image, output and objects."""
+    """Return a readable summary of the plan: processes, devices, batch, image, output and objects."""
     pods = ", ".join(node.pod_name for node in run_plan.nodes[:4]) + (", ..." if len(run_plan.nodes) > 4 else "")
     program: tuple[tuple[str, str], ...] = (("command", str(run_plan.spec.command)),)
     if run_plan.batch:
         rate = f"{resolve_learning_rates(run_plan.spec, run_plan.batch)} {run_plan.spec.training.lr_scheduler_type}"
         program = (("batch", f"{describe_batch(run_plan.spec)} ({BATCH_FACTORS})"), ("rate", rate))
     result_folder = "" if run_plan.spec.command else "/result"
+    objects = f"Service {run_plan.service_name}; ConfigMap {run_plan.config_map_name}"
+    if build_pod_group(run_plan) is not None:
+        objects += f"; PodGroup {run_plan.pod_group_name}"
     lines = (
         ("job", f"{run_plan.namespace}/{run_plan.job_name}"),
         ("nodes", f"{len(run_plan.nodes)} x {run_plan.nproc_per_node} processes = {run_plan.world_size} ranks"),
+        ("devices", describe_devices(run_plan.spec)),
         *program,
         ("image", run_plan.image),
+        *((("group", _describe_group(run_plan)),) if run_plan.scheduling else ()),
         ("output", f"{run_plan.output}{result_folder}" if run_plan.output else "none; only the pods' logs remain"),
-        ("objects", f"Service {run_plan.service_name}; ConfigMap {run_plan.config_map_name}; Pods {pods}"),
+        ("objects", f"{objects}; Pods {pods}"),
     )
     return "\n".join(f"{name:<8} {text}" for name, text in lines)
+
+
+def _describe_group(run_plan: RunPlan) -> str:
+    """Describe what starts all pods together; the operator chooses it from what the cluster has."""
+    scheduling, status = run_plan.spec.scheduling, run_plan.scheduling
+    assert scheduling is not None
+    assert status is not None
+    queue = f", queue {scheduling.queue_name}" if scheduling.queue_name else ""
+    choice = "" if scheduling.provider else ", unless the cluster has only another provider"
+    return f"{len(run_plan.nodes)} pods together by {status.provider}{queue}{choice}"
 
 
 def get_release_image() -> str:

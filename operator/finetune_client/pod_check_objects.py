@@ -2,6 +2,7 @@
 
 import inspect
 import secrets
+from dataclasses import replace
 
 from finetune_api.v1alpha1.job import GROUP, FineTuneJob
 from finetune_client import pod_probe
@@ -15,13 +16,15 @@ CHECK_LABEL = names.JOB_NAME  # the NetworkPolicy of the chart applies to pods w
 COMPONENT = {"app.kubernetes.io/component": "pod-check"}
 LIFETIME_SECONDS = 1800  # an abandoned pod ends by itself
 MAX_PODS = 2
+SPREAD = {"topologyKey": "kubernetes.io/hostname", "maxSkew": 1, "whenUnsatisfiable": "ScheduleAnyway"}
 RESOURCES = {"requests": {"cpu": "50m", "memory": "64Mi"}, "limits": {"cpu": "1", "memory": "256Mi"}}
 
 
 def build_check_objects(job: FineTuneJob, *, image: str, suffix: str) -> tuple[RawBody, ...]:
     """Return the Service and one pod, or two if the job has several nodes."""
     name = f"{job.metadata.name[:45]}-check-{suffix}"  # pod names have at most 63 characters
-    run_plan = plan_run(job, attempt=0, settings=Settings(trainer_image=image))
+    # these pods belong to no group, so that they start at once
+    run_plan = replace(plan_run(job, attempt=0, settings=Settings(trainer_image=image)), scheduling=None)
     arbitrary_port = 30_000 + secrets.randbelow(30_000)  # NCCL and gloo use such ports
     ports = (run_plan.spec.network.master_port, arbitrary_port)
     token = secrets.token_hex(16)
@@ -51,12 +54,12 @@ def _build_service(name: str, ports: tuple[int, ...]) -> RawBody:
 
 
 def _build_pod(run_plan: RunPlan, *, check: str, host: str, arguments: tuple[str, ...]) -> RawBody:
-    """Return a pod of the job with the probe instead of the trainer, without devices, volumes and variables."""
+    """Return a pod of the job with the probe instead of the trainer, without gates, devices, volumes and variables."""
     pod = build_pod(run_plan, run_plan.nodes[0])
     (trainer,) = pod["spec"]["containers"]
     kept = {key: trainer[key] for key in ("name", "image", "imagePullPolicy", "securityContext") if key in trainer}
     command = ["python3", "-c", inspect.getsource(pod_probe), *arguments]
-    (spread,) = pod["spec"]["topologySpreadConstraints"]
+    job_pod = {key: value for key, value in pod["spec"].items() if key not in ("schedulingGates", "resourceClaims")}
     labels = {**_drop_managed_keys(pod["metadata"]["labels"]), CHECK_LABEL: check, **COMPONENT}
     annotations = _drop_managed_keys(pod["metadata"].get("annotations") or {})
     return {
@@ -64,12 +67,12 @@ def _build_pod(run_plan: RunPlan, *, check: str, host: str, arguments: tuple[str
         "kind": "Pod",
         "metadata": {"name": host, "labels": labels, "annotations": annotations},
         "spec": {
-            **pod["spec"],
+            **job_pod,
             "hostname": host,
             "subdomain": check,
             "activeDeadlineSeconds": LIFETIME_SECONDS,
             "terminationGracePeriodSeconds": 0,
-            "topologySpreadConstraints": [{**spread, "labelSelector": {"matchLabels": {CHECK_LABEL: check}}}],
+            "topologySpreadConstraints": [{**SPREAD, "labelSelector": {"matchLabels": {CHECK_LABEL: check}}}],
             "containers": [{**kept, "command": command, "resources": RESOURCES}],
             "volumes": [],
         },

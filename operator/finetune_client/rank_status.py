@@ -57,7 +57,7 @@ async def read_ranks(connection: ClusterConnection, job: Job, nodes: Iterable[in
 
 async def _read_node(connection: ClusterConnection, job: Job, node_rank: int) -> NodeRanks:
     pod = names.pod_name(job.name, job.status.attempt or 0, node_rank)
-    path = f"/api/v1/namespaces/{job.namespace}/pods/{pod}:{names.STATUS_PORT}/proxy/status"
+    path = f"/api/v1/namespaces/{job.namespace}/pods/{pod}:{_get_status_port(job)}/proxy/status"
     lines = connection.stream_lines(path, what=f"pod {job.namespace}/{pod}", params={})
     try:
         async with asyncio.timeout(TIMEOUT_SECONDS):
@@ -72,6 +72,13 @@ async def _read_node(connection: ClusterConnection, job: Job, node_rank: int) ->
     if (report.uid, report.attempt) != (job.metadata.uid, job.status.attempt):
         return NodeRanks(node_rank, problem=f"pod {pod}: its answer is that of another job or attempt")
     return NodeRanks(node_rank, report.ranks)
+
+
+def _get_status_port(job: Job) -> int:
+    try:
+        return job.spec.status_port
+    except ClientError:  # a newer release may have accepted a spec that this one cannot parse
+        return names.STATUS_PORT
 
 
 def _parse_json(line: bytes) -> Any:

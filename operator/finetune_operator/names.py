@@ -16,8 +16,15 @@ JOB_UID = f"{GROUP}/job-uid"
 ATTEMPT = f"{GROUP}/attempt"
 NODE_RANK = f"{GROUP}/node-rank"
 
+KUEUE_PREFIX = "kueue.x-k8s.io/"
+WORKLOAD_KIND = "Workload"  # what Kueue admits
+PENDING_WORKLOADS = "PendingWorkloads"  # subresource of a LocalQueue with the positions of its Workloads
+POD_GROUP_KIND = "PodGroup"  # of several projects; the operator creates them
+KUEUE_MANAGED = KUEUE_FINALIZER = f"{KUEUE_PREFIX}managed"  # a label, and a finalizer of the same name
+
 CONTAINER = "trainer"
 STATUS_PORT = contract.DEFAULT_STATUS_PORT
+STATUS_PORT_NAME = "status"  # network policies and monitors select the port by this name
 USER_ID = 1000
 USER = "finetune"
 
@@ -31,6 +38,7 @@ SHM_DIR = "/dev/shm"  # noqa: S108  torch data loaders share tensors there
 TMP_DIR = "/tmp"  # noqa: S108  an emptyDir of the pod
 TERMINATION_LOG = contract.DEFAULT_TERMINATION_LOG
 
+MAX_LABEL_VALUE = 63  # characters, by the rules of Kubernetes
 _ATTEMPT_AND_RANK = re.compile(r"([0-9]{1,9})-([0-9]{1,3})")
 
 ENV_NAMESPACE = contract.NAMESPACE
@@ -50,6 +58,7 @@ ENV_GRACE_SECONDS = contract.GRACE_SECONDS
 ENV_HANG_SECONDS = contract.HANG_SECONDS
 ENV_CPUS = contract.CPUS
 ENV_GPUS = contract.GPUS
+ENV_OTHER_GPUS = contract.OTHER_GPUS
 ENV_HIDDEN = contract.HIDDEN_ENV
 
 CONFIG_MAP_REPLACED = contract.CONFIG_MAP_REPLACED
@@ -60,6 +69,14 @@ def service_name(job_name: str) -> str:
     return job_name
 
 
+def workload_name(job_name: str, job_uid: str) -> str:
+    """Return the name of the pod group of a job with a queue, and of the Workload that Kueue creates for the group.
+
+    All attempts have the same group: a new group would be queued behind the others (decisions/134).
+    """
+    return f"{job_name}-{job_uid[:8]}"
+
+
 def config_map_name(job_name: str, job_uid: str, attempt: int) -> str:
     """Return the name of the immutable ConfigMap of one attempt.
 
@@ -67,6 +84,16 @@ def config_map_name(job_name: str, job_uid: str, attempt: int) -> str:
     would mount the ConfigMap of a deleted job of the same name in new pods (decisions/118).
     """
     return f"{job_name}-{attempt}-{job_uid[:8]}"
+
+
+def pod_group_name(job_name: str, job_uid: str, attempt: int) -> str:
+    """Return the name of the PodGroup of one attempt, which contains the uid and the attempt for the same reasons.
+
+    It is also the value of a label, so that it has at most 63 characters. KAI requires a name that is unique in the
+    cluster.
+    """
+    suffix = f"-{attempt}-{job_uid[:8]}"
+    return f"{job_name[: MAX_LABEL_VALUE - len(suffix)]}{suffix}"
 
 
 def pod_name(job_name: str, attempt: int, node_rank: int) -> str:

@@ -260,9 +260,47 @@ BAD_JOBS: dict[str, BadJob] = {
         "ranks = 6",
     ),
     "device of an unknown kind without nprocPerNode": BadJob(
-        {"nprocPerNode": None, "resources": {"limits": {"google.com/tpu": 4}}},
+        {"nprocPerNode": None, "resources": {"limits": {"example.com/npu": 4}}},
         None,
-        "resources.limits: the number of ranks for google.com/tpu is unknown",
+        "resources.limits: the number of ranks for example.com/npu is unknown",
+    ),
+    "TPUs": BadJob(
+        {"resources": {"limits": {"google.com/tpu": 4}}},
+        None,
+        "resources.limits: google.com/tpu: TPUs are not supported",
+    ),
+    "device that the trainer cannot use": BadJob(
+        {"resources": {"limits": {"habana.ai/gaudi": 2}}},
+        None,
+        "resources.limits: habana.ai/gaudi: the operator's trainer runs on NVIDIA and AMD GPUs",
+    ),
+    "several MIG slices per node": BadJob(
+        {"nprocPerNode": None, "resources": {"limits": {"nvidia.com/mig-1g.10gb": 2}}},
+        None,
+        "resources.limits: nvidia.com/mig-1g.10gb is 2 for 2 ranks per node, but CUDA shows one MIG slice",
+    ),
+    "several ranks on a time-sliced GPU": BadJob(
+        {"nprocPerNode": 2, "resources": {"limits": {"nvidia.com/gpu.shared": 1}}},
+        None,
+        "resources.limits: nvidia.com/gpu.shared is 1 for 2 ranks per node, but several time slices",
+    ),
+    "resource claims without nprocPerNode": BadJob(
+        {
+            "nprocPerNode": None,
+            "podTemplate": {"resourceClaims": [{"name": "gpus", "resourceClaimTemplateName": "four-gpus"}]},
+            "resources": {"claims": [{"name": "gpus"}], "limits": {"cpu": 32, "memory": "256Gi"}},
+        },
+        "podTemplate.resourceClaims: the number of ranks for the claimed devices is unknown",
+        "podTemplate.resourceClaims: the number of ranks for the claimed devices is unknown",
+    ),
+    "resource claims and a network resource without nprocPerNode": BadJob(
+        {
+            "nprocPerNode": None,
+            "podTemplate": {"resourceClaims": [{"name": "gpus", "resourceClaimTemplateName": "four-gpus"}]},
+            "resources": {"claims": [{"name": "gpus"}], "limits": {"rdma/hca": 1}},
+        },
+        None,
+        "podTemplate.resourceClaims: the number of ranks for the claimed devices is unknown",
     ),
     "numTrainEpochs and maxSteps": BadJob(
         {"training": {"numTrainEpochs": 1, "maxSteps": 10}}, "exclude each other", "exclude each other"
@@ -356,6 +394,37 @@ BAD_JOBS: dict[str, BadJob] = {
     "duplicate variable": BadJob(
         {"env": [{"name": "A", "value": "1"}, {"name": "A", "value": "2"}]}, "uplicate", "A is given twice"
     ),
+    "Kueue without a queue": BadJob(
+        {"scheduling": {"provider": "Kueue"}}, "queueName is required", "queueName is required with provider Kueue"
+    ),
+    "PodGroup with a queue": BadJob(
+        {"scheduling": {"provider": "PodGroup", "queueName": "gpus"}},
+        "the provider has no queues",
+        "scheduling: queueName: provider PodGroup has no queues; remove it",
+    ),
+    "topology with Volcano": BadJob(
+        {"scheduling": {"provider": "Volcano", "schedulingConstraints": {"topology": [{"key": "example.com/rack"}]}}},
+        "the provider has no topology by label",
+        "schedulingConstraints.topology: provider Volcano has no topology by label; remove it",
+    ),
+    "preferred topology with PodGroup": BadJob(
+        {
+            "scheduling": {
+                "provider": "PodGroup",
+                "schedulingConstraints": {"topology": [{"key": "example.com/rack", "mode": "Preferred"}]},
+            }
+        },
+        "the provider supports only the mode Required",
+        "schedulingConstraints.topology[0].mode: provider PodGroup supports only Required",
+    ),
+    "label of the queue beside scheduling": BadJob(
+        {
+            "scheduling": {"queueName": "gpus"},
+            "podTemplate": {"labels": {"kueue.x-k8s.io/queue-name": "others"}},
+        },
+        "podTemplate.labels: the labels with the prefix kueue.x-k8s.io/ are set by scheduling; remove them",
+        "podTemplate.labels: kueue.x-k8s.io/queue-name is set by scheduling; remove it",
+    ),
     "two volumes with one mountPath": BadJob(
         {"volumes": [build_volume("a"), build_volume("b")]}, "mountPath is used twice", "mountPath /more is used twice"
     ),
@@ -398,5 +467,91 @@ BAD_JOBS: dict[str, BadJob] = {
     ),
     "label with a prefix that ends with the reserved one": BadJob(
         {"podTemplate": {"labels": {"my.finetune.dev/team": "a"}}}, None, "my.finetune.dev/team is reserved"
+    ),
+    "gate of Kueue beside scheduling": BadJob(
+        {
+            "scheduling": {"queueName": "gpus"},
+            "podTemplate": {"schedulingGates": [{"name": "kueue.x-k8s.io/admission"}]},
+        },
+        "podTemplate.schedulingGates: gates with the prefix kueue.x-k8s.io/ are set by Kueue because of scheduling;"
+        " remove them",
+        "podTemplate.schedulingGates: kueue.x-k8s.io/admission is set by Kueue",
+    ),
+    "scheduling gate without a qualified name": BadJob(
+        {"podTemplate": {"schedulingGates": [{"name": "acme/"}]}}, "should match", "match pattern"
+    ),
+    "two scheduling gates with one name": BadJob(
+        {"podTemplate": {"schedulingGates": [{"name": "a"}, {"name": "a"}]}}, "uplicate", "a is given twice"
+    ),
+    "hostNetwork without room for the status port": BadJob(
+        {"podTemplate": {"hostNetwork": True}, "network": {"masterPort": 65535, "interface": "eth0"}},
+        "network.masterPort: with podTemplate.hostNetwork, the status port is the one after it",
+        "network.masterPort: with podTemplate.hostNetwork, the status port is the one after it",
+    ),
+    "hostNetwork on several nodes without an interface": BadJob(
+        {"podTemplate": {"hostNetwork": True}},
+        "podTemplate.hostNetwork: set network.interface",
+        "podTemplate.hostNetwork: set network.interface",
+    ),
+    "resource claim without a source": BadJob(
+        {"podTemplate": {"resourceClaims": [{"name": "gpus"}]}},
+        "exactly one of resourceClaimName, resourceClaimTemplateName",
+        "exactly one of resourceClaimName, resourceClaimTemplateName",
+    ),
+    "resource claim with two sources": BadJob(
+        {
+            "podTemplate": {
+                "resourceClaims": [{"name": "g", "resourceClaimName": "a", "resourceClaimTemplateName": "b"}]
+            }
+        },
+        "exactly one of resourceClaimName, resourceClaimTemplateName",
+        "exactly one of resourceClaimName, resourceClaimTemplateName",
+    ),
+    "claim of the container that the pod does not have": BadJob(
+        {
+            "podTemplate": {"resourceClaims": [{"name": "gpus", "resourceClaimTemplateName": "two-gpus"}]},
+            "resources": {"claims": [{"name": "gpu"}]},
+        },
+        "resources.claims: gpu is not in podTemplate.resourceClaims",
+        "resources.claims: gpu is not in podTemplate.resourceClaims",
+    ),
+    "two claims of the container with one name": BadJob(
+        {
+            "podTemplate": {"resourceClaims": [{"name": "gpus", "resourceClaimTemplateName": "two-gpus"}]},
+            "resources": {"claims": [{"name": "gpus", "request": "a"}, {"name": "gpus", "request": "b"}]},
+        },
+        "uplicate",
+        "gpus is given twice",
+    ),
+    "minDomains of a preferred spread": BadJob(
+        {
+            "podTemplate": {
+                "topologySpreadConstraints": [
+                    {"maxSkew": 1, "topologyKey": "rack", "whenUnsatisfiable": "ScheduleAnyway", "minDomains": 2}
+                ]
+            }
+        },
+        "minDomains works only with whenUnsatisfiable DoNotSchedule",
+        "minDomains works only with whenUnsatisfiable DoNotSchedule",
+    ),
+    "spread constraint without a maximum": BadJob(
+        {
+            "podTemplate": {
+                "topologySpreadConstraints": [{"topologyKey": "rack", "whenUnsatisfiable": "ScheduleAnyway"}]
+            }
+        },
+        "maxSkew",
+        "topologySpreadConstraints[0].maxSkew: is required",
+    ),
+    "two equal spread constraints": BadJob(
+        {
+            "podTemplate": {
+                "topologySpreadConstraints": [
+                    {"maxSkew": skew, "topologyKey": "rack", "whenUnsatisfiable": "DoNotSchedule"} for skew in (1, 2)
+                ]
+            }
+        },
+        "uplicate",
+        "rack, DoNotSchedule is given twice",
     ),
 }

@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 
 FOLDER = Path(__file__).parents[2] / "tests" / "golden"
-HEADER = "# Written by `UPDATE_GOLDENS=1 pytest tests/unit/finetune_operator/plan/test_manifests.py`; do not edit.\n"
+HEADER = "# Written by `UPDATE_GOLDENS=1 pytest tests/unit/finetune_operator/plan`; do not edit.\n"
 
 
 def assert_golden(name: str, objects: Iterable[dict[str, Any]]) -> None:

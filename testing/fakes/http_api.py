@@ -25,6 +25,7 @@ KINDS = {
     "finetunejobs": "FineTuneJob",
     "leases": "Lease",
     "deployments": "Deployment",
+    "workloads": "Workload",
 }
 
 

@@ -17,6 +17,8 @@ class RecordingCluster:
     unlisted_pods: dict[str, RawBody] = field(default_factory=dict)  # pods that only `get` returns, by name
     jobs: dict[str, RawBody] = field(default_factory=dict)  # by name
     access_modes: dict[str, list[str]] = field(default_factory=dict)
+    api_versions: tuple[str, ...] = ()
+    dropped_fields: frozenset[str] = frozenset()  # fields of a pod spec that the API server does not know
     errors: dict[str, Exception] = field(default_factory=dict)
     requests: list[str] = field(default_factory=list)
     statuses: list[RawBody] = field(default_factory=list)
@@ -40,6 +42,15 @@ class RecordingCluster:
 
     async def create(self, manifest: RawBody) -> None:
         self._record(f"create {manifest['kind']} {manifest['metadata']['name']}")
+
+    async def dry_run_create(self, manifest: RawBody) -> RawBody:
+        self._record(f"dry run of {manifest['kind']} {manifest['metadata']['name']}")
+        kept = {key: value for key, value in manifest["spec"].items() if key not in self.dropped_fields}
+        return {**manifest, "spec": kept}
+
+    async def list_api_versions(self) -> tuple[str, ...]:
+        self._record("list API versions")
+        return self.api_versions
 
     async def delete(self, target: ObjectRef, *, grace_seconds: int | None = None) -> None:
         grace = "" if grace_seconds is None else f" within {grace_seconds} s"

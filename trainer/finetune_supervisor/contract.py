@@ -26,6 +26,7 @@ GRACE_SECONDS = "FINETUNE_GRACE_SECONDS"
 HANG_SECONDS = "FINETUNE_HANG_SECONDS"
 CPUS = "FINETUNE_CPUS"  # CPUs of the container: its limit, or its request; absent if it has neither
 GPUS = "FINETUNE_GPUS"  # NVIDIA GPUs of the container, absent if it has none
+OTHER_GPUS = "FINETUNE_OTHER_GPUS"  # resource of the GPUs of another vendor in the limits, such as amd.com/gpu
 HIDDEN_ENV = "FINETUNE_HIDDEN_ENV"  # comma-separated names of variables set from Secrets
 
 DEFAULTS_FILE = "defaults.json"  # next to the spec; contains the defaults of spec fields when the job began

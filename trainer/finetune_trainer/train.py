@@ -107,7 +107,7 @@ def run(spec: TrainerSpec, context: RankContext, heartbeat: HeartbeatWriter) -> 
 
     # Load config, tokenizer and data, which needs no process group.
     heartbeat.enter_phase(contract.LOAD)
-    device = choose_device(context.ranks, planned_gpus=context.planned_gpus)
+    device = choose_device(context.ranks, planned_gpus=context.planned_gpus, other_gpus=context.other_gpus)
     foreign_bytes = measure_foreign_memory(device)
     downloads = build_download_settings(spec, context, heartbeat)
     model = pin_revision(spec.model, downloads)

@@ -22,6 +22,7 @@ MUTABLE_WHILE_SUSPENDED = (
     "imagePullPolicy",
     "imagePullSecrets",
     "podTemplate",
+    "scheduling",
     "network",
 )
 

@@ -23,6 +23,7 @@ COLUMNS = (  # printer columns of `kubectl get ftj`
 RUNNING_CONDITION = '.status.conditions[?(@.type=="Running")]'
 WIDE_COLUMNS = (  # additional columns of `kubectl get ftj -o wide`
     ("Reason", "string", f"{RUNNING_CONDITION}.reason"),
+    ("Queue", "string", ".status.display.queue"),
     ("Message", "string", f"{RUNNING_CONDITION}.message"),
 )
 

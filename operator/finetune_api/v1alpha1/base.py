@@ -4,13 +4,14 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Generic, Literal, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, StringConstraints, model_validator
+from pydantic import BaseModel, ConfigDict, StringConstraints, ValidationInfo, model_validator
 
 from finetune_supervisor.contract import to_camel
 
 HubName = Literal["huggingface", "modelscope"]
 NonEmpty = Annotated[str, StringConstraints(min_length=1, max_length=1024)]
 M = TypeVar("M")
+OLDER_JOB = {"is_older_job": True}  # validation context of a job that began in an earlier release
 
 
 # Configuration of the dataclasses for supervisor messages, which ignore unknown fields like StatusModel.
@@ -71,6 +72,7 @@ class CrossFieldRule(Generic[M]):
     check: Callable[[M], str | None] | None
     cel_rules: tuple[CelRule, ...] = ()
     cel_limitations: str = ""
+    applies_to_older_jobs: bool = True  # whether it also applies to jobs that began before the rule existed
 
     @classmethod
     def from_cel_rule(
@@ -91,8 +93,10 @@ class ModelWithRules(Model):
     rules: ClassVar[tuple[CrossFieldRule[Any], ...]]
 
     @model_validator(mode="after")
-    def _check_rules(self) -> Self:
+    def _check_rules(self, info: ValidationInfo) -> Self:
         for rule in self.rules:
+            if info.context == OLDER_JOB and not rule.applies_to_older_jobs:
+                continue
             if rule.check is not None and (problem := rule.check(self)):
                 raise ValueError(problem)
         return self
@@ -104,6 +108,6 @@ def build_validation_schema(rules: Iterable[CelRule]) -> dict[str, Any]:
     return {"x-kubernetes-validations": schemas} if schemas else {}
 
 
-def build_list_map_schema(key: str) -> dict[str, Any]:
-    """Return the JSON schema keys that make server-side apply merge list items by the unique `key`."""
-    return {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": [key]}
+def build_list_map_schema(*keys: str) -> dict[str, Any]:
+    """Return the JSON schema keys that make server-side apply merge list items by the unique `keys`."""
+    return {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": list(keys)}

@@ -5,6 +5,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import AwareDatetime, Field, StringConstraints, field_validator
 
 from finetune_api.v1alpha1.base import (
+    OLDER_JOB,
     CelRule,
     CrossFieldRule,
     Model,
@@ -16,7 +17,7 @@ from finetune_api.v1alpha1.base import (
 )
 from finetune_api.v1alpha1.command import Command
 from finetune_api.v1alpha1.dataset import Dataset
-from finetune_api.v1alpha1.devices import count_devices, keep_rank_count
+from finetune_api.v1alpha1.devices import began_with_older_table, count_devices, keep_rank_count
 from finetune_api.v1alpha1.lora import Lora
 from finetune_api.v1alpha1.methods import Dpo, Sft
 from finetune_api.v1alpha1.model_source import ModelSource
@@ -32,9 +33,11 @@ from finetune_api.v1alpha1.pod_types import (
 )
 from finetune_api.v1alpha1.quantity import parse_quantity
 from finetune_api.v1alpha1.recorded_defaults import apply_defaults
+from finetune_api.v1alpha1.scheduling import Scheduling
 from finetune_api.v1alpha1.spec_rules import SPEC_RULES
 from finetune_api.v1alpha1.status import JobStatus
 from finetune_api.v1alpha1.training import Training
+from finetune_supervisor.contract import DEFAULT_STATUS_PORT
 
 GROUP = "finetune.dev"
 VERSION = "v1alpha1"
@@ -144,7 +147,7 @@ class FineTuneJobSpec(ModelWithRules):
         ge=1,
         le=64,
         description="Ranks (processes) per node (default: one per GPU or other known device in resources.limits, or 1);"
-        " required with a device of an unknown kind.",
+        " required with a device of an unknown kind, and if devices come from podTemplate.resourceClaims only.",
     )
     resources: ResourceRequirements = Field(
         default=ResourceRequirements(), description="Compute resources of the trainer container of each node."
@@ -219,6 +222,9 @@ class FineTuneJobSpec(ModelWithRules):
     pod_template: PodTemplate = Field(
         default=PodTemplate(), description="Settings for the pods that the operator creates."
     )
+    scheduling: Scheduling | None = Field(
+        default=None, description="Queue and placement of the pods as a group; absent: the pods are scheduled at once."
+    )
 
     rules: ClassVar[tuple[CrossFieldRule[Any], ...]] = SPEC_RULES
 
@@ -246,6 +252,14 @@ class FineTuneJobSpec(ModelWithRules):
     def gpus_per_node(self) -> int:
         """GPUs and other known compute devices in the limits of a node; 0 for a job that uses none."""
         return count_devices(self.resources.limits)
+
+    @property
+    def status_port(self) -> int:
+        """Port of the status server of each node.
+
+        On the network of the Kubernetes node it is the one after masterPort, so that one field separates two jobs.
+        """
+        return self.network.master_port + 1 if self.pod_template.host_network else DEFAULT_STATUS_PORT
 
     @property
     def shm_bytes(self) -> int | None:
@@ -311,11 +325,13 @@ class FineTuneJob(StatusModel):
     def parse(cls, body: dict[str, Any]) -> Self:
         """Parse a job that the API server has accepted, ignoring fields of a newer CRD.
 
-        Unset fields get the defaults of the release that started the job, and the job keeps its ranks per node.
+        Unset fields get the defaults of the release that started the job, and the job keeps its ranks per node. Rules
+        about devices that its release did not have are not checked.
 
         Raises: pydantic.ValidationError if a known field is invalid.
         """
-        job = cls.model_validate(keep_rank_count(body), extra="ignore")
+        context = OLDER_JOB if began_with_older_table(body) else None
+        job = cls.model_validate(keep_rank_count(body), extra="ignore", context=context)
         if job.status.snapshot is None:
             return job
         return job.model_copy(update={"spec": apply_defaults(job.spec, job.status.snapshot.defaults)})

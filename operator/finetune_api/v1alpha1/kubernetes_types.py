@@ -162,6 +162,7 @@ EmptyDirSource = Annotated[dict[str, Any], Field(json_schema_extra=SCHEMAS["Empt
 NfsSource = Annotated[dict[str, Any], Field(json_schema_extra=SCHEMAS["NFSVolumeSource"])]
 HostPathSource = Annotated[dict[str, Any], Field(json_schema_extra=SCHEMAS["HostPathVolumeSource"])]
 ImageSource = Annotated[dict[str, Any], Field(json_schema_extra=SCHEMAS["ImageVolumeSource"])]
+LabelSelector = Annotated[dict[str, Any], Field(json_schema_extra=_LABEL_SELECTOR)]
 Affinity = Annotated[dict[str, Any], Field(json_schema_extra=SCHEMAS["Affinity"])]
 PodSecurityContext = Annotated[dict[str, Any], Field(json_schema_extra=SCHEMAS["PodSecurityContext"])]
 SecurityContext = Annotated[dict[str, Any], Field(json_schema_extra=SCHEMAS["SecurityContext"])]

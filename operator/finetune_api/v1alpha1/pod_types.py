@@ -5,7 +5,14 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, Field, StringConstraints
 
-from finetune_api.v1alpha1.base import CelRule, CrossFieldRule, Model, ModelWithRules, build_validation_schema
+from finetune_api.v1alpha1.base import (
+    CelRule,
+    CrossFieldRule,
+    Model,
+    ModelWithRules,
+    build_list_map_schema,
+    build_validation_schema,
+)
 from finetune_api.v1alpha1.kubernetes_types import (
     Affinity,
     ConfigMapSource,
@@ -17,6 +24,14 @@ from finetune_api.v1alpha1.kubernetes_types import (
     PodSecurityContext,
     SecretSource,
     SecurityContext,
+)
+from finetune_api.v1alpha1.name_types import DnsLabel, ObjectName
+from finetune_api.v1alpha1.placement_types import (
+    ContainerResourceClaim,
+    PodResourceClaim,
+    SchedulingGate,
+    TopologySpreadConstraint,
+    find_duplicate,
 )
 from finetune_supervisor.contract import to_camel
 
@@ -49,8 +64,6 @@ def _reject_non_quantity(value: str | int) -> str | int:
     return value
 
 
-DnsLabel = Annotated[str, StringConstraints(pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", max_length=63)]
-ObjectName = Annotated[str, StringConstraints(min_length=1, max_length=253)]
 EnvName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=256)]
 AbsolutePath = Annotated[str, StringConstraints(pattern=r"^/[^:]*$", max_length=1024)]
 RelativePath = Annotated[
@@ -95,6 +108,13 @@ class ResourceRequirements(Model):
     )
     requests: dict[str, Quantity] = Field(
         default={}, max_length=12, description="Resources that the scheduler reserves."
+    )
+    claims: tuple[ContainerResourceClaim, ...] = Field(
+        default=(),
+        max_length=8,
+        description="Claims in podTemplate.resourceClaims whose devices the container uses; nprocPerNode is then"
+        " required, unless limits contain a known device.",
+        json_schema_extra=build_list_map_schema("name"),
     )
 
     def with_memory_limit(self, limit: str) -> Self:
@@ -196,6 +216,18 @@ def _find_reserved_key(template: "PodTemplate") -> str | None:
     return None
 
 
+def _find_repeated_item(template: "PodTemplate") -> str | None:
+    spreads = (f"{spread.topology_key}, {spread.when_unsatisfiable}" for spread in template.topology_spread_constraints)
+    for field, keys in (
+        ("schedulingGates", (gate.name for gate in template.scheduling_gates)),
+        ("resourceClaims", (claim.name for claim in template.resource_claims)),
+        ("topologySpreadConstraints", spreads),
+    ):
+        if duplicate := find_duplicate(keys):
+            return f"podTemplate.{field}: {duplicate} is given twice; remove one of them"
+    return None
+
+
 class PodTemplate(ModelWithRules):
     """Settings for the pods that the operator creates: placement, identity, labels and security."""
 
@@ -217,11 +249,39 @@ class PodTemplate(ModelWithRules):
         default=None,
         description="Replaces the container's securityContext (default: no capabilities), e.g. for IPC_LOCK.",
     )
+    scheduling_gates: tuple[SchedulingGate, ...] = Field(
+        default=(),
+        max_length=16,
+        description="Gates of other controllers; the pods are scheduled once all are removed.",
+        json_schema_extra=build_list_map_schema("name"),
+    )
+    host_network: bool = Field(
+        default=False,
+        description="Use the network of the Kubernetes node, e.g. for RoCE. The ranks then listen on network.masterPort"
+        " and the port after it, on every address of the node; the baseline pod security level rejects such pods.",
+    )
+    resource_claims: tuple[PodResourceClaim, ...] = Field(
+        default=(),
+        max_length=8,
+        description="ResourceClaims of each pod; resources.claims makes their devices available to the trainer.",
+        json_schema_extra=build_list_map_schema("name"),
+    )
+    topology_spread_constraints: tuple[TopologySpreadConstraint, ...] = Field(
+        default=(),
+        max_length=8,
+        description="Replaces the operator's constraint, which prefers different Kubernetes nodes for the pods.",
+        json_schema_extra=build_list_map_schema("topologyKey", "whenUnsatisfiable"),
+    )
 
     rules: ClassVar[tuple[CrossFieldRule["PodTemplate"], ...]] = (
         CrossFieldRule(
             "labels and annotations are not reserved",
             _find_reserved_key,
             cel_limitations="all, because SPEC_RULES has the CEL rules, which contain the field in their message",
+        ),
+        CrossFieldRule(
+            "gates, claims and spread constraints are distinct",
+            _find_repeated_item,
+            cel_limitations="all, because the keys of the lists are distinct, which the API server compares",
         ),
     )

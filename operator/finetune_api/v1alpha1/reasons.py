@@ -62,6 +62,22 @@ class Reason(StrEnum):
         None,
         "A kubelet cannot create a container and retries; after three minutes the attempt fails.",
     )
+    WAITING_IN_QUEUE = (
+        "WaitingInQueue",
+        None,
+        "Kueue has not admitted the job yet. The message is Kueue's; this uses no restart.",
+    )
+    NO_GROUP_SCHEDULER = (
+        "NoGroupScheduler",
+        None,
+        "Nothing in the cluster can schedule the pods as a group, as `spec.scheduling` requires. Retried.",
+    )
+    QUEUE_IGNORED = (
+        "QueueIgnored",
+        Fault.USER,
+        "`spec.scheduling` is set, but Kueue does not manage the pods of the namespace.",
+        "let Kueue manage pods in this namespace, or remove spec.scheduling",
+    )
     CREATE_REFUSED = "CreateRefused", None, "A quota, a policy or an unreachable webhook rejects an object. Retried."
     PREDECESSOR_TERMINATING = (
         "PredecessorTerminating",

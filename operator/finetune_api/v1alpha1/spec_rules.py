@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 from finetune_api.batch import BatchError, resolve_batch
 from finetune_api.v1alpha1.base import CelRule, CrossFieldRule
-from finetune_api.v1alpha1.devices import find_uncountable_resource
+from finetune_api.v1alpha1.device_rules import DEVICE_RULES
 from finetune_api.v1alpha1.methods import METHODS
+from finetune_api.v1alpha1.placement_rules import KUEUE_PREFIX, PLACEMENT_RULES
 from finetune_api.v1alpha1.pod_types import (
     RESERVED_ENV,
     RESERVED_ENV_PREFIXES,
@@ -108,19 +109,6 @@ def _shards_quantized_weights(spec: "FineTuneJobSpec") -> bool:
 
 
 _SHARDS_WEIGHTS = "has(self.fsdp) || (has(self.deepspeed) && self.deepspeed.?preset.orValue('').startsWith('zero3'))"
-
-
-# Rule: the number of ranks per node is known.
-
-
-def _check_devices(spec: "FineTuneJobSpec") -> str | None:
-    resource = find_uncountable_resource(spec.resources.limits)
-    if spec.nproc_per_node is not None or resource is None:
-        return None
-    return (
-        f"resources.limits: the number of ranks for {resource} is unknown, because the operator's table of devices does"
-        " not contain it; set nprocPerNode, for example to 1 if it is not a compute device"
-    )
 
 
 # Rule: the batch sizes are consistent.
@@ -244,6 +232,24 @@ def _build_reserved_key_rule(field_name: str) -> CelRule:
     )
 
 
+# Rule: the operator sets Kueue's labels of a job with a queue.
+
+
+def _find_queue_label(spec: "FineTuneJobSpec") -> str | None:
+    if spec.scheduling is None:
+        return None
+    labels = [key for key in spec.pod_template.labels if key.startswith(KUEUE_PREFIX)]
+    return f"podTemplate.labels: {labels[0]} is set by scheduling; remove it" if labels else None
+
+
+_QUEUE_LABEL_RULE = CelRule(
+    "!has(self.scheduling) || !has(self.podTemplate) || !has(self.podTemplate.labels)"
+    f" || !self.podTemplate.labels.exists(k, k.startsWith('{KUEUE_PREFIX}'))",
+    f"podTemplate.labels: the labels with the prefix {KUEUE_PREFIX} are set by scheduling; remove them",
+    field_path=".podTemplate",
+)
+
+
 # Rule: parts of a vision-language model that have a separate learning rate are not frozen.
 
 
@@ -336,12 +342,7 @@ SPEC_RULES: "tuple[CrossFieldRule[FineTuneJobSpec], ...]" = (
             field_path=".training",
         ),
     ),
-    CrossFieldRule(
-        "ranks per node are known",
-        _check_devices,
-        cel_limitations="all: a job that began in an earlier release must remain editable, and matching resource names"
-        " exceeds the cost limit of a CEL rule",
-    ),
+    *DEVICE_RULES,
     CrossFieldRule(
         "batch is consistent",
         _check_batch_sizes,
@@ -373,6 +374,8 @@ SPEC_RULES: "tuple[CrossFieldRule[FineTuneJobSpec], ...]" = (
         (_build_reserved_key_rule("labels"), _build_reserved_key_rule("annotations")),
         cel_limitations="prefixes that only end with the reserved one, which no key of the operator has",
     ),
+    CrossFieldRule("labels of the queue are set by scheduling", _find_queue_label, (_QUEUE_LABEL_RULE,)),
+    *PLACEMENT_RULES,
     CrossFieldRule.from_cel_rule(
         "evaluation has rows",
         lambda spec: (

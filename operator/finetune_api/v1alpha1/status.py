@@ -10,6 +10,7 @@ from pydantic.dataclasses import dataclass
 from finetune_api.untrusted_json import drop_invalid_time
 from finetune_api.v1alpha1.base import MESSAGE_CONFIG, StatusModel, build_list_map_schema
 from finetune_api.v1alpha1.repair import Repair
+from finetune_api.v1alpha1.scheduling import SchedulingProvider, SchedulingStatus
 from finetune_supervisor.messages import Degradation, TrainingProgress
 
 MAX_SUSPENDED_SECONDS = 10**11
@@ -318,6 +319,7 @@ class Display(StatusModel):
     loss: str = Field(default="", description="Training loss.")
     tokens_per_second: str = Field(default="", description="Tokens per second.")
     eta: str = Field(default="", description="Estimated remaining time.")
+    queue: str = Field(default="", description="Queue, and the position in it while the job waits.")
 
 
 class JobStatus(StatusModel):
@@ -335,6 +337,12 @@ class JobStatus(StatusModel):
     def _limit_seconds(cls, value: int) -> int:
         """Limit the duration, because a deadline beyond the range of datetime cannot be computed."""
         return min(value, MAX_SUSPENDED_SECONDS)
+
+    @field_validator("scheduling", mode="after")
+    @classmethod
+    def _ignore_unknown_provider(cls, value: SchedulingStatus | None) -> SchedulingStatus | None:
+        """Ignore a provider of a newer release, so that this one chooses again."""
+        return value if value is not None and value.provider in list(SchedulingProvider) else None
 
     @field_validator("phase", mode="before")
     @classmethod
@@ -362,8 +370,9 @@ class JobStatus(StatusModel):
     completion_time: StatusTime | None = Field(default=None, description="When the job became Complete or Failed.")
     suspended_seconds: int = Field(default=0, description="Seconds spent suspended; deadlines exclude them.")
     suspend_time: StatusTime | None = Field(default=None, description="Time since which the job has been suspended.")
-    waiting: WaitStatus | None = Field(
-        default=None, description="Reason why the pods of the attempt are not running yet."
+    waiting: WaitStatus | None = Field(default=None, description="Why the pods of the attempt are not running yet.")
+    scheduling: SchedulingStatus | None = Field(
+        default=None, description="What schedules the pods of the attempt as a group; only with spec.scheduling."
     )
     snapshot: JobSnapshot | None = Field(
         default=None,

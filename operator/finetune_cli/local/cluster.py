@@ -92,6 +92,14 @@ class LocalCluster:
             case kind:
                 raise AssertionError(f"local mode does not support {kind}")
 
+    async def dry_run_create(self, manifest: RawBody) -> RawBody:
+        """Return the manifest, because nothing changes it."""
+        return manifest
+
+    async def list_api_versions(self) -> tuple[str, ...]:
+        """Return no version: the processes of a job are started together without a scheduler."""
+        return ()
+
     async def delete(self, target: ObjectRef, *, grace_seconds: int | None = None) -> None:
         """Stop the process of a pod. The file of a ConfigMap is kept for inspection."""
         pod = self._pods.get(target.name) if target.kind == "Pod" else None

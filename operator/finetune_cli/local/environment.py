@@ -24,6 +24,8 @@ POD_ONLY_VALUES = {
     ("USER", names.USER),
     *SHARED_HUB_CACHES.items(),
 }
+# The devices of this machine need not be those of the limits.
+DEVICE_VARIABLES = (names.ENV_GPUS, names.ENV_OTHER_GPUS)
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,9 @@ def build_environment(container: RawBody, placement: NodePlacement, inherited_en
     """Return the inherited environment, overridden by the container's variables with local paths and addresses."""
     inherited_values = {name: value for name, value in inherited_env.items() if not _is_reserved(name)}
     values = {variable["name"]: _resolve_value(variable, placement, inherited_env) for variable in container["env"]}
-    container_env = {name: value for name, value in values.items() if value is not None and name != names.ENV_GPUS}
+    container_env = {
+        name: value for name, value in values.items() if value is not None and name not in DEVICE_VARIABLES
+    }
     rendezvous = {"MASTER_ADDR": LOOPBACK, "MASTER_PORT": str(placement.master_port)}
     loopback = {f"{library}_SOCKET_IFNAME": LOOPBACK_INTERFACE for library in ("GLOO", "NCCL")}
     devices = {CUDA_VISIBLE_DEVICES: ",".join(placement.gpus)} if placement.gpus else {}

@@ -60,7 +60,7 @@ class Controller:
         self.queue: WorkQueue[JobKey] = WorkQueue(on_wait=metrics.queue_wait.observe)
         self.children = ChildCache(on_change=self.enqueue_debounced, current_attempt=self.jobs.current_attempt)
         self.progress_poller = ProgressPoller(self.jobs, self.children, on_progress=self.enqueue)
-        self.orphan_sweeper = OrphanSweeper(dependencies.cluster, self.jobs, self.children)
+        self.orphan_sweeper = OrphanSweeper(dependencies.cluster, self.jobs, self.children, now=dependencies.now)
         self._pod_informers = {
             namespace: Informer(
                 api,

@@ -13,7 +13,9 @@ from finetune_operator.core.actions import (
     DeleteConfigMap,
     DeleteJob,
     DeletePod,
+    DeletePodGroup,
     DeleteService,
+    DeleteWorkload,
     EmitEvent,
 )
 from finetune_operator.kube.cluster import Cluster, ClusterError, CreateRejected, NameTaken, ObjectRef
@@ -21,6 +23,7 @@ from finetune_operator.observation.pods import RejectedCreate
 
 # The limits apply to each job, so that slow admission webhooks in one namespace delay other jobs little.
 MAX_CONCURRENT_POD_CREATES = 16
+_NEEDED_BY_PODS = frozenset({"ConfigMap", names.POD_GROUP_KIND})
 POD_CREATE_SECONDS = 20.0  # no create of a pass starts later; the next pass continues
 
 
@@ -33,12 +36,12 @@ async def execute_actions(
         ClusterError: A request failed for a reason other than a rejected create; all other requests have ended.
     """
     pod_creates = [action for action in actions if isinstance(action, Create) and _creates_pod(action)]
-    other_creates = [action for action in actions if isinstance(action, Create) and not _creates_pod(action)]
-    remaining_actions = [action for action in actions if not isinstance(action, Create)]
-    # first create the objects that the pods need
-    rejected_creates = await _execute_all_actions(cluster, job, other_creates, now)
-    # do not create pods that would mount a foreign ConfigMap (decisions/111)
-    if any(rejected.kind == "ConfigMap" for rejected in rejected_creates):
+    first_actions = [action for action in actions if _precedes_pods(action)]
+    remaining_actions = [action for action in actions if not isinstance(action, Create) and action not in first_actions]
+    # first create the objects that the pods need, and delete old PodGroups, which is not retried once the pods exist
+    rejected_creates = await _execute_all_actions(cluster, job, first_actions, now)
+    # do not create pods that would mount a foreign ConfigMap (decisions/111), or that are not scheduled as a group
+    if any(rejected.kind in _NEEDED_BY_PODS for rejected in rejected_creates):
         pod_creates = []
     # then create the pods; deletions and events do not delay them
     results = await asyncio.gather(
@@ -56,15 +59,15 @@ async def execute_actions(
 def select_executed_actions(
     actions: tuple[Action, ...], rejected_creates: Iterable[RejectedCreate]
 ) -> tuple[Action, ...]:
-    """Return the actions that were executed: no rejected create, and no pod if its ConfigMap was rejected."""
+    """Return the actions that were executed: no rejected create, and no pod if an object that it needs was rejected."""
     rejected = {(rejected.kind, rejected.name) for rejected in rejected_creates}
-    has_config_map = all(kind != "ConfigMap" for kind, _ in rejected)
+    can_create_pods = not any(kind in _NEEDED_BY_PODS for kind, _ in rejected)
 
     def was_executed(action: Action) -> bool:
         if not isinstance(action, Create):
             return True
         child = action.manifest["kind"], action.manifest["metadata"]["name"]
-        return child not in rejected and (has_config_map or not _creates_pod(action))
+        return child not in rejected and (can_create_pods or not _creates_pod(action))
 
     return tuple(filter(was_executed, actions))
 
@@ -94,6 +97,11 @@ async def _create_pods(cluster: Cluster, creates: list[Create]) -> tuple[Rejecte
 
 def _creates_pod(create: Create) -> bool:
     return bool(create.manifest["kind"] == "Pod")
+
+
+def _precedes_pods(action: Action) -> bool:
+    """Return whether no pod is created before the action has succeeded."""
+    return isinstance(action, DeletePodGroup) or (isinstance(action, Create) and not _creates_pod(action))
 
 
 async def _execute_all_actions(
@@ -138,6 +146,11 @@ async def _execute_action(cluster: Cluster, job: ObjectMeta, action: Action, now
             await cluster.delete(ObjectRef("Service", namespace, name, uid))
         case DeleteConfigMap(name):
             await cluster.delete(ObjectRef("ConfigMap", namespace, name, "", owner_uid=job.uid))
+        case DeleteWorkload(name):
+            await cluster.delete(ObjectRef(names.WORKLOAD_KIND, namespace, name, "", owner_uid=job.uid))
+        case DeletePodGroup(name, api_version):
+            kind = f"{api_version}/{names.POD_GROUP_KIND}"
+            await cluster.delete(ObjectRef(kind, namespace, name, "", owner_uid=job.uid))
         case DeleteJob(uid):
             await cluster.delete(ObjectRef(names.FINETUNEJOB_KIND, namespace, job.name, uid))
         case EmitEvent():

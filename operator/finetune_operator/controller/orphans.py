@@ -3,7 +3,8 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
+from datetime import datetime
 
 from finetune_operator import names
 from finetune_operator.controller.child_cache import ChildCache, JobKey
@@ -15,9 +16,11 @@ from finetune_operator.observation.ownership import (
     get_controller_uid,
     get_group_kind_name,
 )
+from finetune_operator.observation.pods import NodeObservation, observe_pods
 
 logger = logging.getLogger(__name__)
 
+RELEASE_INTERVAL_SECONDS = 2.0
 SWEEP_INTERVAL_SECONDS = 30.0
 ORPHAN_GRACE_SECONDS = 60.0  # usually, the garbage collector deletes the children of a deleted job within seconds
 MAX_CONFIG_MAPS = 100  # the operator may not list ConfigMaps, so it tries the names of the first attempts
@@ -32,19 +35,43 @@ class OrphanSweeper:
         jobs: JobCache,
         children: ChildCache,
         *,
+        now: Callable[[], datetime],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._cluster = cluster
         self._jobs = jobs
         self._children = children
+        self._now = now
         self._clock = clock
         self._first_seen: dict[JobKey, float] = {}
 
     async def run(self) -> None:
         """Sweep periodically, until cancelled. Only the leader should run it, because one sweep is enough."""
-        while True:
-            await asyncio.sleep(SWEEP_INTERVAL_SECONDS)
-            await self.sweep()
+        await asyncio.gather(
+            _repeat(self.sweep, SWEEP_INTERVAL_SECONDS), _repeat(self.release_quota, RELEASE_INTERVAL_SECONDS)
+        )
+
+    async def release_quota(self) -> None:
+        """Delete the Workload of each deleted job whose pods have ended, but are kept by Kueue; log errors.
+
+        Kueue removes its finalizer from deleted pods only if they are replaced or their Workload is deleted. Pods of
+        lost Kubernetes nodes are removed, because Kueue would reserve quota for them again.
+        """
+        for key in self._children.list_keys():
+            if key in self._jobs:
+                continue
+            pods = [pod for pod in self._children.pods(key) if get_controller_uid(pod) == key.uid]
+            nodes, now = observe_pods(pods, ()), self._now()
+            if not any(node.is_held_by_kueue for node in nodes) or not all(_has_stopped(node, now) for node in nodes):
+                continue
+            name = names.workload_name(find_controlling_owner(pods[0]).get("name", ""), key.uid)
+            lost = [ObjectRef("Pod", key.namespace, node.pod_name, node.uid) for node in nodes if not node.has_ended]
+            try:
+                for pod in lost:
+                    await self._cluster.delete(pod, grace_seconds=0)
+                await self._cluster.delete(ObjectRef(names.WORKLOAD_KIND, key.namespace, name, "", owner_uid=key.uid))
+            except ClusterError as error:
+                logger.warning("quota of a deleted job not released, will be retried: %s", error)
 
     async def sweep(self) -> None:
         """Delete the children of each job that has been unknown for the grace period; log errors."""
@@ -94,3 +121,14 @@ class OrphanSweeper:
         is_job = get_group_kind_name(owner)[:2] == (names.FINETUNEJOB[0], names.FINETUNEJOB_KIND)
         is_child = is_job and owner.get("uid") == key.uid
         return ObjectRef(kind, key.namespace, name, current["metadata"]["uid"]) if is_child else None
+
+
+async def _repeat(function: Callable[[], Awaitable[None]], interval_seconds: float) -> None:
+    while True:
+        await asyncio.sleep(interval_seconds)
+        await function()
+
+
+def _has_stopped(node: NodeObservation, now: datetime) -> bool:
+    """Return whether a pod was deleted, and no process of it can run."""
+    return node.is_terminating and (not node.is_scheduled or not node.may_run(now))

@@ -160,9 +160,11 @@ class ProgressPoller:
             attempt = self._jobs.current_attempt(key)
             if attempt is None:
                 continue
-            host = find_rank_zero_host(self._children.pods(key), job_uid=key.uid, attempt=attempt)
+            pods = self._children.pods(key)
+            host = find_rank_zero_host(pods, job_uid=key.uid, attempt=attempt)
             if host is not None:
-                targets.append(PollTarget(key, attempt, f"{host}:{self._port}"))
+                port = find_rank_zero_port(pods, job_uid=key.uid, attempt=attempt) or self._port
+                targets.append(PollTarget(key, attempt, f"{host}:{port}"))
         return targets
 
     def _update_reachability(self, target: PollTarget, *, has_response: bool) -> None:
@@ -224,18 +226,35 @@ def parse_status(content: bytes, *, job_uid: str, attempt: int, now: datetime) -
 
 
 def find_rank_zero_host(pods: tuple[RawBody, ...], *, job_uid: str, attempt: int) -> str | None:
-    """Return the IP address of node rank 0, with brackets if it is IPv6; None if its pod is not running.
+    """Return the IP address of node rank 0, with brackets if it is IPv6; None if its pod is not running."""
+    status = _find_rank_zero_pod(pods, job_uid=job_uid, attempt=attempt).get("status", {})
+    if status.get("phase") == "Running" and (address := status.get("podIP")):
+        return f"[{address}]" if ":" in address else str(address)
+    return None
+
+
+def find_rank_zero_port(pods: tuple[RawBody, ...], *, job_uid: str, attempt: int) -> int | None:
+    """Return the status port of node rank 0 on the network of its Kubernetes node; None on a network of its own."""
+    spec = _find_rank_zero_pod(pods, job_uid=job_uid, attempt=attempt).get("spec") or {}
+    if not spec.get("hostNetwork"):
+        return None
+    containers: list[RawBody] = spec.get("containers") or []
+    trainer = next((each for each in containers if each.get("name") == names.CONTAINER), RawBody())
+    ports = (each for each in trainer.get("ports") or () if each.get("name") == names.STATUS_PORT_NAME)
+    return next((each.get("containerPort") for each in ports), None)
+
+
+def _find_rank_zero_pod(pods: tuple[RawBody, ...], *, job_uid: str, attempt: int) -> RawBody:
+    """Return the pod of node rank 0, {} if there is none.
 
     Labels alone do not identify the pod: whoever may create pods can set them.
     """
     for pod in pods:
-        owner, status = find_controlling_owner(pod), pod.get("status", {})
+        owner = find_controlling_owner(pod)
         is_rank_zero = names.parse_pod_name(pod["metadata"]["name"], owner.get("name", "")) == (attempt, 0)
-        if not is_rank_zero or owner.get("uid") != job_uid:
-            continue
-        if status.get("phase") == "Running" and (address := status.get("podIP")):
-            return f"[{address}]" if ":" in address else str(address)
-    return None
+        if is_rank_zero and owner.get("uid") == job_uid:
+            return pod
+    return {}
 
 
 def _without_update_time(progress: Progress) -> Progress:

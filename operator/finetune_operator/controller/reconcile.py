@@ -22,6 +22,7 @@ from finetune_operator.controller.gather import (
 )
 from finetune_operator.controller.identity_cache import IdentityCache
 from finetune_operator.controller.job_cache import MAX_PARSED_JOBS
+from finetune_operator.controller.observe_group import observe_group
 from finetune_operator.core.actions import Action, DeletePod, EmitEvent
 from finetune_operator.core.decide import decide
 from finetune_operator.core.decision import Decision
@@ -75,7 +76,7 @@ async def reconcile(dependencies: PassDependencies, job: RawBody, cached: Cached
         return await reconcile_degraded(dependencies, job, cached, problem=problem)
     current_status, parsed = parsed.status, _with_known_creation(parsed, cached)
     # Observe and decide from the caches; repeat with uncached reads if a stale cache could mislead the decision.
-    observation = observe_cached(parsed, cached)
+    observation = await observe_group(cluster, parsed, observe_cached(parsed, cached), settings)
     decision = decide(parsed, observation, now(), settings)
     if decision.needs_confirmation:
         observation = await observe_uncached(cluster, parsed, observation, cached)

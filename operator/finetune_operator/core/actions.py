@@ -41,6 +41,21 @@ class DeleteConfigMap:
 
 
 @dataclass(frozen=True)
+class DeleteWorkload:
+    """Delete the Workload of Kueue, which then returns the quota and removes its finalizer from the pods."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class DeletePodGroup:
+    """Delete the PodGroup of an earlier attempt."""
+
+    name: str
+    api_version: str
+
+
+@dataclass(frozen=True)
 class DeleteJob:
     """Delete the job itself after its TTL; the garbage collector deletes its children."""
 
@@ -57,4 +72,4 @@ class EmitEvent:
     key: str
 
 
-Action = Create | DeletePod | DeleteService | DeleteConfigMap | DeleteJob | EmitEvent
+Action = Create | DeletePod | DeleteService | DeleteConfigMap | DeleteWorkload | DeletePodGroup | DeleteJob | EmitEvent

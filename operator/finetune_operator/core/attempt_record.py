@@ -89,7 +89,8 @@ def with_next_attempt(context: JobContext, status: JobStatus, record: AttemptRec
     record = record.model_copy(update=update)
     attempts = prune_attempts((*_prune_evidence(status.attempts), record), context.now)
     dropped = drop_attempts(status, attempts, context.now, is_command=job.spec.command is not None)
-    return status.model_copy(update={"attempt": record.attempt, "attempts": attempts, "dropped_gpu_seconds": dropped})
+    update = {"attempt": record.attempt, "attempts": attempts, "dropped_gpu_seconds": dropped, "scheduling": None}
+    return status.model_copy(update=update)
 
 
 def _prune_evidence(ended_attempts: tuple[AttemptRecord, ...]) -> tuple[AttemptRecord, ...]:

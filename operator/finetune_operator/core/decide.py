@@ -17,7 +17,15 @@ from finetune_operator.core.conditions import acknowledge_generation
 from finetune_operator.core.decision import Decision, build_decision, require_confirmation
 from finetune_operator.core.degradations import derive_degradations
 from finetune_operator.core.ensure_children import compute_config_map_check_delay, ensure_service_and_config_map
+from finetune_operator.core.group_scheduling import (
+    GROUP_INTERVAL,
+    check_group,
+    delete_earlier_pod_groups,
+    record_provider,
+    waits_for_provider,
+)
 from finetune_operator.core.job_context import ABORT_GRACE_SECONDS, JobContext
+from finetune_operator.core.queue_group import prepare_queue_group
 from finetune_operator.core.spec_hash import has_outdated_spec
 from finetune_operator.core.stop_attempt import (
     StopReason,
@@ -38,6 +46,7 @@ from finetune_operator.plan.run_plan import RunPlan, plan_run
 from finetune_operator.settings import Settings
 
 REQUEUE_INTERVAL = timedelta(seconds=5)
+QUOTA_RELEASE_DELAY = timedelta(seconds=30)
 MIN_CREATE_RETRY, MAX_CREATE_RETRY = timedelta(seconds=1), timedelta(seconds=15)
 
 
@@ -47,9 +56,9 @@ def decide(job: FineTuneJob, observation: Observation, now: datetime, settings: 
     The function is deterministic; deciding again after the actions were executed changes nothing.
     """
     context = JobContext(job, observation, now, settings)
-    # if the job is being deleted, leave its children to the garbage collector
+    # if the job is being deleted, leave its children to the garbage collector, which waits for Kueue's finalizer
     if job.metadata.deletion_timestamp is not None:
-        return Decision(job.status)
+        return Decision(job.status, context.release_quota())
     # if the job has finished, delete leftover pods, and the job after its TTL
     if job.status.completion_time is not None:
         return _clean_up_finished_job(context)
@@ -84,6 +93,8 @@ def _continue_attempt(context: JobContext) -> Decision:
         _check_stop_request,
         # a child can never be created
         _check_rejected_children,
+        # Kueue ignores the pods of a job with a queue, or cannot admit them
+        check_group,
         # all nodes have succeeded
         _check_success,
         # nodes failed only because others cannot start
@@ -156,7 +167,10 @@ def _check_failure(context: JobContext) -> Decision | None:
     ):
         return begin_stopping(context, StopReason.NODE_DELETED)
     num_known_nodes = len(context.nodes) + len(context.find_expected_pods())
-    is_pod_missing = context.record.created and num_known_nodes < context.job.num_attempt_nodes
+    # no node of a group succeeds before all pods have existed, even if the operator did not run then
+    is_group = context.status.scheduling is not None
+    were_created = context.record.created or (is_group and any(node.has_succeeded for node in context.nodes))
+    is_pod_missing = were_created and num_known_nodes < context.job.num_attempt_nodes
     # a deleted pod is never recreated under its name, so the attempt has to end
     if is_pod_missing or any(node.phase is PodPhase.GONE for node in unsuccessful_nodes):
         return require_confirmation(context, begin_stopping(context, StopReason.NODE_FAILED))
@@ -177,6 +191,12 @@ def _create_missing_children(context: JobContext) -> Decision | None:
     # also wait for the pods of a deleted job of the same name, which write the same output
     if any(node.may_run(context.now) for node in context.observation.predecessor_nodes):
         return build_decision(context, context.status, requeue_after=REQUEUE_INTERVAL)
+    # then choose what schedules the pods as a group
+    if waits_for_provider(context):
+        return record_provider(context)
+    # then leave the queue's group if Kueue would not accept the new pods in it
+    if (group_actions := prepare_queue_group(context, older_pods)) is not None:
+        return build_decision(context, context.status, actions=group_actions, requeue_after=REQUEUE_INTERVAL)
     # then wait until the restart delay has passed
     if (delay := _compute_remaining_delay(record, context.now)) > timedelta():
         return build_decision(context, context.status, requeue_after=delay)
@@ -197,7 +217,7 @@ def _create_missing_children(context: JobContext) -> Decision | None:
         metadata = context.job.metadata
         old_config_map = names.config_map_name(metadata.name, metadata.uid, record.attempt - 1)
         deletions = context.build_deletions(older_pods, ABORT_GRACE_SECONDS)
-        actions = (*actions, DeleteConfigMap(old_config_map), *deletions)
+        actions = (*actions, DeleteConfigMap(old_config_map), *delete_earlier_pod_groups(context), *deletions)
     status = with_record(context.status, record.model_copy(update={"config_hash": config_hash}))
     delays = (_compute_create_retry_delay(context), compute_config_map_check_delay(context))
     requeue_after = min((delay for delay in delays if delay is not None), default=None)
@@ -274,6 +294,7 @@ def _update_running_state(context: JobContext) -> Decision:
         compute_config_map_check_delay(context),
         None if is_running else _compute_create_retry_delay(context),
         compute_record_delay(context.nodes, context.now),
+        GROUP_INTERVAL if context.observation.waits_for_group else None,
     )
     requeue_after = min((delay for delay in delays if delay is not None), default=None)
     return build_decision(context, status, actions=actions, requeue_after=requeue_after)
@@ -315,6 +336,12 @@ def _clean_up_finished_job(context: JobContext) -> Decision:
     kept_by_sidecars, requeue_after = context.find_pods_kept_by_sidecars()
     actions = context.build_deletions([*context.running_pods(), *kept_by_sidecars], ABORT_GRACE_SECONDS)
     ttl, ended = context.ttl_seconds, context.status.completion_time
+    # Kueue itself releases a group whose pods have all succeeded, and keeps their objects and logs
+    is_complete = any(record.state is AttemptState.SUCCEEDED for record in context.status.attempts[-1:])
+    if not is_complete or ended is None or context.now - ended > QUOTA_RELEASE_DELAY:
+        actions += context.release_quota()
+    elif context.job.spec.scheduling is not None:
+        requeue_after = min(QUOTA_RELEASE_DELAY, requeue_after or QUOTA_RELEASE_DELAY)
     if ttl is None or ended is None:
         return Decision(status, actions, requeue_after=requeue_after)
     remaining = ended + timedelta(seconds=ttl) - context.now

@@ -4,13 +4,14 @@ The spec is read field by field from the raw object, because it may not be parsa
 are otherwise: another release, or a repaired spec, continues with them.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from datetime import datetime, timedelta
 
 from finetune_api.v1alpha1.job import GRACE_SECONDS, MAX_GRACE_SECONDS
 from finetune_api.v1alpha1.reasons import Reason
 from finetune_api.v1alpha1.status import AttemptState, JobStatus, Phase
-from finetune_operator.core.actions import Action, DeleteJob, DeletePod, EmitEvent
+from finetune_operator import names
+from finetune_operator.core.actions import Action, DeleteJob, DeletePod, DeleteWorkload, EmitEvent
 from finetune_operator.core.conditions import ConditionBuilder, keep_transition_times
 from finetune_operator.core.decision import Decision
 from finetune_operator.core.gpu_seconds import update_gpu_seconds
@@ -26,7 +27,7 @@ _MAX_SECONDS = 10 * 365 * 86_400  # longer limits count as absent
 def decide_degraded(
     job: RawBody,
     status: JobStatus,
-    pods: Iterable[RawBody],
+    pods: Collection[RawBody],
     now: datetime,
     *,
     problem: str,
@@ -45,7 +46,8 @@ def decide_degraded(
         has_expired = ttl is not None and now >= status.completion_time + ttl
         delete_job = (DeleteJob(metadata["uid"]),) if has_expired else ()
         requeue_after = None if ttl is None else RETRY_INTERVAL
-        return Decision(status, (*_delete_pods(pods, ABORT_GRACE_SECONDS), *delete_job), requeue_after)
+        actions = (*_delete_pods(pods, ABORT_GRACE_SECONDS), *_release_quota(job, pods), *delete_job)
+        return Decision(status, actions, requeue_after)
     if spec.get("cancel") is True:
         actions = _delete_pods(pods, _read_grace_seconds(spec))
         return _fail(status, actions, builder, Reason.CANCELLED, CANCELLED_MESSAGE, is_command=is_command)
@@ -63,7 +65,8 @@ def decide_degraded(
     stalled = builder.build("Stalled", True, Reason.RECONCILE_FAILED, message)
     conditions = [c for c in status.conditions if c.type != stalled.type]
     update = {"conditions": keep_transition_times((*conditions, stalled), status.conditions)}
-    actions = _delete_pods(pods, _read_grace_seconds(spec)) if spec.get("suspend") is True else ()
+    is_suspended = spec.get("suspend") is True
+    actions = (*_delete_pods(pods, _read_grace_seconds(spec)), *_release_quota(job, pods)) if is_suspended else ()
     return Decision(status.model_copy(update=update), actions, requeue_after=RETRY_INTERVAL)
 
 
@@ -104,6 +107,22 @@ def _delete_pods(pods: Iterable[RawBody], grace_seconds: int) -> tuple[Action, .
         if not pod["metadata"].get("deletionTimestamp")
         and (pod.get("status") or {}).get("phase") not in ("Succeeded", "Failed")
     )
+
+
+def _release_quota(job: RawBody, pods: Collection[RawBody]) -> tuple[Action, ...]:
+    """Return the deletion of Kueue's Workload once all pods have ended, if one of them still holds quota."""
+    is_held = any(names.KUEUE_FINALIZER in (pod["metadata"].get("finalizers") or ()) for pod in pods)
+    if not is_held or not all(map(_has_ended, pods)):
+        return ()
+    metadata = job["metadata"]
+    return (DeleteWorkload(names.workload_name(metadata["name"], metadata["uid"])),)
+
+
+def _has_ended(pod: RawBody) -> bool:
+    """Return whether the pod has ended, or was deleted before it was assigned to a Kubernetes node."""
+    is_scheduled = bool((pod.get("spec") or {}).get("nodeName"))
+    has_ended = (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed")
+    return has_ended or (not is_scheduled and bool(pod["metadata"].get("deletionTimestamp")))
 
 
 def _read_grace_seconds(spec: RawBody) -> int:

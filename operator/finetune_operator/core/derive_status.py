@@ -10,6 +10,7 @@ from datetime import datetime
 from finetune_api.batch import Batch
 from finetune_api.v1alpha1.job import FineTuneJob
 from finetune_api.v1alpha1.reasons import Reason
+from finetune_api.v1alpha1.scheduling import SchedulingStatus
 from finetune_api.v1alpha1.status import (
     MAX_LISTED_NODES,
     AttemptState,
@@ -49,6 +50,7 @@ def derive_status(job: FineTuneJob, context: StatusContext) -> JobStatus:
         update={
             "observed_generation": job.metadata.generation,
             "waiting": _derive_wait_status(status, context) if status.completion_time is None else None,
+            "scheduling": _derive_scheduling(status, context.observation),
             "progress": progress,
             "degraded": derive_degradations(status, context.observation.degraded),
             "batch": _derive_batch_status(resolve_current_batch(job, context.observation)),
@@ -67,7 +69,7 @@ def derive_status(job: FineTuneJob, context: StatusContext) -> JobStatus:
         update={
             "phase": phase,
             "conditions": keep_transition_times(desired_conditions, job.status.conditions),
-            "display": build_columns(job, nodes, progress, phase),
+            "display": build_columns(job.model_copy(update={"status": status}), nodes, phase),
         }
     )
 
@@ -80,6 +82,15 @@ def _build_notices(job: FineTuneJob, status: JobStatus, context: StatusContext) 
     if status.degraded:
         message = "; ".join(f"{each.reason}: {each.message}" for each in status.degraded)
         yield builder.build("Degraded", True, status.degraded[0].reason, message)
+
+
+def _derive_scheduling(status: JobStatus, observation: Observation) -> SchedulingStatus | None:
+    """Return the recorded provider with the position in the queue, which is known only while the job waits."""
+    workload = observation.workload
+    if status.scheduling is None:
+        return None
+    position = None if workload is None or workload.position is None else workload.position + 1
+    return status.scheduling.model_copy(update={"position": position})
 
 
 def _derive_wait_status(status: JobStatus, context: StatusContext) -> WaitStatus | None:

@@ -8,7 +8,7 @@ from functools import cached_property
 from finetune_api.v1alpha1.job import FineTuneJob
 from finetune_api.v1alpha1.status import AttemptRecord, JobStatus
 from finetune_operator import names
-from finetune_operator.core.actions import Action, DeletePod
+from finetune_operator.core.actions import Action, DeletePod, DeleteWorkload
 from finetune_operator.core.pending_reasons import PendingReason, find_pending_reason
 from finetune_operator.core.succeeded_nodes import add_succeeded_nodes
 from finetune_operator.observation.pods import NodeObservation, Observation
@@ -78,6 +78,23 @@ class JobContext:
         ]
         remaining = (time for _, time in timeouts if time > timedelta())
         return [node for node, time in timeouts if time <= timedelta()], min(remaining, default=None)
+
+    def release_quota(self) -> tuple[Action, ...]:
+        """Return the deletion of Kueue's Workload if no process runs, but pods of the job still hold quota.
+
+        Pods of lost Kubernetes nodes are removed, because Kueue would reserve quota for them again.
+        """
+        managed = [node for node in self.observation.live_nodes() if node.is_managed_by_kueue]
+        lost = [node for node in managed if not node.has_ended]
+        is_held = any(node.is_held_by_kueue for node in managed)
+        if self.running_pods() or not (is_held or lost):
+            return ()
+        removals = (DeletePod(node.pod_name, node.uid, grace_seconds=0) for node in lost)
+        return (*removals, *self.delete_workload())
+
+    def delete_workload(self) -> tuple[Action, ...]:
+        """Return the deletion of Kueue's Workload, which is created again if all pods of the group exist."""
+        return (DeleteWorkload(names.workload_name(self.job.metadata.name, self.job.metadata.uid)),)
 
     def build_deletions(self, nodes: list[NodeObservation], grace_seconds: int) -> tuple[Action, ...]:
         """Return actions that delete the pods, or shorten the grace period of pods that are already terminating."""

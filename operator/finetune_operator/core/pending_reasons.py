@@ -11,11 +11,15 @@ from datetime import datetime, timedelta
 
 from finetune_api.v1alpha1.job import FineTuneJob
 from finetune_api.v1alpha1.reasons import Reason
+from finetune_api.v1alpha1.scheduling import SchedulingProvider
 from finetune_api.v1alpha1.status import WaitStatus
+from finetune_operator import names
+from finetune_operator.core.provider_choice import choose_provider
 from finetune_operator.failures.container_start_rules import CONFIG_ERROR, container_create_failed
 from finetune_operator.failures.create_rejections import describe_name_conflict
 from finetune_operator.failures.verdict import Verdict, describe_node
 from finetune_operator.observation.pods import NodeObservation, Observation, PodPhase, RejectedCreate, WaitingState
+from finetune_operator.observation.workload import GATED, WorkloadObservation
 
 IMAGE_PULL_REASONS = frozenset(
     {"ErrImagePull", "ImagePullBackOff", "ErrImageNeverPull", "InvalidImageName", "ImageInspectError"}
@@ -31,6 +35,9 @@ _KUBERNETES_NODE_FAULT = re.compile(
     r"no space left on device|failed to (extract|register) layer|failed to unpack image|input/output error"
     r"|read-only file system"
 )
+_FITS = "Schedulable"  # Volcano's reason of a pod for which there is room, while there is none for another of its group
+_REJECTED_WITH_GROUP = re.compile(r"optimistic rejection in PostFilter|rejection in Unreserve")  # Coscheduling
+_INCOMPLETE_GANG = re.compile(r"minCount \((\d{1,9})\) cannot be satisfied: (\d{1,9}) scheduled")
 _RETRIED = "is pulled again until the registry is reachable"
 REJECTED_REASONS = frozenset({Reason.PREDECESSOR_TERMINATING, Reason.NAME_TAKEN, Reason.CREATE_REFUSED})
 CONTAINER_CREATING_TIMEOUT = timedelta(seconds=60)  # after this time, ContainerCreating is reported
@@ -77,11 +84,18 @@ def find_pending_reason(
     if predecessors := [node.pod_name for node in observation.predecessor_nodes if node.may_run(now)]:
         message = f"pod {predecessors[0]} of a deleted job of the same name still runs; waiting until it has ended"
         return PendingReason(Reason.PREDECESSOR_TERMINATING, message)
+    if job.spec.scheduling is not None and observation.group_apis is not None and job.status.scheduling is None:
+        explanation = choose_provider(job.spec, observation.group_apis)
+        return PendingReason(Reason.NO_GROUP_SCHEDULER, explanation) if isinstance(explanation, str) else None
     blocked_nodes = [(node, node.waiting) for node in nodes if node.phase is PodPhase.PENDING and node.waiting]
     if not blocked_nodes:
         return _explain_container_creating(nodes, now)
+    blocked_nodes = [item for item in blocked_nodes if not _waits_for_its_group(item[1])] or blocked_nodes
     avoided_nodes = ", ".join(job.status.attempts[-1].avoids) if job.status.attempts else ""
     avoidance = f"; this job avoids {avoided_nodes}, where it failed before" if avoided_nodes else ""
+    queue_name = _find_kueue_queue(job)
+    if queue_name is not None and any(_is_held_by_queue(waiting) for _, waiting in blocked_nodes):
+        return _explain_queue(queue_name, observation.workload)
     blocked_pods = f"{len(blocked_nodes)} of {job.num_attempt_nodes} pods"
     reasons = [
         _explain_image_pull(node, waiting, job.status.waiting)
@@ -92,6 +106,32 @@ def find_pending_reason(
     return max(
         reasons, key=lambda item: (item.permanent, item.is_image_pull_error, item.reason != Reason.UNSCHEDULABLE)
     )
+
+
+def _find_kueue_queue(job: FineTuneJob) -> str | None:
+    """Return the LocalQueue of a job whose provider is Kueue."""
+    scheduling = job.status.scheduling
+    return scheduling.queue_name if scheduling and scheduling.provider == SchedulingProvider.KUEUE else None
+
+
+def _is_held_by_queue(waiting: WaitingState) -> bool:
+    """Return whether Kueue has not admitted the pod, rather than that only gates of other controllers are left."""
+    is_gated_by_kueue = any(gate.startswith(names.KUEUE_PREFIX) for gate in waiting.gates)
+    return waiting.reason == GATED and (is_gated_by_kueue or not waiting.gates)
+
+
+def _explain_queue(queue_name: str, workload: WorkloadObservation | None) -> PendingReason:
+    """Return the pending reason of pods that Kueue has not admitted."""
+    if workload is None:
+        message = f"Kueue has not created a Workload for LocalQueue {queue_name} yet"
+    elif not workload.is_active:
+        message = f"the Workload in LocalQueue {queue_name} is deactivated; set its spec.active to true"
+    else:
+        position = "" if workload.position is None else f"number {workload.position + 1} in "
+        requeue = f"; Kueue considers it again at {workload.requeue_at}" if workload.requeue_at else ""
+        explanation = workload.message or "Kueue has not considered the job yet"
+        message = f"{position}LocalQueue {queue_name}: {explanation}{requeue}"
+    return PendingReason(Reason.WAITING_IN_QUEUE, message)
 
 
 def _explain_rejected_create(rejected_create: RejectedCreate) -> PendingReason:
@@ -120,10 +160,27 @@ def _explain_waiting_state(
             Reason.CONFIG_MISSING,
             f"{node.pod_name}: {waiting_state.message}; create what is missing and the pod starts",
         )
-    if waiting_state.reason == Reason.UNSCHEDULABLE:
-        message = f"{blocked_pods} cannot be placed: {waiting_state.message}{avoidance}"
+    if waiting_state.reason in (Reason.UNSCHEDULABLE, _FITS):
+        message = f"{blocked_pods} cannot be placed: {_describe_gang(waiting_state.message)}{avoidance}"
         return PendingReason(Reason.UNSCHEDULABLE, message)
+    if waiting_state.gates:
+        message = (
+            f"{blocked_pods} wait until other controllers remove scheduling gates: {', '.join(waiting_state.gates)}"
+        )
+        return PendingReason(waiting_state.reason, message)
     return PendingReason(waiting_state.reason, f"{node.pod_name}: {waiting_state.message}")
+
+
+def _waits_for_its_group(waiting_state: WaitingState) -> bool:
+    """Return whether there is room for the pod, so that the reason is shown by another pod of its group."""
+    return waiting_state.reason == _FITS or _REJECTED_WITH_GROUP.search(waiting_state.message) is not None
+
+
+def _describe_gang(message: str) -> str:
+    """Return the scheduler's message about a PodGroup with the number of pods for which it found room."""
+    if match := _INCOMPLETE_GANG.search(message):
+        return f"the scheduler finds room for {match[2]} of {match[1]} pods, and starts all or none"
+    return message
 
 
 def _explain_image_pull(

@@ -1,16 +1,18 @@
 """Builds the columns of `kubectl get`."""
 
 from finetune_api.v1alpha1.job import FineTuneJob
-from finetune_api.v1alpha1.status import Display, Phase, Progress
+from finetune_api.v1alpha1.status import Display, Phase
 from finetune_operator.observation.pods import NodeObservation, PodPhase
 
 
-def build_columns(
-    job: FineTuneJob, nodes: tuple[NodeObservation, ...], progress: Progress | None, phase: Phase
-) -> Display:
+def build_columns(job: FineTuneJob, nodes: tuple[NodeObservation, ...], phase: Phase) -> Display:
     """Build the columns of one job; throughput and remaining time are empty unless the job runs."""
+    progress, scheduling = job.status.progress, job.status.scheduling
     running_nodes = sum(node.phase is PodPhase.RUNNING and not node.is_terminating for node in nodes)
     columns = {"nodes": f"{running_nodes}/{job.num_attempt_nodes}"}
+    if scheduling is not None and scheduling.queue_name:
+        position = "" if scheduling.position is None else f" #{scheduling.position}"
+        columns["queue"] = f"{scheduling.queue_name}{position}"
     if progress is not None:
         if progress.total_steps:
             percent = 100 * progress.step // progress.total_steps

@@ -16,7 +16,7 @@ from finetune_operator.core.job_context import ABORT_GRACE_SECONDS, JobContext
 from finetune_operator.core.progress import find_newest_progress, resolve_final_batch, summarise_steps
 from finetune_operator.core.suspend_and_resume import record_suspension
 from finetune_operator.failures.merge_evidence import collect_initial_evidence, merge_evidence
-from finetune_operator.failures.restart_budget import plan_restart
+from finetune_operator.failures.restart_budget import RestartLimits, plan_restart
 from finetune_operator.failures.rules import NODE_LOST_DISRUPTIONS, judge
 from finetune_operator.failures.summarise_evidence import restore_evidence
 from finetune_operator.failures.verdict import Verdict, with_verdict
@@ -156,7 +156,8 @@ def end_attempt(context: JobContext, verdict: Verdict, record: AttemptRecord) ->
     """Record the verdict on the attempt, and begin the next attempt or fail the job, in one status write."""
     # choose a repair and decide whether the budget allows a restart
     verdict, repair = _choose_repair(context, verdict, record.evidence)
-    limits = (context.job.metadata.uid, context.job.spec.restart_policy)
+    has_group = context.status.scheduling is not None
+    limits = RestartLimits(context.job.metadata.uid, context.job.spec.restart_policy, starts_as_group=has_group)
     restart = plan_restart(verdict, record, context.status.attempts[:-1], context.status.without_progress, limits)
     record = with_verdict(record, verdict)
     status = context.status.model_copy(update={"without_progress": restart.counts, "repair": repair})

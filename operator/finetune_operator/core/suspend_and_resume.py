@@ -29,6 +29,7 @@ def keep_job_suspended(context: JobContext) -> Decision:
     """Delete pods of a suspended job that were observed late or that a sidecar keeps running."""
     kept_by_sidecars, requeue_after = context.find_pods_kept_by_sidecars()
     actions = context.build_deletions([*context.running_pods(), *kept_by_sidecars], ABORT_GRACE_SECONDS)
+    actions += context.release_quota()
     return build_decision(context, context.status, actions=actions, requeue_after=requeue_after)
 
 

@@ -25,18 +25,24 @@ class RestartPlan:
     message: str
 
 
+@dataclass(frozen=True)
+class RestartLimits:
+    """Uid of a job, which seeds the jitter, its restart policy, and whether its pods start only all together."""
+
+    uid: str
+    policy: RestartPolicy
+    starts_as_group: bool = False
+
+
 def plan_restart(
     verdict: Verdict,
     failed_attempt: AttemptRecord,
     earlier_attempts: tuple[AttemptRecord, ...],
     counts: RestartCounts,
-    job: tuple[str, RestartPolicy],
+    limits: RestartLimits,
 ) -> RestartPlan:
-    """Decide whether and when the next attempt starts after a failed attempt.
-
-    job: the uid, which seeds the jitter, and the restart policy.
-    """
-    uid, policy = job
+    """Decide whether and when the next attempt starts after a failed attempt."""
+    policy = limits.policy
     final_step = max((evidence.last_step or 0 for evidence in failed_attempt.evidence), default=0)
     has_progressed = final_step > counts.best_step
     if has_progressed:
@@ -49,7 +55,8 @@ def plan_restart(
     if not has_progressed and is_unknown_fault and _has_happened_before(verdict, earlier_attempts):
         message = f"{verdict.message}; the same happened before at step {_get_step(verdict.evidence)}"
         return RestartPlan(False, timedelta(), counts, message)
-    if verdict.preemptor:  # the queue restarts the attempt once there is room; its pods wait until then
+    # the pods of the next attempt wait until there is room for all of them (decisions/217)
+    if verdict.preemptor or (limits.starts_as_group and verdict.reason is Reason.PREEMPTED):
         return RestartPlan(True, timedelta(), counts, verdict.message)
     if verdict.reason is Reason.GANG_INCOMPLETE:  # the attempt did not fail, but the cluster still lacks resources
         return RestartPlan(True, timedelta(seconds=policy.max_backoff_seconds), counts, verdict.message)
@@ -61,7 +68,7 @@ def plan_restart(
         message = f"restarted {used_restarts} times without progress (restartPolicy.{field}); last: {verdict.message}"
         return RestartPlan(False, timedelta(), counts, message)
     delay = compute_restart_delay(
-        counts.counted + counts.infrastructure, policy, seed=f"{uid}/{failed_attempt.attempt}"
+        counts.counted + counts.infrastructure, policy, seed=f"{limits.uid}/{failed_attempt.attempt}"
     )
     update = {"infrastructure": used_restarts + 1} if is_infrastructure else {"counted": used_restarts + 1}
     return RestartPlan(True, delay, counts.model_copy(update=update), verdict.message)

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+from finetune_api.v1alpha1.scheduling import API_VERSIONS
 from finetune_operator import names
 from finetune_operator.kube.api_client import ApiClient, ApiError
 from finetune_operator.kube.read_batcher import ReadBatcher
@@ -84,6 +85,12 @@ class Cluster(Protocol):
     async def create(self, manifest: RawBody) -> None:
         """Create the object; succeed if it already exists with the same owner."""
 
+    async def dry_run_create(self, manifest: RawBody) -> RawBody:
+        """Return the object that `create` would create."""
+
+    async def list_api_versions(self) -> tuple[str, ...]:
+        """Return the served API groups with their versions, such as `kueue.x-k8s.io/v1beta2`."""
+
     async def delete(self, target: ObjectRef, *, grace_seconds: int | None = None) -> None:
         """Delete the object with this uid; succeed if the object is gone or was replaced."""
 
@@ -97,11 +104,24 @@ COLLECTIONS = {
     "ConfigMap": ("/api/v1", "configmaps"),
     "PersistentVolumeClaim": ("/api/v1", "persistentvolumeclaims"),
     "Event": ("/apis/events.k8s.io/v1", "events"),
+    names.WORKLOAD_KIND: ("/apis/kueue.x-k8s.io/v1beta2", "workloads"),
+    names.PENDING_WORKLOADS: ("/apis/visibility.kueue.x-k8s.io/v1beta2", "localqueues"),
     names.FINETUNEJOB_KIND: (f"/apis/{names.API_VERSION}", names.FINETUNEJOB[2]),
+    **{
+        f"{version}/{names.POD_GROUP_KIND}": (f"/apis/{version}", "podgroups")
+        for versions in API_VERSIONS.values()
+        for version in versions
+    },
 }
 REJECTION_STATUS_CODES = frozenset({400, 403, 413, 422})
 MAX_REMEMBERED_CONFIG_MAPS = 10_000
 WEBHOOK_FAILURE_TEXT = "failed calling webhook"  # webhook failures have status 500 even if the API server is healthy
+
+
+def get_collection_kind(manifest: RawBody) -> str:
+    """Return the key of COLLECTIONS for an object: its kind, with the API version if several projects have the kind."""
+    kind: str = manifest["kind"]
+    return f"{manifest['apiVersion']}/{kind}" if kind == names.POD_GROUP_KIND else kind
 
 
 def collection_path(kind: str, namespace: str | None) -> str:
@@ -180,17 +200,46 @@ class KubernetesCluster:
         """
         kind, metadata = manifest["kind"], manifest["metadata"]
         try:
-            created = await self._api.call("POST", collection_path(kind, metadata["namespace"]), body=manifest)
+            path = collection_path(get_collection_kind(manifest), metadata["namespace"])
+            created = await self._api.call("POST", path, body=manifest)
         except ApiError as error:
             if error.status == 409 and error.reason == "AlreadyExists":
                 await self._accept_existing_object(manifest)
-            elif error.status in REJECTION_STATUS_CODES or WEBHOOK_FAILURE_TEXT in error.message:
+            elif _is_rejection(error):
                 raise CreateRejected(error.message, status=error.status, kind=kind, name=metadata["name"]) from error
             else:  # for example 409 Conflict, after concurrent creates updated the same quota
                 raise ClusterError(error.message, retry_after=error.retry_after) from error
         else:
             if kind == "ConfigMap":
                 self._remember_config_map(created)
+
+    async def dry_run_create(self, manifest: RawBody) -> RawBody:
+        """Return the object as admission and defaulting would store it, under a generated name.
+
+        With its own name, the request would fail with 409 while another object has this name.
+
+        Raises:
+            CreateRejected: The API server rejected the object.
+            ClusterError: Any other error.
+        """
+        kind, metadata = manifest["kind"], manifest["metadata"]
+        path = collection_path(get_collection_kind(manifest), metadata["namespace"])
+        other_metadata = {field: value for field, value in metadata.items() if field != "name"}
+        nameless = {**manifest, "metadata": {**other_metadata, "generateName": f"{metadata['name']}-"}}
+        try:
+            return await self._api.call("POST", path, body=nameless, params={"dryRun": "All"})
+        except ApiError as error:
+            if _is_rejection(error):
+                raise CreateRejected(error.message, status=error.status, kind=kind, name=metadata["name"]) from error
+            raise ClusterError(error.message, retry_after=error.retry_after) from error
+
+    async def list_api_versions(self) -> tuple[str, ...]:
+        """Return the served API groups with their versions, from the discovery document. Raises: ClusterError"""
+        try:
+            groups = await self._api.call("GET", "/apis")
+        except ApiError as error:
+            raise ClusterError(error.message, retry_after=error.retry_after) from error
+        return tuple(version["groupVersion"] for group in groups["groups"] for version in group["versions"])
 
     async def delete(self, target: ObjectRef, *, grace_seconds: int | None = None) -> None:
         """Delete the object. Jobs are deleted with background propagation, that is, before their children."""
@@ -237,7 +286,8 @@ class KubernetesCluster:
         return {None: await self._api.call("GET", path)}
 
     async def _accept_existing_object(self, manifest: RawBody) -> None:
-        kind, namespace, name = manifest["kind"], manifest["metadata"]["namespace"], manifest["metadata"]["name"]
+        kind = get_collection_kind(manifest)
+        namespace, name = manifest["metadata"]["namespace"], manifest["metadata"]["name"]
         existing = await self.get(kind, namespace, name)
         if existing is None:
             raise ClusterError(f"{kind} {name} was deleted while the operator checked its owner")
@@ -272,7 +322,13 @@ class KubernetesCluster:
         if target.kind == "ConfigMap" and (created_uid := self._config_map_uids.pop(key, None)):
             return created_uid
         existing = await self.get(target.kind, target.namespace, target.name)
-        if existing is None or find_controlling_owner(existing).get("uid") != target.owner_uid:
+        if existing is None:
+            return None
+        # the pods of its group own a Workload, and none of them controls it; its name contains the uid of the job
+        is_controlled = (
+            target.kind == names.WORKLOAD_KIND or find_controlling_owner(existing).get("uid") == target.owner_uid
+        )
+        if not is_controlled:
             return None
         uid: str = existing["metadata"]["uid"]
         return uid
@@ -280,6 +336,11 @@ class KubernetesCluster:
     async def _is_replaced(self, target: ObjectRef, uid: str) -> bool:
         existing = await self.get(target.kind, target.namespace, target.name)
         return existing is None or existing["metadata"]["uid"] != uid
+
+
+def _is_rejection(error: ApiError) -> bool:
+    """Return whether the object was rejected, so that only a change of the object or the cluster helps."""
+    return error.status in REJECTION_STATUS_CODES or WEBHOOK_FAILURE_TEXT in error.message
 
 
 async def read_job(api: ApiClient, job: RawBody) -> RawBody:

@@ -13,8 +13,10 @@ from typing import Protocol
 from finetune_api.termination import Outcome, Termination, parse_termination
 from finetune_api.v1alpha1.status import Evidence, Progress
 from finetune_operator import names
+from finetune_operator.observation.group_apis import GroupApis
 from finetune_operator.observation.ownership import RawBody, find_controlling_owner, has_job_label, parse_time
 from finetune_operator.observation.read_evidence import find_condition, read_evidence
+from finetune_operator.observation.workload import GATED, WorkloadObservation
 from finetune_supervisor.messages import Degradation
 
 # time after its deletion deadline during which a pod deleted by the taint manager may still run
@@ -42,6 +44,7 @@ class WaitingState:
     reason: str
     message: str
     image_source: str = "spec.image"  # field or container that defines the image
+    gates: tuple[str, ...] = ()  # scheduling gates of an unscheduled pod
 
 
 @dataclass(frozen=True)
@@ -68,6 +71,8 @@ class NodeObservation:
     ready_to_start: bool | None = None  # condition PodReadyToStartContainers; None if the kubelet does not report it
     is_relabelled: bool = False  # whether a user changed the label that informers select by
     was_restarted: bool = False  # in-place restart by the kubelet, for example after an image edit
+    is_managed_by_kueue: bool = False  # whether Kueue's webhook has seen the pod
+    is_held_by_kueue: bool = False  # whether Kueue's finalizer keeps the object and its quota
     sidecar_running_since: datetime | None = None  # finish time of the trainer, if a sidecar is still running
 
     @property
@@ -97,11 +102,14 @@ class NodeObservation:
         return now - self.container_creating_since
 
     def may_run(self, now: datetime) -> bool:
-        """Return whether a process of the pod may still run, because the pod is neither terminated nor fenced."""
+        """Return whether a process of the pod may run now or later: the pod is neither terminated nor fenced."""
         if self.has_ended:
             return False
         if self.deletion_deadline is None:
             return True
+        # a deleted pod is never assigned to a node; Kueue's finalizer keeps the object in phase Pending
+        if not self.is_scheduled:
+            return False
         k8s_node_lost = self.evidence.disruption == "DeletionByTaintManager"
         fenced_after = FENCED_AFTER_SECONDS if k8s_node_lost else OVERDUE_SECONDS
         return (now - self.deletion_deadline).total_seconds() < fenced_after
@@ -141,12 +149,19 @@ class Observation:
     progress: Progress | None = None
     degraded: tuple[Degradation, ...] | None = None  # reported by the current attempt; None if it was not polled
     unreachable_endpoint: str = ""  # host:port of a progress server that does not respond
+    group_apis: GroupApis | None = None  # providers in the cluster; None unless a starting attempt needs one
+    workload: WorkloadObservation | None = None  # of a job whose pods wait for Kueue
     claims: tuple[Claim, ...] | None = None
     rejected_creates: tuple[RejectedCreate, ...] = ()
     predecessor_nodes: tuple[NodeObservation, ...] = ()  # of deleted jobs of the same name
     expected_pods: frozenset[str] = frozenset()  # names of pods that were created seconds ago
     sent_deletions: Mapping[str, int] = field(default_factory=dict)  # of the last seconds: grace period by uid
     is_fresh: bool = False
+
+    @property
+    def waits_for_group(self) -> bool:
+        """Whether the pods wait for a provider or for Kueue, which has to be read again, because neither is watched."""
+        return self.workload is not None or self.group_apis is not None
 
     def nodes_of_attempt(self, attempt: int) -> tuple[NodeObservation, ...]:
         """Return one observation per node rank of an attempt, preferring a live pod to a tombstone."""
@@ -212,7 +227,7 @@ def observe_pod(pod: RawBody, *, is_tombstone: bool) -> NodeObservation | None:
         deletion_deadline=deletion_deadline,
         deletion_requested_at=deletion_deadline - grace_period if deletion_deadline else None,
         is_scheduled=bool((pod.get("spec") or {}).get("nodeName")),
-        waiting=_find_waiting_state(status, container),
+        waiting=_find_waiting_state(pod, container),
         evidence=read_evidence(
             pod, terminated_state or {}, termination, node_rank=node_rank, is_tombstone=is_tombstone
         ),
@@ -224,6 +239,8 @@ def observe_pod(pod: RawBody, *, is_tombstone: bool) -> NodeObservation | None:
         container_creating_since=_find_container_creating_start(scheduled_condition, ready_condition),
         was_restarted=_is_restarted(status, container, terminated_state),
         is_relabelled=not is_tombstone and not has_job_label(pod),
+        is_managed_by_kueue=names.KUEUE_MANAGED in (metadata.get("labels") or {}),
+        is_held_by_kueue=not is_tombstone and names.KUEUE_FINALIZER in (metadata.get("finalizers") or ()),
         sidecar_running_since=_find_sidecar_start(status, terminated_state),
         ready_to_start={"True": True, "False": False}.get(ready_condition.get("status", "")),
     )
@@ -291,7 +308,8 @@ def _find_sidecar_start(status: RawBody, terminated_state: RawBody | None) -> da
     return None if is_finished or terminated_state is None else parse_time(terminated_state.get("finishedAt"))
 
 
-def _find_waiting_state(status: RawBody, container: RawBody) -> WaitingState | None:
+def _find_waiting_state(pod: RawBody, container: RawBody) -> WaitingState | None:
+    status = pod.get("status") or {}
     init_containers = status.get("initContainerStatuses") or []
     for container_status, image_source in (
         (container, "spec.image"),
@@ -302,5 +320,11 @@ def _find_waiting_state(status: RawBody, container: RawBody) -> WaitingState | N
             return WaitingState(waiting_state["reason"], waiting_state.get("message", ""), image_source)
     scheduled_condition = find_condition(status, "PodScheduled")
     if scheduled_condition.get("status") == "False":
-        return WaitingState(scheduled_condition.get("reason", "Unschedulable"), scheduled_condition.get("message", ""))
+        reason, message = scheduled_condition.get("reason", "Unschedulable"), scheduled_condition.get("message", "")
+        return WaitingState(reason, message, gates=_read_gates(pod) if reason == GATED else ())
     return None
+
+
+def _read_gates(pod: RawBody) -> tuple[str, ...]:
+    gates = (pod.get("spec") or {}).get("schedulingGates") or ()
+    return tuple(str(gate.get("name") or "") for gate in gates)

@@ -8,9 +8,9 @@ from finetune_operator import names
 from finetune_operator.observation.ownership import RawBody, find_controlling_owner
 
 IDENTITY_FIELDS = ("name", "namespace", "uid", "resourceVersion")
-POD_METADATA_FIELDS = (*IDENTITY_FIELDS, "deletionTimestamp", "deletionGracePeriodSeconds")
+POD_METADATA_FIELDS = (*IDENTITY_FIELDS, "deletionTimestamp", "deletionGracePeriodSeconds", "finalizers")
 JOB_METADATA_FIELDS = (*IDENTITY_FIELDS, "deletionTimestamp", "generation", "creationTimestamp")
-POD_LABELS = (names.JOB_UID, names.ATTEMPT)
+POD_LABELS = (names.JOB_UID, names.ATTEMPT, names.KUEUE_MANAGED)
 OWNER_FIELDS = ("kind", "name", "uid", "controller")
 STATUS_FIELDS = ("phase", "reason", "message", "podIP")
 # Conditions of an unknown type are kept, because they may explain a failure.
@@ -31,22 +31,25 @@ def project_pod(pod: RawBody) -> RawBody:
     for field, project in _STATUS_PROJECTIONS.items():
         if field in (pod.get("status") or ()):
             status[field] = project(pod["status"][field])
-    spec = _pick(pod.get("spec"), ("nodeName",))
+    spec = _pick(pod.get("spec"), ("nodeName", "hostNetwork", "schedulingGates"))
     trainer = _find_trainer((pod.get("spec") or {}).get("containers"))
     if trainer is not None:
-        spec["containers"] = [_pick(trainer, ("name", "image"))]
+        fields = ("name", "image", "ports") if spec.get("hostNetwork") else ("name", "image")
+        spec["containers"] = [_pick(trainer, fields)]
     return {"metadata": _project_metadata(pod, POD_METADATA_FIELDS), "spec": spec, "status": status}
 
 
 def project_ended_pod(pod: RawBody) -> RawBody | None:
     """Return the identity and phase of a pod whose containers have all ended, or None for another pod.
 
-    A finished job needs no more of such a pod, because it neither judges nor deletes it.
+    A finished job needs no more of such a pod, because it neither judges nor deletes it. Kueue may keep the pod after
+    the deletion of the job.
     """
     phase = (pod.get("status") or {}).get("phase")
     if phase not in ("Succeeded", "Failed"):
         return None
-    return {"metadata": _project_metadata(pod, IDENTITY_FIELDS), "status": {"phase": phase}}
+    fields = (*IDENTITY_FIELDS, "deletionTimestamp", "finalizers")
+    return {"metadata": _project_metadata(pod, fields), "status": {"phase": phase}}
 
 
 def project_service(service: RawBody) -> RawBody:

@@ -3,15 +3,18 @@
 from finetune_operator import names
 from finetune_operator.plan.config_map import build_config_map
 from finetune_operator.plan.object_metadata import Manifest, build_metadata
+from finetune_operator.plan.pod_group import build_pod_group
 from finetune_operator.plan.pod_manifest import build_pod
 from finetune_operator.plan.run_plan import RunPlan
 
 
 def build_children(run_plan: RunPlan) -> tuple[Manifest, ...]:
-    """Return the manifests of one attempt in the order of creation: Service, ConfigMap, one pod per node."""
+    """Return the manifests of one attempt in the order of creation: Service, ConfigMap, PodGroup, one pod per node."""
+    pod_group = build_pod_group(run_plan)
     return (
         build_service(run_plan),
         build_config_map(run_plan),
+        *(() if pod_group is None else (pod_group,)),
         *(build_pod(run_plan, node) for node in run_plan.nodes),
     )
 
@@ -28,7 +31,7 @@ def build_service(run_plan: RunPlan) -> Manifest:
             "selector": {names.JOB_UID: run_plan.job_uid},
             "ports": [
                 {"name": "master", "port": run_plan.spec.network.master_port},
-                {"name": "status", "port": names.STATUS_PORT},
+                {"name": names.STATUS_PORT_NAME, "port": run_plan.spec.status_port},
             ],
         },
     }

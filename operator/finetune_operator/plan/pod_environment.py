@@ -2,6 +2,7 @@
 
 import math
 
+from finetune_api.v1alpha1.devices import Support, list_requested_devices
 from finetune_api.v1alpha1.quantity import parse_quantity
 from finetune_operator import names
 from finetune_operator.plan.object_metadata import Manifest
@@ -48,7 +49,7 @@ def build_environment(run_plan: RunPlan, node: NodePlan) -> dict[str, str]:
         names.ENV_CONFIG_SHA256: ",".join(f"{name}={digest}" for name, digest in run_plan.config_digests.items()),
         names.ENV_RUN_DIR: names.RUN_DIR,
         names.ENV_TERMINATION_LOG: names.TERMINATION_LOG,
-        names.ENV_STATUS_PORT: str(names.STATUS_PORT),
+        names.ENV_STATUS_PORT: str(run_plan.spec.status_port),
         names.ENV_GRACE_SECONDS: str(grace_seconds),
         names.ENV_HANG_SECONDS: str(run_plan.spec.hang_seconds),
         **_build_device_environment(run_plan),
@@ -93,11 +94,14 @@ def _build_network_environment(run_plan: RunPlan) -> dict[str, str]:
 
 
 def _build_device_environment(run_plan: RunPlan) -> dict[str, str]:
-    """Return the CPUs and NVIDIA GPUs of the container, which the trainer compares with those that it finds."""
+    """Return the CPUs and GPUs of the container, which the trainer compares with those that it finds."""
+    devices = list_requested_devices(run_plan.spec.resources.limits)
+    others = [each.resource for each in devices if each.kind.support is Support.TRAINER_IMAGE]
     cpus, gpus = _read_cpus(run_plan), run_plan.spec.resources.limits.get(_NVIDIA_GPU)
     return {
         **({names.ENV_CPUS: f"{cpus:g}"} if cpus is not None else {}),
         **({names.ENV_GPUS: str(int(parse_quantity(gpus)))} if gpus is not None and parse_quantity(gpus) else {}),
+        **({names.ENV_OTHER_GPUS: others[0]} if others else {}),
     }
 
 

@@ -10,6 +10,8 @@ from finetune_operator import names
 from finetune_operator.plan.config_map import build_supervisor_start
 from finetune_operator.plan.object_metadata import Manifest, build_metadata
 from finetune_operator.plan.pod_environment import build_env_list
+from finetune_operator.plan.pod_group import build_group_fields
+from finetune_operator.plan.pod_placement import build_pod_placement, build_ports, build_topology_spread
 from finetune_operator.plan.run_plan import NodePlan, RunPlan
 from finetune_supervisor.contract import to_camel
 
@@ -30,9 +32,15 @@ def build_pod(run_plan: RunPlan, node: NodePlan) -> Manifest:
     """Return the manifest of the pod of one node, which is never restarted in place."""
     template = run_plan.spec.pod_template
     metadata = build_metadata(run_plan, node.pod_name, with_attempt_label=True)
-    metadata["labels"] = {**template.labels, **metadata["labels"], names.NODE_RANK: str(node.node_rank)}
-    if template.annotations:
-        metadata["annotations"] = dict(template.annotations)
+    group = build_group_fields(run_plan)
+    metadata["labels"] = {
+        **template.labels,
+        **metadata["labels"],
+        **group.labels,
+        names.NODE_RANK: str(node.node_rank),
+    }
+    if annotations := {**template.annotations, **group.annotations}:
+        metadata["annotations"] = annotations
     placement: Manifest = {
         "nodeSelector": dict(template.node_selector),
         "affinity": exclude_nodes(template.affinity, run_plan.avoided_nodes),
@@ -41,6 +49,7 @@ def build_pod(run_plan: RunPlan, node: NodePlan) -> Manifest:
         "runtimeClassName": template.runtime_class_name,
         "serviceAccountName": template.service_account_name,
         "imagePullSecrets": [{"name": secret.name} for secret in run_plan.spec.image_pull_secrets],
+        **group.pod_spec,
     }
     return {
         "apiVersion": "v1",
@@ -55,7 +64,8 @@ def build_pod(run_plan: RunPlan, node: NodePlan) -> Manifest:
             "terminationGracePeriodSeconds": run_plan.spec.termination_grace_period_seconds,
             "securityContext": RESTRICTED_POD if template.security_context is None else template.security_context,
             "tolerations": _build_tolerations(run_plan),
-            "topologySpreadConstraints": [_build_topology_spread(run_plan)],
+            "topologySpreadConstraints": build_topology_spread(run_plan, _build_topology_spread(run_plan)),
+            **build_pod_placement(run_plan),
             **{key: value for key, value in placement.items() if value},
             "containers": [_build_container(run_plan, node)],
             "volumes": _build_volumes(run_plan),
@@ -64,12 +74,19 @@ def build_pod(run_plan: RunPlan, node: NodePlan) -> Manifest:
 
 
 def _build_topology_spread(run_plan: RunPlan) -> Manifest:
-    """Build a constraint that prefers different Kubernetes nodes for the pods of an attempt."""
+    """Build a constraint that prefers different Kubernetes nodes for the pods of an attempt.
+
+    It is the same in all attempts of a job with a queue, because Kueue replaces a pod of a group only by an equal one.
+    The scheduler does not count the pods of earlier attempts, which are being deleted.
+    """
+    labels = {names.JOB_UID: run_plan.job_uid}
+    if run_plan.spec.scheduling is None:
+        labels[names.ATTEMPT] = str(run_plan.attempt)
     return {
         "topologyKey": "kubernetes.io/hostname",
         "maxSkew": 1,
         "whenUnsatisfiable": "ScheduleAnyway",
-        "labelSelector": {"matchLabels": {names.JOB_UID: run_plan.job_uid, names.ATTEMPT: str(run_plan.attempt)}},
+        "labelSelector": {"matchLabels": labels},
     }
 
 
@@ -89,13 +106,13 @@ def _build_tolerations(run_plan: RunPlan) -> list[Manifest]:
 
 
 def _build_container(run_plan: RunPlan, node: NodePlan) -> Manifest:
-    resources = run_plan.spec.resources.model_dump(by_alias=True, exclude_defaults=True)
+    resources = run_plan.spec.resources.model_dump(mode="json", by_alias=True, exclude_defaults=True)
     security = run_plan.spec.pod_template.container_security_context
     container: Manifest = {
         "name": names.CONTAINER,
         "image": run_plan.image,
         "env": build_env_list(run_plan, node),
-        "ports": [{"name": "status", "containerPort": names.STATUS_PORT}],
+        "ports": build_ports(run_plan),
         "securityContext": RESTRICTED_CONTAINER if security is None else security,
         "terminationMessagePath": names.TERMINATION_LOG,
         "terminationMessagePolicy": "FallbackToLogsOnError",

@@ -8,6 +8,7 @@ from finetune_api.batch import AUTO, Batch, find_batch_split, resolve_batch
 from finetune_api.oom_repair import apply_repair
 from finetune_api.schema.cel_rules import MUTABLE
 from finetune_api.v1alpha1.job import FineTuneJob, FineTuneJobSpec
+from finetune_api.v1alpha1.scheduling import API_VERSIONS, SchedulingProvider, SchedulingStatus
 from finetune_operator import names
 from finetune_operator.settings import Settings
 
@@ -38,6 +39,7 @@ class RunPlan:
     nodes: tuple[NodePlan, ...]
     defaults: str = ""  # defaults of spec fields as JSON when the job began; empty before that
     avoided_nodes: tuple[str, ...] = ()  # names of the Kubernetes nodes to avoid
+    scheduling: SchedulingStatus | None = None  # what schedules the pods as a group; None if nothing does
 
     @property
     def nproc_per_node(self) -> int:
@@ -59,6 +61,11 @@ class RunPlan:
         """Name of the ConfigMap of this attempt."""
         return names.config_map_name(self.job_name, self.job_uid, self.attempt)
 
+    @property
+    def pod_group_name(self) -> str:
+        """Name of the PodGroup of this attempt, if its provider needs one."""
+        return names.pod_group_name(self.job_name, self.job_uid, self.attempt)
+
     @cached_property
     def config_files(self) -> dict[str, str]:
         """Text files of the ConfigMap: the user's spec and, unless the job has a command, the recorded defaults."""
@@ -73,7 +80,7 @@ class RunPlan:
 
     @property
     def master_addr(self) -> str:
-        """FQDN of node 0, whose own pod can resolve the name from /etc/hosts before DNS has a record."""
+        """FQDN of node 0, whose pod resolves it from /etc/hosts before DNS has a record, unless it has hostNetwork."""
         return f"{self.nodes[0].pod_name}.{self.service_name}.{self.namespace}.svc.{self.cluster_domain}"
 
     @property
@@ -111,7 +118,20 @@ def plan_run(job: FineTuneJob, *, attempt: int, settings: Settings) -> RunPlan:
         nodes=tuple(nodes),
         defaults=job.status.snapshot.defaults if job.status.snapshot else "",
         avoided_nodes=next((record.avoids for record in job.status.attempts if record.attempt == attempt), ()),
+        scheduling=_get_scheduling(job, settings),
     )
+
+
+def _get_scheduling(job: FineTuneJob, settings: Settings) -> SchedulingStatus | None:
+    """Return the recorded provider of the attempt; the default one if the manifests are rendered without a cluster."""
+    scheduling = job.spec.scheduling
+    if scheduling is None or not settings.on_cluster:
+        return None
+    if job.status.scheduling is not None:
+        return job.status.scheduling
+    default = SchedulingProvider.KUEUE if scheduling.queue_name else SchedulingProvider.POD_GROUP
+    provider = scheduling.provider or default
+    return SchedulingStatus(provider=provider, api_version=API_VERSIONS[provider][0])
 
 
 def _choose_image(job: FineTuneJob, settings: Settings) -> str:

@@ -47,6 +47,7 @@ def test_summary_contains_processes_batch_image_and_output(tmp_path: Path) -> No
     assert result.stdout.splitlines() == [
         "job      team/bert",
         "nodes    2 x 2 processes = 4 ranks",
+        "devices  CPUs, ranks per node: 2; backend gloo",
         "batch    1 x 16 x 4 = 64 (per device x accumulation x ranks)",
         "rate     0.0001 cosine",
         "image    custom:v2",
@@ -73,7 +74,7 @@ def test_summary_shows_auto_for_values_that_the_trainer_chooses(tmp_path: Path) 
         app, ["plan", str(write_yaml(tmp_path, job_body(training=auto_batch))), "-o", "summary"]
     )
 
-    assert result.stdout.splitlines()[2] == "batch    auto x auto x 4 = 64 (per device x accumulation x ranks)"
+    assert result.stdout.splitlines()[3] == "batch    auto x auto x 4 = 64 (per device x accumulation x ranks)"
 
 
 def test_summary_of_a_custom_command_contains_the_command(tmp_path: Path) -> None:
@@ -82,7 +83,8 @@ def test_summary_of_a_custom_command_contains_the_command(tmp_path: Path) -> Non
     result = CliRunner().invoke(app, ["plan", str(path), "-o", "summary"])
 
     assert result.exit_code == 0, result.output
-    assert result.stdout.splitlines()[2:5] == [
+    assert result.stdout.splitlines()[2:6] == [
+        "devices  CPUs, ranks per node: 2; backend gloo if the command uses torch",
         "command  torchrun train.py --lr 1",
         "image    registry.example/minimind:1",
         "output   none; only the pods' logs remain",

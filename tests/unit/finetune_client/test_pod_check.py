@@ -208,10 +208,18 @@ def test_pods_are_placed_like_those_of_the_job_but_not_managed_by_operator_or_qu
         nprocPerNode=None,
         resources={"limits": {"nvidia.com/gpu": 8}},
         imagePullSecrets=[{"name": "registry"}],
+        network={"interface": "bond0"},
         podTemplate={
             "labels": {"team": "vision", "kueue.x-k8s.io/queue-name": "gpus"},
             "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists"}],
             "nodeSelector": {"gpu": "h100"},
+            "hostNetwork": True,
+            "schedulingGates": [{"name": "acme.example/approval"}],
+            "resourceClaims": [{"name": "nics", "resourceClaimTemplateName": "nics"}],
+            "topologySpreadConstraints": [
+                {"maxSkew": 1, "topologyKey": "rack", "whenUnsatisfiable": "DoNotSchedule"},
+                {"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "DoNotSchedule"},
+            ],
         },
     )
 
@@ -232,3 +240,19 @@ def test_pods_are_placed_like_those_of_the_job_but_not_managed_by_operator_or_qu
         assert not pod["spec"]["automountServiceAccountToken"]
         assert "nvidia.com/gpu" not in json.dumps(container)
         assert "volumeMounts" not in container
+        assert pod["spec"]["hostNetwork"]
+        assert not {"schedulingGates", "resourceClaims"} & pod["spec"].keys()
+        assert [spread["topologyKey"] for spread in pod["spec"]["topologySpreadConstraints"]] == [
+            "kubernetes.io/hostname"
+        ]
+
+
+def test_pods_of_a_check_belong_to_no_group() -> None:
+    """They would wait for a PodGroup or for the other pods of their group."""
+    for provider in ({"provider": "PodGroup"}, {"queueName": "gpus"}, {"provider": "Volcano"}):
+        _, *pods = build_check_objects(job(scheduling=provider), image="trainer:1", suffix="abc123")
+
+        for pod in pods:
+            assert not {"schedulingGroup", "schedulerName"} & set(pod["spec"])
+            assert set(pod["metadata"]["labels"]) == {"finetune.dev/job-name", "app.kubernetes.io/component"}
+            assert pod["metadata"]["annotations"] == {}

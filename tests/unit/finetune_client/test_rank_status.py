@@ -19,12 +19,13 @@ class RankApi(JobApi):
     """API server that proxies requests to the status port of pods; `bodies` contains their responses."""
 
     bodies: dict[str, str]
+    port: str = ""  # of the last request
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         """Serve the status of a pod, or any other resource as the base class does."""
-        if not request.path.endswith(":8080/proxy/status"):
+        if not request.path.endswith((":8080/proxy/status", ":29501/proxy/status")):
             return await super().handle(request)
-        pod = request.path.split("/")[-3].partition(":")[0]
+        pod, _, self.port = request.path.split("/")[-3].partition(":")
         if pod not in self.bodies:
             return build_status_response(503, "ServiceUnavailable", "no route to host")
         return web.Response(text=self.bodies[pod])
@@ -57,6 +58,19 @@ async def test_ranks_of_all_nodes_are_read_and_unreachable_nodes_reported(client
     assert second.ranks == (
         RankStatus(rank=2, phase="training", step=7, heartbeatAgeSeconds=1.5, peakMemoryBytes=2**30),
     )
+
+
+@pytest.mark.parametrize(("host_network", "port"), [(False, "8080"), (True, "29501")])
+async def test_ranks_on_the_host_network_are_read_from_their_own_port(
+    client: AsyncClient, api: RankApi, host_network: bool, port: str
+) -> None:
+    template = {"hostNetwork": host_network}
+    uid = api.put_job(JobStatus(phase=Phase.RUNNING, attempt=1), numNodes=1, podTemplate=template)["metadata"]["uid"]
+    api.bodies = {"bert-1-0": build_report(uid)}
+
+    (node,) = await client.list_ranks("bert")
+
+    assert (node.problem, api.port) == ("", port)
 
 
 @pytest.mark.parametrize(

@@ -52,6 +52,14 @@ def test_operator_has_only_the_required_permissions() -> None:
         *(f"core/services:{verb}" for verb in ("get", "list", "watch", "create", "delete")),
         *(f"core/configmaps:{verb}" for verb in ("get", "create", "delete")),
         "core/persistentvolumeclaims:get",
+        "kueue.x-k8s.io/workloads:get",
+        "kueue.x-k8s.io/workloads:delete",
+        "visibility.kueue.x-k8s.io/localqueues/pendingworkloads:get",
+        *(
+            f"{group}/podgroups:{verb}"
+            for group in ("scheduling.k8s.io", "scheduling.x-k8s.io", "scheduling.volcano.sh", "scheduling.run.ai")
+            for verb in ("get", "create", "delete")
+        ),
         "events.k8s.io/events:create",
     }
     assert list_permissions(get_object("Role", "finetune-operator-leader")) == {

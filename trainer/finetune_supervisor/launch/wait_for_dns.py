@@ -22,7 +22,7 @@ def wait_for_master(
 ) -> None:
     """Wait until `host`, the address of node rank 0, resolves.
 
-    Node rank 0 finds its own name in its hosts file.
+    Node rank 0 finds its own name in its hosts file, except on the network of its Kubernetes node.
     If `is_name_required` is False, the timeout is only 30 s, because the pod of node rank 0 may have terminated
     already, which removes its DNS record. Raises DnsTimeout if a required name does not resolve.
     """

@@ -9,7 +9,9 @@ from finetune_trainer.distributed.gpu_requirements import (
     TorchBuild,
     check_architecture,
     explain_missing_gpus,
+    explain_missing_other_gpus,
     find_expected_gpus,
+    hides_gpus,
     is_too_old,
     read_driver_version,
 )
@@ -18,16 +20,18 @@ from finetune_trainer.distributed.rank_context import Ranks
 from finetune_trainer.errors import DriverMismatch, InvalidSpec
 
 
-def choose_device(ranks: Ranks, *, planned_gpus: int = 0) -> torch.device:
+def choose_device(ranks: Ranks, *, planned_gpus: int = 0, other_gpus: str = "") -> torch.device:
     """Return the GPU of this rank and make it the current device; return the CPU if there are no GPUs.
 
-    planned_gpus: NVIDIA GPUs in the limits of the pod
+    planned_gpus: NVIDIA GPUs in the limits of the pod. other_gpus: resource of the GPUs of another vendor there.
 
     Raises InvalidSpec if there are more ranks than GPUs, and DriverMismatch or GpuUnavailable if torch cannot use them.
     """
     if not torch.cuda.is_available():
         if expectation := find_expected_gpus(os.environ, planned_gpus=planned_gpus):
             raise explain_missing_gpus(expectation, describe_torch_build(), driver=read_driver_version())
+        if other_gpus and not hides_gpus(os.environ):
+            raise explain_missing_other_gpus(other_gpus, describe_torch_build(), rocm=torch.version.hip)
         return torch.device("cpu")
     if ranks.local_world_size > torch.cuda.device_count() and not shares_gpus():
         raise InvalidSpec(

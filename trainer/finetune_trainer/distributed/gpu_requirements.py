@@ -13,6 +13,7 @@ from finetune_trainer.errors import DriverMismatch, GpuUnavailable, InvalidSpec,
 _DRIVER_FILE = Path("/proc/driver/nvidia/version")  # version of the host's kernel module, independent of the image
 # Source: NVIDIA, CUDA compatibility, "Minor Version Compatibility": the oldest driver branch by major version of CUDA.
 _OLDEST_DRIVERS = {11: 450, 12: 525, 13: 580}
+AMD_GPU = "amd.com/gpu"
 _ALL_OR_NONE = ("", "all", "none", "void")  # values of NVIDIA_VISIBLE_DEVICES that images set by themselves
 
 
@@ -55,12 +56,17 @@ def read_driver_version(driver_file: Path = _DRIVER_FILE) -> str:
     return match[0] if match else ""
 
 
+def hides_gpus(environment: Mapping[str, str]) -> bool:
+    """Return whether the user hides the GPUs from torch, to train on the CPU; torch for ROCm also reads it."""
+    return environment.get("CUDA_VISIBLE_DEVICES", "0").strip() in ("", "-1")
+
+
 def find_expected_gpus(environment: Mapping[str, str], *, planned_gpus: int, devices: Path = Path("/dev")) -> str:
     """Return why GPUs are expected in this container; empty if there is no sign of them, or if they are hidden.
 
     planned_gpus: NVIDIA GPUs in the limits of the pod. devices: the folder with the device files.
     """
-    if environment.get("CUDA_VISIBLE_DEVICES", "0").strip() in ("", "-1"):
+    if hides_gpus(environment):
         return ""
     if planned_gpus:
         return f"the limits of the pod contain {planned_gpus} GPUs"
@@ -83,6 +89,24 @@ def explain_missing_gpus(expectation: str, build: TorchBuild, *, driver: str) ->
     return GpuUnavailable(
         f"{expectation}, but torch finds no usable GPU ({found}; {build.requirement}): check the device plugin, the"
         " runtime class (spec.podTemplate.runtimeClassName) and nvidia-smi on the Kubernetes node"
+    )
+
+
+def explain_missing_other_gpus(resource: str, build: TorchBuild, *, rocm: str | None) -> TrainerError:
+    """Return the error of a rank that finds no GPU although the limits contain GPUs of another vendor than NVIDIA.
+
+    rocm: version of ROCm for which torch was built; None if it was built for something else.
+    """
+    expectation = f"the limits of the pod contain {resource}"
+    if resource == AMD_GPU and rocm is None:
+        kind = f"CUDA {build.cuda}" if build.cuda else "CPUs"
+        return InvalidSpec(
+            f"{expectation}, but torch {build.version} is built for {kind}: set spec.image to an image of this trainer"
+            " with torch for ROCm, or train on the CPU with an empty CUDA_VISIBLE_DEVICES in spec.env"
+        )
+    return GpuUnavailable(
+        f"{expectation}, but torch {build.version} finds no usable GPU: check that spec.image has torch for this GPU,"
+        " and the device plugin and the driver on the Kubernetes node"
     )
 
 

@@ -66,6 +66,8 @@ class RankContext:
     """CPUs of the container: its limit or its request; None if it has neither."""
     planned_gpus: int = 0
     """NVIDIA GPUs in the limits of the container."""
+    other_gpus: str = ""
+    """Resource of the GPUs of another vendor in the limits, such as amd.com/gpu; empty if there are none."""
 
     @classmethod
     def from_environment(cls, env: Mapping[str, str]) -> "RankContext":
@@ -83,4 +85,5 @@ class RankContext:
             attempt=read_int(env, contract.ATTEMPT),
             planned_cpus=float(env[contract.CPUS]) if contract.CPUS in env else None,
             planned_gpus=int(env.get(contract.GPUS, "0")),
+            other_gpus=env.get(contract.OTHER_GPUS, ""),
         )

@@ -148,8 +148,8 @@ def forecast(
 
 
 def has_gpu_limits(spec: TrainerSpec) -> bool:
-    """Return whether the job's resource limits contain GPUs or other compute devices."""
-    return count_devices(spec.resources.limits) > 0
+    """Return whether the job's limits contain GPUs or other compute devices, or its container claims some."""
+    return count_devices(spec.resources.limits) > 0 or bool(spec.resources.claims)
 
 
 def choose_mask_use(spec: TrainerSpec, model: ForecastModel) -> MaskUse:

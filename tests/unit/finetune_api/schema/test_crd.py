@@ -102,7 +102,11 @@ def test_printer_columns_refer_to_status_fields() -> None:
     paths = [column["jsonPath"].replace('[?(@.type=="Running")]', "[]") for column in columns]
 
     assert default_columns == ["PHASE", "NODES", "PROGRESS", "LOSS", "TOKENS/S", "ETA", "RESTARTS", "AGE"]
-    assert [column["name"].upper() for column in columns if column.get("priority")] == ["REASON", "MESSAGE"]
+    assert [column["name"].upper() for column in columns if column.get("priority")] == [
+        "REASON",
+        "QUEUE",
+        "MESSAGE",
+    ]
     assert [path for path in paths if path.startswith(".status") and path not in SCHEMAS_BY_PATH] == []
 
 

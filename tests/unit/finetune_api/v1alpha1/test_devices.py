@@ -1,12 +1,21 @@
 """Tests of counting compute devices in resource limits."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from finetune_api.v1alpha1.devices import DEVICE_TABLE_VERSION, count_devices, find_uncountable_resource
+from finetune_api.v1alpha1.devices import (
+    DEVICE_KINDS,
+    DEVICE_TABLE_VERSION,
+    DeviceKind,
+    Support,
+    count_devices,
+    find_uncountable_resource,
+    list_requested_devices,
+)
 from finetune_api.v1alpha1.job import FineTuneJob
-from testing.builders.jobs import spec
+from testing.builders.jobs import command, spec
 
 KNOWN = (
     "nvidia.com/gpu",
@@ -44,7 +53,7 @@ NO_DEVICES = (
     "huawei.com/Ascend910B3-memory",
     "huawei.com/Ascend910B3-core",
 )
-UNKNOWN = ("google.com/tpu", "aws.amazon.com/neuron", "example.com/npu", "deviceclass.resource.kubernetes.io/gpu.acme")
+UNKNOWN = ("aws.amazon.com/neuron", "example.com/npu", "deviceclass.resource.kubernetes.io/gpu.acme")
 
 
 @pytest.mark.parametrize("name", KNOWN)
@@ -67,6 +76,30 @@ def test_a_resource_of_an_unknown_kind_is_uncountable_unless_a_known_device_is_r
     assert find_uncountable_resource({name: 0}) is None
 
 
+def describe_rank_count(kind: DeviceKind) -> str:
+    if kind.support is Support.NONE:
+        return "rejected"
+    return "at most one" if kind.max_ranks_reason else "one per unit"
+
+
+def test_the_table_of_devices_is_documented() -> None:
+    page = Path("docs/operations/devices.md").read_text()
+    rows = [line for line in page.splitlines() if line.startswith("| `") and line.count("|") == 6]
+
+    assert len(rows) == len(DEVICE_KINDS) > 10
+    for row, kind in zip(rows, DEVICE_KINDS, strict=True):
+        backend = kind.backend if " " in kind.backend else f"`{kind.backend}`"
+        cells = (f"`{kind.resource}`", kind.name, describe_rank_count(kind), backend, kind.support)
+        assert row == f"| {' | '.join(cells)} |"
+
+
+def test_tpus_are_known_but_not_counted() -> None:
+    (devices,) = list_requested_devices({"google.com/tpu": 4, "cpu": 8})
+
+    assert (devices.count, devices.kind.support) == (4, Support.NONE)
+    assert count_devices({"google.com/tpu": 4}) == 0
+
+
 def parse_job(limits: dict[str, int], *, status: object = None, nproc_per_node: int | None = None) -> FineTuneJob:
     fields: dict[str, Any] = spec(resources={"limits": limits}, nprocPerNode=nproc_per_node)
     present = {name: value for name, value in fields.items() if value is not None}
@@ -86,7 +119,8 @@ BEGUN = {"attempts": [{"attempt": 0, "state": "Running"}]}
             {"nvidia.com/gpu": 2, "nvidia.com/mig-1g.10gb": 3}, {"image": "i"}, 2, id="GPUs and other devices"
         ),
         pytest.param({"nvidia.com/gpu": 2, "rdma/hca": 1}, {"image": "i"}, 2, id="GPUs and network adapters"),
-        pytest.param({"habana.ai/gaudi": 8}, {"image": "i", "deviceTable": DEVICE_TABLE_VERSION}, 8, id="table"),
+        pytest.param({"habana.ai/gaudi": 8}, {"image": "i", "deviceTable": 1}, 8, id="first table"),
+        pytest.param({"amd.com/gpu": 8}, {"image": "i", "deviceTable": DEVICE_TABLE_VERSION}, 8, id="this table"),
     ],
 )
 def test_a_job_that_began_before_the_table_keeps_its_number_of_ranks(
@@ -96,9 +130,51 @@ def test_a_job_that_began_before_the_table_keeps_its_number_of_ranks(
     assert parse_job(limits, status=status).spec.ranks_per_node == ranks
 
 
+@pytest.mark.parametrize(
+    "limits",
+    [
+        pytest.param({"google.com/tpu": 4}, id="TPUs"),
+        pytest.param({"habana.ai/gaudi": 8}, id="device that the trainer cannot use"),
+        pytest.param({"nvidia.com/mig-1g.10gb": 2}, id="several MIG slices"),
+    ],
+)
+def test_rules_about_devices_apply_only_to_jobs_that_began_with_them(limits: dict[str, int]) -> None:
+    for older_version in (None, 0, 1):
+        older_job = {**BEGUN, "snapshot": {"image": "i", "deviceTable": older_version or 0}}
+        assert parse_job(limits, status=older_job, nproc_per_node=4).spec.ranks_per_node == 4
+    assert parse_job(limits, status=BEGUN, nproc_per_node=4).spec.ranks_per_node == 4
+
+    for status in ({}, {**BEGUN, "snapshot": {"image": "i", "deviceTable": DEVICE_TABLE_VERSION}}):
+        with pytest.raises(ValueError, match=next(iter(limits))):
+            parse_job(limits, status=status, nproc_per_node=4)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        pytest.param({"resources": {"limits": {"huawei.com/Ascend910": 8}}}, id="other vendor"),
+        pytest.param({"resources": {"limits": {"nvidia.com/mig-1g.10gb": 4}}, "nprocPerNode": 4}, id="MIG slices"),
+        pytest.param({"resources": {"limits": {"nvidia.com/mig-1g.10gb": 1}}}, id="one MIG slice"),
+    ],
+)
+def test_commands_may_use_every_device_of_the_table_except_tpus(fields: dict[str, Any]) -> None:
+    program = command({"script": "train.py"}, **{"nprocPerNode": None, **fields})
+    body = {name: value for name, value in spec(**program).items() if value is not None}
+
+    assert FineTuneJob.parse({"metadata": {"name": "bert"}, "spec": body}).spec.ranks_per_node >= 1
+
+
+def test_commands_must_count_ranks_on_slices_themselves() -> None:
+    fields = command({"script": "train.py"}, nprocPerNode=None, resources={"limits": {"nvidia.com/mig-1g.10gb": 2}})
+    body = {name: value for name, value in spec(**fields).items() if value is not None}
+
+    with pytest.raises(ValueError, match="or set nprocPerNode if your program assigns the devices to its ranks"):
+        FineTuneJob.parse({"metadata": {"name": "bert"}, "spec": body})
+
+
 def test_an_explicit_number_of_ranks_is_kept() -> None:
     assert parse_job({"google.com/tpu": 4}, status=BEGUN, nproc_per_node=4).spec.ranks_per_node == 4
-    assert parse_job({"google.com/tpu": 4}, nproc_per_node=4).spec.ranks_per_node == 4
+    assert parse_job({"example.com/npu": 4}, nproc_per_node=4).spec.ranks_per_node == 4
 
 
 def test_a_job_that_requests_only_gpus_is_not_changed() -> None:

@@ -6,7 +6,7 @@ from pydantic import ValidationError
 from finetune_api.schema.validation_errors import explain_validation_error
 from finetune_api.v1alpha1.job import FineTuneJob, FineTuneJobSpec
 from testing.builders.bad_jobs import BAD_JOBS
-from testing.builders.jobs import spec
+from testing.builders.jobs import command, spec
 
 
 def parse_spec(**fields: object) -> FineTuneJobSpec:
@@ -23,6 +23,22 @@ def test_models_reject_every_bad_job(case: str) -> None:
 
 def test_base_spec_of_the_bad_jobs_is_valid() -> None:
     assert parse_spec().world_size == 4
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        pytest.param({"network": {"interface": "bond0"}}, id="interface"),
+        pytest.param({"env": [{"name": "GLOO_SOCKET_IFNAME", "value": "bond0"}]}, id="variable of gloo"),
+        pytest.param({"numNodes": 1}, id="one node"),
+        pytest.param(command({"script": "train.py"}), id="command"),
+    ],
+)
+def test_jobs_on_the_host_network_listen_on_two_adjacent_ports(fields: dict[str, object]) -> None:
+    parsed = parse_spec(podTemplate={"hostNetwork": True}, **fields)
+
+    assert (parsed.network.master_port, parsed.status_port) == (29500, 29501)
+    assert parse_spec(**fields).status_port == 8080
 
 
 def test_ranks_per_node_default_to_the_number_of_gpus() -> None:

@@ -5,7 +5,15 @@ from typing import Any
 
 import pytest
 
+from finetune_api.v1alpha1.base import Model
 from finetune_api.v1alpha1.kubernetes_types import SCHEMAS
+from finetune_api.v1alpha1.placement_types import (
+    ContainerResourceClaim,
+    PodResourceClaim,
+    SchedulingGate,
+    TopologySpreadConstraint,
+)
+from finetune_api.v1alpha1.pod_types import Toleration
 from kubernetes_schema import load_kubernetes_schema
 
 Schema = dict[str, Any]
@@ -51,6 +59,27 @@ def test_schema_has_the_fields_of_the_kubernetes_type(kubernetes_type: str) -> N
     upstream = kubernetes.definitions[f"io.k8s.api.core.v1.{kubernetes_type}"]
 
     assert list(find_differences(SCHEMAS[kubernetes_type], upstream, kubernetes.definitions, kubernetes_type)) == []
+
+
+@pytest.mark.parametrize(
+    ("model", "kubernetes_type"),
+    [
+        (SchedulingGate, "PodSchedulingGate"),
+        (PodResourceClaim, "PodResourceClaim"),
+        (ContainerResourceClaim, "ResourceClaim"),
+        (TopologySpreadConstraint, "TopologySpreadConstraint"),
+        (Toleration, "Toleration"),
+    ],
+)
+def test_model_has_the_fields_of_the_kubernetes_type(model: type[Model], kubernetes_type: str) -> None:
+    kubernetes = load_kubernetes_schema()
+    if kubernetes is None:
+        pytest.skip("the Go module of Kubernetes is missing, and Go is not installed")
+    upstream = kubernetes.definitions[f"io.k8s.api.core.v1.{kubernetes_type}"]
+    required = {field.alias for field in model.model_fields.values() if field.is_required()}
+
+    assert {field.alias for field in model.model_fields.values()} == set(upstream["properties"])
+    assert required == set(upstream.get("required", ()))
 
 
 def iterate_unbounded(schema: Schema, path: str) -> Iterator[str]:

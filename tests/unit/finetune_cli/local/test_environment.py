@@ -173,6 +173,7 @@ def test_threads_are_limited_by_the_cpus_of_this_host(fields: dict[str, Any], th
 
 def test_gpus_in_the_limits_are_not_expected_on_this_host() -> None:
     assert "FINETUNE_GPUS" not in build_node_environment(job(resources={"limits": {"nvidia.com/gpu": 2}}))
+    assert "FINETUNE_OTHER_GPUS" not in build_node_environment(job(resources={"limits": {"amd.com/gpu": 2}}))
 
 
 def test_cpus_of_this_host_are_divided_among_the_nodes() -> None:

@@ -10,7 +10,7 @@ from finetune_api.v1alpha1.status import AttemptState
 from finetune_operator import names
 from finetune_operator.controller import execute_actions
 from finetune_operator.controller.execute_actions import MAX_CONCURRENT_POD_CREATES
-from finetune_operator.core.actions import Create
+from finetune_operator.core.actions import Create, DeletePodGroup
 from finetune_operator.kube.cluster import ClusterError, CreateRejected, NameTaken
 from finetune_operator.observation.pods import RejectedCreate
 from testing.builders.jobs import (
@@ -49,6 +49,20 @@ async def test_no_pod_is_created_if_its_config_map_is_missing(error: Exception) 
         await run_pass(cluster, build_raw_job(compute_status_after_observations()))
 
     assert list_create_requests(cluster) == CREATES[:2]
+
+
+async def test_no_pod_is_created_before_an_old_pod_group_is_deleted() -> None:
+    """No later pass would delete it, because none creates pods."""
+    kind = f"scheduling.k8s.io/v1beta1/{names.POD_GROUP_KIND}"
+    cluster = RecordingCluster(errors={f"delete {kind} bert-0": ClusterError("timeout")})
+    actions = (
+        Create({"kind": "Pod", "metadata": {"name": "bert-1-0"}}),
+        DeletePodGroup("bert-0", kind.rpartition("/")[0]),
+    )
+    with pytest.raises(ClusterError, match="timeout"):
+        await execute_actions.execute_actions(cluster, job().metadata, actions, now=NOW)
+
+    assert cluster.requests == [f"delete {kind} bert-0"]
 
 
 async def test_new_rejected_creates_are_returned_and_requeue_the_job_immediately() -> None:

@@ -3,6 +3,8 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any
 
 import pytest
@@ -39,7 +41,9 @@ class SweeperUnderTest:
         self.now = 0.0
         self.jobs = JobCache()
         self.children = ChildCache(on_change=lambda _key: None, current_attempt=self.jobs.current_attempt)
-        self.sweeper = OrphanSweeper(cluster, self.jobs, self.children, clock=lambda: self.now)
+        self.sweeper = OrphanSweeper(
+            cluster, self.jobs, self.children, now=partial(datetime.now, UTC), clock=lambda: self.now
+        )
 
     def put_children(self, **owner_fields: Any) -> None:
         """Create a pod, a Service and a ConfigMap on the server; the caches receive the watched two."""
@@ -151,3 +155,21 @@ async def test_an_unforeseen_error_does_not_end_the_sweeps(
             while caplog.text.count("KeyError") < 2:  # noqa: ASYNC110
                 await asyncio.sleep(0.001)
         run.cancel()
+
+
+@pytest.mark.parametrize(("age", "is_removed"), [(timedelta(seconds=10), False), (timedelta(minutes=6), True)])
+async def test_pod_of_a_lost_kubernetes_node_returns_the_quota_of_its_deleted_job(
+    age: timedelta, is_removed: bool
+) -> None:
+    async with running_sweeper() as test:
+        pod = child("bert-0-0")
+        deletion_time = (datetime.now(UTC) - age).isoformat()
+        pod["metadata"] |= {"finalizers": [names.KUEUE_FINALIZER], "deletionTimestamp": deletion_time}
+        pod["metadata"]["labels"][names.KUEUE_MANAGED] = "true"
+        body = {**pod, "spec": {"nodeName": "gpu-0"}, "status": {"phase": "Running"}}
+        test.children.on_pod_event(None, test.api.put("pods", body))
+        test.api.put("workloads", {"metadata": {"name": f"bert-{UID[:8]}"}})
+
+        await test.sweeper.release_quota()
+
+        assert (test.list_children() == []) is is_removed

@@ -22,9 +22,11 @@ from finetune_operator.controller.progress_poller import (
     ProgressPoller,
     fetch_status,
     find_rank_zero_host,
+    find_rank_zero_port,
     parse_status,
 )
 from finetune_operator.observation.ownership import RawBody
+from finetune_operator.observation.projection import project_pod
 from finetune_supervisor.messages import Degradation
 from testing.processes.ip_support import LOOPBACK_ADDRESSES
 
@@ -177,6 +179,28 @@ async def test_refused_connection_counts_as_no_response() -> None:
 )
 def test_only_node_0_of_the_current_attempt_is_polled(pods: tuple[RawBody, ...], host: str | None) -> None:
     assert find_rank_zero_host(pods, job_uid="u", attempt=1) == host
+
+
+def on_host_network(body: RawBody, *, container: str = names.CONTAINER) -> RawBody:
+    ports = [{"name": "master", "containerPort": 29500}, {"name": "status", "containerPort": 29501}]
+    return {**body, "spec": {"hostNetwork": True, "containers": [{"name": container, "ports": ports}]}}
+
+
+@pytest.mark.parametrize(
+    ("pods", "port"),
+    [
+        pytest.param((pod(),), None, id="network of its own"),
+        pytest.param((on_host_network(pod()),), 29501, id="host network"),
+        pytest.param((on_host_network(pod(), container="proxy"),), None, id="no trainer container"),
+        pytest.param((on_host_network(pod(attempt=0)), pod()), None, id="of an earlier attempt"),
+        pytest.param((), None, id="no pod"),
+    ],
+)
+def test_node_0_on_the_host_network_is_polled_on_its_own_port(pods: tuple[RawBody, ...], port: int | None) -> None:
+    projected = tuple(map(project_pod, pods))
+
+    assert find_rank_zero_port(pods, job_uid="u", attempt=1) == port
+    assert find_rank_zero_port(projected, job_uid="u", attempt=1) == port
 
 
 def add_silent_job(setup: "PollerUnderTest", uid: str) -> None:

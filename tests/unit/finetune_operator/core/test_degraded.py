@@ -7,7 +7,8 @@ import pytest
 
 from finetune_api.v1alpha1.job import GRACE_SECONDS
 from finetune_api.v1alpha1.status import AttemptRecord, AttemptState, JobStatus, Phase
-from finetune_operator.core.actions import DeleteJob, DeletePod
+from finetune_operator import names
+from finetune_operator.core.actions import DeleteJob, DeletePod, DeleteWorkload
 from finetune_operator.core.decision import Decision
 from finetune_operator.core.degraded import MAX_PROBLEM_CHARACTERS, decide_degraded
 from testing.builders.jobs import NOW, finished_pod, job, running_pod, terminating_pod
@@ -99,3 +100,17 @@ def test_time_limit_with_an_invalid_type_or_value_is_ignored(value: object) -> N
     decision = decide(activeDeadlineSeconds=value, ttlSecondsAfterFinished=value, suspend="true", seconds=1e6)
 
     assert decision.actions == ()
+
+
+@pytest.mark.parametrize(("is_running", "released"), [(True, ()), (False, (DeleteWorkload("bert-uid-1"),))])
+def test_suspended_job_returns_its_quota_once_no_pod_runs(
+    is_running: bool, released: tuple[DeleteWorkload, ...]
+) -> None:
+    pods = (running_pod(JOB, 0) if is_running else finished_pod(JOB, 0), finished_pod(JOB, 1))
+    for pod in pods:
+        pod["metadata"]["finalizers"] = [names.KUEUE_FINALIZER]
+    body = {"metadata": {"name": "bert", "uid": "uid-1"}, "spec": {"suspend": True}}
+
+    decision = decide_degraded(body, RUNNING, pods, NOW, problem="x")
+
+    assert tuple(action for action in decision.actions if isinstance(action, DeleteWorkload)) == released

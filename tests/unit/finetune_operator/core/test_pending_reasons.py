@@ -25,6 +25,13 @@ def unschedulable_pod(node_rank: int) -> RawBody:
     return pod(JOB, node_rank, conditions=[scheduled])
 
 
+def rejected_pod(node_rank: int, reason: str, message: str) -> RawBody:
+    """Return a pod whose scheduler has written this reason and message."""
+    return pod(
+        JOB, node_rank, conditions=[{"type": "PodScheduled", "status": "False", "reason": reason, "message": message}]
+    )
+
+
 def scheduled_pod(node_rank: int, ready_status: str = "", state: RawBody | None = None) -> RawBody:
     """Return a pod scheduled at NOW whose condition PodReadyToStartContainers has the status `ready_status`."""
     conditions = [{"type": "PodScheduled", "status": "True", "lastTransitionTime": NOW.isoformat()}]
@@ -279,3 +286,57 @@ def test_message_contains_the_image_of_an_injected_init_container() -> None:
 
     assert pending is not None
     assert pending.message == "bert-0-0: no such tag; check the image of istio-init and spec.imagePullSecrets"
+
+
+@pytest.mark.parametrize(
+    ("reason", "message"),
+    [
+        pytest.param(
+            "Schedulable",
+            "Pod default/bert-0-0 can possibly be assigned to gpu-0, once minAvailable is satisfied",
+            id="Volcano",
+        ),
+        pytest.param(
+            "Unschedulable",
+            "0/1 nodes are available: 1 optimistic rejection in PostFilter.",
+            id="Coscheduling, another pod does not fit",
+        ),
+        pytest.param(
+            "Unschedulable",
+            "0/1 nodes are available: 1 rejection in Unreserve.",
+            id="Coscheduling, another pod timed out",
+        ),
+    ],
+)
+def test_pod_without_room_explains_why_its_group_waits(reason: str, message: str) -> None:
+    """A pod that waits only for the others of its group does not contain the cause."""
+    fitting = rejected_pod(0, reason, message)
+    cause = rejected_pod(1, "Unschedulable", "0/3 nodes are available: 3 Insufficient nvidia.com/gpu.")
+
+    for pods in ((fitting, cause), (cause, fitting)):
+        assert find_pending_reason_for_pods(*pods) == PendingReason(
+            "Unschedulable", "1 of 2 pods cannot be placed: 0/3 nodes are available: 3 Insufficient nvidia.com/gpu."
+        )
+
+
+def test_group_in_which_every_pod_fits_is_unschedulable() -> None:
+    message = "Pod default/bert-0-0 can possibly be assigned to gpu-0, once resource is released"
+
+    assert find_pending_reason_for_pods(rejected_pod(0, "Schedulable", message)) == PendingReason(
+        "Unschedulable", f"1 of 2 pods cannot be placed: {message}"
+    )
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        pytest.param("OverLimit: team's quota has reached the allowable limit of GPUs", id="queue of KAI"),
+        pytest.param("pod group is not ready, 2 Pending, 2 minAvailable", id="Volcano"),
+    ],
+)
+def test_message_of_the_scheduler_is_shown(message: str) -> None:
+    pods = [rejected_pod(rank, "Unschedulable", message) for rank in (0, 1)]
+
+    assert find_pending_reason_for_pods(*pods) == PendingReason(
+        "Unschedulable", f"2 of 2 pods cannot be placed: {message}"
+    )

@@ -8,7 +8,7 @@ import pytest
 from finetune_api.v1alpha1.job import RestartPolicy
 from finetune_api.v1alpha1.reasons import Reason
 from finetune_api.v1alpha1.status import AttemptRecord, AttemptState, Evidence, Fault, RestartCounts
-from finetune_operator.failures.restart_budget import RestartPlan, compute_restart_delay, plan_restart
+from finetune_operator.failures.restart_budget import RestartLimits, RestartPlan, compute_restart_delay, plan_restart
 from finetune_operator.failures.verdict import Verdict
 
 Records = tuple[AttemptRecord, ...]
@@ -33,7 +33,11 @@ def plan_next_restart(
     earlier_records: Records = (),
 ) -> RestartPlan:
     return plan_restart(
-        failure_verdict, attempt_record(last_step), earlier_records, counts or RestartCounts(), ("uid", RestartPolicy())
+        failure_verdict,
+        attempt_record(last_step),
+        earlier_records,
+        counts or RestartCounts(),
+        RestartLimits("uid", RestartPolicy()),
     )
 
 
@@ -84,7 +88,9 @@ def test_reaching_the_same_step_again_is_not_progress() -> None:
 
 def test_the_highest_step_of_all_nodes_is_progress() -> None:
     record = attempt_record(None, 50, 49)
-    restart = plan_restart(verdict_with_fault(), record, (), RestartCounts(best_step=40), ("uid", RestartPolicy()))
+    restart = plan_restart(
+        verdict_with_fault(), record, (), RestartCounts(best_step=40), RestartLimits("uid", RestartPolicy())
+    )
     assert restart.counts.best_step == 50
 
 
@@ -92,7 +98,7 @@ def test_the_highest_step_of_all_nodes_is_progress() -> None:
 def test_a_polled_step_is_not_progress(polled_step: int) -> None:
     record = attempt_record(None).model_copy(update={"last_step": polled_step})
     counts = RestartCounts(counted=2, best_step=40)
-    restart = plan_restart(verdict_with_fault(), record, (), counts, ("uid", RestartPolicy()))
+    restart = plan_restart(verdict_with_fault(), record, (), counts, RestartLimits("uid", RestartPolicy()))
     assert restart.counts == RestartCounts(counted=3, best_step=40)
 
 
@@ -129,3 +135,15 @@ def test_progress_before_a_preemption_resets_the_budget() -> None:
     preempted = Verdict(Reason.PREEMPTED, "m", preemptor="workload 527a9fa8")
     restart = plan_next_restart(preempted, RestartCounts(counted=3, best_step=40), last_step=50)
     assert restart.counts == RestartCounts(best_step=50)
+
+
+@pytest.mark.parametrize(("reason", "is_counted"), [(Reason.PREEMPTED, False), (Reason.NODE_LOST, True)])
+def test_preemption_of_a_group_uses_no_restart(reason: Reason, is_counted: bool) -> None:
+    """The pods of the next attempt start only when there is room for all of them."""
+    limits = RestartLimits("uid", RestartPolicy(), starts_as_group=True)
+
+    restart = plan_restart(Verdict(reason, "m"), attempt_record(None), (), RestartCounts(infrastructure=3), limits)
+
+    assert restart.is_allowed
+    assert restart.counts.infrastructure == (4 if is_counted else 3)
+    assert bool(restart.delay) is is_counted

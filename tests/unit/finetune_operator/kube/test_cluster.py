@@ -219,6 +219,22 @@ async def test_failing_webhook_rejects_the_create_but_an_internal_server_error_d
         assert isinstance(raised.value, CreateRejected) is is_rejected
 
 
+async def test_dry_run_has_a_generated_name_and_reports_a_failing_webhook_as_a_rejection() -> None:
+    """Another pod may have the name, which would fail every pass."""
+    api = HttpApi()
+    webhook = 'Internal error occurred: failed calling webhook "policy.example.com": connection refused'
+    api.faults.append(ScriptedFault("POST", "pods", 500, times=3, message=webhook))
+    async with serve_and_connect(api) as server:
+        with pytest.raises(CreateRejected, match="connection refused") as raised:
+            await KubernetesCluster(server).dry_run_create(pod())
+
+    request = api.find_requests("POST", "pods")[0]
+    assert request.body is not None
+    metadata = request.body["metadata"]
+    assert (request.params, metadata["generateName"], "name" in metadata) == ({"dryRun": "All"}, "a-0-0-", False)
+    assert raised.value.name == "a-0-0"
+
+
 async def test_quota_conflict_of_concurrent_creates_is_not_a_rejection() -> None:
     api = HttpApi()
     api.faults.append(ScriptedFault("POST", "pods", 409))

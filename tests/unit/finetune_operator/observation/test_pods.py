@@ -255,6 +255,14 @@ def test_a_pod_on_a_lost_kubernetes_node_is_fenced_after_its_deletion_deadline()
     assert not observe_single_pod(body).may_run(overdue)
 
 
+def test_a_deleted_pod_without_a_kubernetes_node_never_runs() -> None:
+    """Kueue's finalizer keeps a preempted pod that was not scheduled yet."""
+    body = terminating_pod(pod(JOB, 0), deadline=NOW)
+    del body["spec"]["nodeName"]
+
+    assert not observe_single_pod(body).may_run(NOW)
+
+
 def test_a_terminating_pod_has_a_deletion_deadline() -> None:
     terminating = observe_single_pod(terminating_pod(running_pod(JOB, 0), deadline=NOW))
     assert (terminating.is_terminating, terminating.deletion_deadline) == (True, NOW)

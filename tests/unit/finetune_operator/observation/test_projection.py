@@ -99,7 +99,12 @@ TRAINER_SPECS: tuple[list[RawBody], ...] = (
 )
 PODS = any_of(
     metadata=METADATA,
-    spec=st.none() | any_of(nodeName=st.sampled_from(["gpu-1", ""]), containers=st.sampled_from(TRAINER_SPECS)),
+    spec=st.none()
+    | any_of(
+        nodeName=st.sampled_from(["gpu-1", ""]),
+        containers=st.sampled_from(TRAINER_SPECS),
+        schedulingGates=st.none() | st.just([{"name": "acme.example/approval"}]),
+    ),
     status=st.none() | STATUSES,
 ).filter(lambda pod: "metadata" in pod)
 
@@ -193,3 +198,16 @@ def test_a_projected_job_parses_to_the_same_job_without_labels_and_annotations()
     unread = {"labels": {"a": "b"}, "annotations": {"c": "d"}, "managedFields": [{}]}
 
     assert project_job({**body, "metadata": {**metadata, **unread}}) == body
+
+
+def test_deletion_of_an_ended_pod_is_kept_for_the_return_of_its_quota() -> None:
+    metadata = {
+        "name": "bert-0-0",
+        "deletionTimestamp": "2026-01-01T12:00:00Z",
+        "finalizers": ["kueue.x-k8s.io/managed"],
+    }
+
+    reduced = project_ended_pod({"metadata": metadata, "status": {"phase": "Failed"}})
+
+    assert reduced is not None
+    assert {key: reduced["metadata"][key] for key in metadata} == metadata

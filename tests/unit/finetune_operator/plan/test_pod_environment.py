@@ -89,6 +89,20 @@ def test_nvidia_gpus_of_the_limits_are_passed_to_the_trainer(limits: dict[str, A
 
 
 @pytest.mark.parametrize(
+    ("limits", "resource"),
+    [
+        ({"amd.com/gpu": 8}, "amd.com/gpu"),
+        ({"example.com/gpu": 1, "nvidia.com/gpu": 0}, "example.com/gpu"),
+        ({"nvidia.com/gpu": 8}, None),
+        ({"amd.com/gpu": 0}, None),
+        ({}, None),
+    ],
+)
+def test_gpus_of_another_vendor_are_named_to_the_trainer(limits: dict[str, Any], resource: str | None) -> None:
+    assert read_environment_variables(resources={"limits": limits}).get("FINETUNE_OTHER_GPUS") == resource
+
+
+@pytest.mark.parametrize(
     ("nccl", "variable"),
     [
         pytest.param({"ibDisable": True}, ("NCCL_IB_DISABLE", "1"), id="true is 1"),

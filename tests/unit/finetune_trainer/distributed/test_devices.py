@@ -39,6 +39,17 @@ def test_ranks_do_not_train_on_the_cpu_if_the_limits_contain_gpus() -> None:
         choose_device(RANKS, planned_gpus=4)
 
 
+@pytest.mark.skipif(HAS_GPU, reason="this host has a GPU")
+def test_ranks_do_not_train_on_the_cpu_if_the_limits_contain_gpus_of_another_vendor(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with pytest.raises(InvalidSpec, match=r"the limits of the pod contain amd.com/gpu, but torch .* is built for"):
+        choose_device(RANKS, other_gpus="amd.com/gpu")
+
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert choose_device(RANKS, other_gpus="amd.com/gpu") == torch.device("cpu")
+
+
 def test_more_ranks_than_gpus_are_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     set_gpus(monkeypatch, count=2)
 

@@ -9,6 +9,7 @@ from finetune_trainer.distributed.gpu_requirements import (
     TorchBuild,
     check_architecture,
     explain_missing_gpus,
+    explain_missing_other_gpus,
     find_expected_gpus,
     is_too_old,
     read_driver_version,
@@ -134,3 +135,22 @@ def test_driver_version_is_read_from_the_kernel_module(tmp_path: Path) -> None:
 
     assert read_driver_version(tmp_path / "version") == "580.95.05"
     assert read_driver_version(tmp_path / "none") == ""
+
+
+@pytest.mark.parametrize(
+    ("resource", "build", "rocm", "error", "message"),
+    [
+        pytest.param("amd.com/gpu", CUDA_13, None, InvalidSpec, "is built for CUDA 13.0: set spec.image", id="CUDA"),
+        pytest.param("amd.com/gpu", TorchBuild("2", None), None, InvalidSpec, "is built for CPUs", id="CPU"),
+        pytest.param("amd.com/gpu", TorchBuild("2", None), "7.1", GpuUnavailable, "no usable GPU", id="ROCm"),
+        pytest.param("example.com/gpu", CUDA_13, None, GpuUnavailable, "no usable GPU", id="another vendor"),
+    ],
+)
+def test_missing_gpus_of_another_vendor_are_explained(
+    resource: str, build: TorchBuild, rocm: str | None, error: type[TrainerError], message: str
+) -> None:
+    found = explain_missing_other_gpus(resource, build, rocm=rocm)
+
+    assert type(found) is error
+    assert str(found).startswith(f"the limits of the pod contain {resource}, but torch {build.version} ")
+    assert message in str(found)

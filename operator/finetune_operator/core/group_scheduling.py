@@ -1,0 +1,65 @@
+"""Decides what schedules the pods of a job as a group, and checks that the pods belong to that group."""
+
+from datetime import timedelta
+
+from finetune_api.v1alpha1.reasons import Reason
+from finetune_api.v1alpha1.scheduling import SchedulingProvider
+from finetune_operator import names
+from finetune_operator.core.actions import Action, DeletePodGroup
+from finetune_operator.core.decision import Decision, build_decision
+from finetune_operator.core.job_context import JobContext
+from finetune_operator.core.provider_choice import choose_provider
+from finetune_operator.core.stop_attempt import end_attempt
+from finetune_operator.failures.verdict import Verdict
+from finetune_operator.observation.pods import PodPhase
+
+GROUP_INTERVAL = timedelta(seconds=15)  # between two reads of what a group waits for, which is not watched
+
+
+def record_provider(context: JobContext) -> Decision | None:
+    """Record the provider of a starting attempt; None if it is recorded, not needed, or the cluster has none."""
+    apis = context.observation.group_apis
+    if context.job.spec.scheduling is None or context.status.scheduling is not None or apis is None:
+        return None
+    choice = choose_provider(context.job.spec, apis)
+    if isinstance(choice, str):
+        return None
+    status = context.status.model_copy(update={"scheduling": choice})
+    return build_decision(context, status)
+
+
+def waits_for_provider(context: JobContext) -> bool:
+    """Return whether no pod may be created yet, because nothing schedules the pods as a group."""
+    is_needed = context.job.spec.scheduling is not None and context.settings.on_cluster
+    return is_needed and context.status.scheduling is None
+
+
+def check_group(context: JobContext) -> Decision | None:
+    """Fail a job whose pods start without Kueue, its provider, and delete a Workload that cannot admit its pods."""
+    scheduling = context.status.scheduling
+    if scheduling is None or scheduling.provider != SchedulingProvider.KUEUE:
+        return None
+    # the Workload of the pods of an earlier attempt would never admit those of this one
+    if (workload := context.observation.workload) is not None and workload.is_finished:
+        return build_decision(context, context.status, actions=context.delete_workload(), requeue_after=GROUP_INTERVAL)
+    unmanaged = [node for node in context.nodes if node.phase is not PodPhase.GONE and not node.is_managed_by_kueue]
+    if not unmanaged:
+        return None
+    message = (
+        f"pod {unmanaged[0].pod_name} is not managed by Kueue, so that LocalQueue {scheduling.queue_name} is ignored"
+    )
+    return end_attempt(context, Verdict(Reason.QUEUE_IGNORED, message), context.record)
+
+
+def delete_earlier_pod_groups(context: JobContext) -> tuple[Action, ...]:
+    """Return the deletion of the PodGroups that earlier attempts may have left, if the provider has PodGroups.
+
+    The last attempt with all pods has deleted those before it; the attempts after it may have ended without doing so.
+    """
+    scheduling, metadata = context.status.scheduling, context.job.metadata
+    if scheduling is None or scheduling.provider == SchedulingProvider.KUEUE:
+        return ()
+    earlier = context.status.attempts[:-1]
+    first = max((index for index, record in enumerate(earlier) if record.created), default=0)
+    group_names = (names.pod_group_name(metadata.name, metadata.uid, record.attempt) for record in earlier[first:])
+    return tuple(DeletePodGroup(name, scheduling.api_version) for name in group_names)

@@ -1,0 +1,47 @@
+"""Builds the fields of a pod for gates, the network of the Kubernetes node, claims and the topology spread."""
+
+from finetune_operator import names
+from finetune_operator.plan.object_metadata import Manifest
+from finetune_operator.plan.run_plan import RunPlan
+
+
+def build_pod_placement(run_plan: RunPlan) -> Manifest:
+    """Return the fields of the pod that are set only for jobs that ask for them.
+
+    With hostNetwork, hostname and subdomain still give the pod its DNS record: that of the address of its Kubernetes
+    node. The pod resolves names of the cluster only with ClusterFirstWithHostNet.
+    """
+    template = run_plan.spec.pod_template
+    gates = [gate.model_dump(by_alias=True) for gate in template.scheduling_gates]
+    claims = [claim.model_dump(by_alias=True, exclude_none=True) for claim in template.resource_claims]
+    return {
+        **({"schedulingGates": gates} if gates else {}),
+        **({"hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"} if template.host_network else {}),
+        **({"resourceClaims": claims} if claims else {}),
+    }
+
+
+def build_ports(run_plan: RunPlan) -> list[Manifest]:
+    """Return the ports of the trainer container.
+
+    With hostNetwork, the API server copies them to hostPort, and the scheduler places no two pods with the same port
+    on a Kubernetes node. Every pod therefore declares the rendezvous port, too, although only node 0 listens on it:
+    Kueue puts pods with other ports into another set of pods.
+    """
+    status_port = {"name": names.STATUS_PORT_NAME, "containerPort": run_plan.spec.status_port}
+    if not run_plan.spec.pod_template.host_network:
+        return [status_port]
+    return [status_port, {"name": "master", "containerPort": run_plan.spec.network.master_port}]
+
+
+def build_topology_spread(run_plan: RunPlan, default: Manifest) -> list[Manifest]:
+    """Return the spread constraints of the user, or else the default; they count the same pods unless they select some.
+
+    default: the operator's constraint, whose selector is used for constraints without one.
+    """
+    constraints = run_plan.spec.pod_template.topology_spread_constraints
+    selector = {"labelSelector": default["labelSelector"]}
+    return [
+        {**selector, **constraint.model_dump(mode="json", by_alias=True, exclude_none=True, exclude_defaults=True)}
+        for constraint in constraints
+    ] or [default]

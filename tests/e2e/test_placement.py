@@ -1,0 +1,82 @@
+"""Tests of jobs whose pods wait for other controllers, or use the network of their Kubernetes node."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from testing.processes.operator_stack import OperatorInstallation, build_example_job, has_condition
+
+pytestmark = pytest.mark.cluster
+GATE = "example.com/approval"
+HOST_NETWORK_NAMESPACE = "finetune-host-network"
+
+
+def remove_gates(deployment: OperatorInstallation, job: str) -> None:
+    """Remove the gates of the pods, as the controller does that set them."""
+    patch = json.dumps([{"op": "remove", "path": "/spec/schedulingGates"}])
+    for pod in deployment.list_pods(job):
+        deployment.kubectl("patch", "pod", pod["metadata"]["name"], "--type=json", "-p", patch)
+
+
+def test_a_job_waits_until_another_controller_removes_its_gates(
+    deployment: OperatorInstallation, job_name: str
+) -> None:
+    deployment.apply(build_example_job(job_name, podTemplate={"schedulingGates": [{"name": GATE}]}))
+    try:
+        waiting = deployment.wait_until(
+            job_name,
+            lambda job: job.get("status", {}).get("waiting", {}).get("reason") == "SchedulingGated",
+            description="waiting for the gate",
+            timeout_seconds=60,
+        )
+        assert (
+            f"2 of 2 pods wait until other controllers remove scheduling gates: {GATE}"
+            in (waiting["status"]["waiting"]["message"])
+        )
+        remove_gates(deployment, job_name)
+        assert has_condition(deployment.wait_until_finished(job_name), "Complete")
+    finally:
+        deployment.delete(job_name)
+
+
+@pytest.fixture
+def unrestricted(deployment: OperatorInstallation) -> Iterator[OperatorInstallation]:
+    """Return a namespace in which pods may use the host network, with the claims of the example."""
+    unrestricted = replace(deployment, namespace=HOST_NETWORK_NAMESPACE)
+    unrestricted.kubectl("create", "namespace", HOST_NETWORK_NAMESPACE)
+    unrestricted.prepare_storage()
+    yield unrestricted
+    unrestricted.kubectl("delete", "namespace", HOST_NETWORK_NAMESPACE, "--timeout=120s")
+
+
+def test_a_job_trains_on_the_host_network(unrestricted: OperatorInstallation, job_name: str) -> None:
+    fields = {"network": {"interface": "eth0"}, "podTemplate": {"hostNetwork": True}}
+    unrestricted.apply(build_example_job(job_name, **fields))
+    running = unrestricted.wait_until(
+        job_name,
+        lambda job: job.get("status", {}).get("progress", {}).get("step", 0) > 0,
+        description="training",
+        timeout_seconds=120,
+    )
+    pods = unrestricted.list_pods(job_name)
+
+    assert all(pod["status"]["podIP"] == pod["status"]["hostIP"] for pod in pods)
+    assert len({pod["spec"]["nodeName"] for pod in pods}) == running["spec"]["numNodes"] == 2
+    assert has_condition(unrestricted.wait_until_finished(job_name), "Complete")
+
+
+def test_a_restricted_namespace_rejects_the_host_network(deployment: OperatorInstallation, job_name: str) -> None:
+    fields = {"network": {"interface": "eth0"}, "podTemplate": {"hostNetwork": True}}
+    deployment.apply(build_example_job(job_name, **fields))
+    try:
+        waiting = deployment.wait_until(
+            job_name,
+            lambda job: job.get("status", {}).get("waiting", {}).get("reason") == "CreateRefused",
+            description="rejected",
+            timeout_seconds=60,
+        )
+        assert "violates PodSecurity" in waiting["status"]["waiting"]["message"]
+    finally:
+        deployment.delete(job_name)

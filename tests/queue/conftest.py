@@ -1,0 +1,39 @@
+"""Fixtures of the tests of queues and gangs: a cluster with PodGroups, Kueue and the operator."""
+
+import os
+import secrets
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from testing.cluster.controller_managers import install_manager
+from testing.cluster.kueue import KUEUE
+from testing.cluster.provider import ThrowawayProvider, choose_provider
+from testing.processes.operator_stack import OperatorInstallation
+from testing.processes.queues import Queues
+
+
+@pytest.fixture(scope="session")
+def deployment() -> Iterator[OperatorInstallation]:
+    choice = choose_provider(os.environ)
+    if not isinstance(choice.provider, ThrowawayProvider):
+        pytest.skip(f"queues need the throwaway cluster: {choice.explanation}")
+    provider = replace(choice.provider, pod_groups=True)
+    deployment = OperatorInstallation(provider)
+    deployment.prepare()
+    try:
+        with install_manager(provider.cluster, KUEUE):
+            yield deployment
+    finally:
+        if os.environ.get("KEEP_CLUSTER") != "1":
+            provider.down()
+
+
+@pytest.fixture
+def queues(deployment: OperatorInstallation) -> Iterator[Queues]:
+    """Return a queue with quota for one job of two nodes; the jobs, the queue and its quota are deleted at the end."""
+    queues = Queues(deployment, name=f"q-{secrets.token_hex(3)}")
+    queues.create(cpu="1")
+    yield queues
+    queues.remove()

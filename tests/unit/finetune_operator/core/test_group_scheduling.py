@@ -1,0 +1,139 @@
+"""Tests of decisions about jobs whose pods are scheduled as a group."""
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from finetune_api.v1alpha1.job import FineTuneJob
+from finetune_api.v1alpha1.scheduling import SchedulingProvider, SchedulingStatus
+from finetune_api.v1alpha1.status import AttemptRecord, AttemptState, Fault, JobStatus
+from finetune_operator.core.actions import Create, DeletePodGroup
+from finetune_operator.core.decision import Decision
+from finetune_operator.observation.group_apis import GroupApis, find_group_apis
+from testing.builders.jobs import NOW, UID, build_observation, decide_once, finished_pod, job, pod
+
+BETA = "scheduling.k8s.io/v1beta1"
+NATIVE = SchedulingStatus(provider="PodGroup", api_version=BETA)
+ENDED = AttemptRecord(attempt=0, state=AttemptState.FAILED, created=True, fault=Fault.INFRASTRUCTURE, action="Restart")
+
+
+def build_job(*earlier: AttemptRecord, chosen: SchedulingStatus | None = None, **scheduling: Any) -> FineTuneJob:
+    record = AttemptRecord(attempt=len(earlier), state=AttemptState.STARTING, start_time=NOW, pending_since=NOW)
+    status = JobStatus(attempt=record.attempt, attempts=(*earlier, record), start_time=NOW, scheduling=chosen)
+    return job(status=status, scheduling=scheduling)
+
+
+def list_created_kinds(decision: Decision) -> list[str]:
+    return [action.manifest["kind"] for action in decision.actions if isinstance(action, Create)]
+
+
+def test_provider_is_recorded_before_the_first_pod_is_created() -> None:
+    new = build_job()
+    apis = find_group_apis([BETA, "scheduling.volcano.sh/v1beta1"])
+
+    chosen, recorded = decide_once(new, build_observation(new, group_apis=apis))
+    _, started = decide_once(chosen, build_observation(chosen, is_fresh=True))
+
+    assert list_created_kinds(recorded) == []
+    assert chosen.status.scheduling == NATIVE
+    assert list_created_kinds(started) == ["ConfigMap", "PodGroup", "Pod", "Pod"]
+
+
+@pytest.mark.parametrize(
+    ("scheduling", "apis", "message"),
+    [
+        pytest.param(
+            {},
+            GroupApis(),
+            "nothing in the cluster schedules the pods as a group: PodGroup is not installed; Coscheduling is not"
+            " installed; Volcano is not installed",
+            id="nothing",
+        ),
+        pytest.param({"queueName": "gpus"}, find_group_apis([BETA]), "Kueue is not installed; Volcano is", id="queue"),
+        pytest.param(
+            {"provider": "PodGroup"},
+            GroupApis({SchedulingProvider.POD_GROUP: BETA}, {SchedulingProvider.POD_GROUP: "is not enabled"}),
+            "PodGroup is not enabled",
+            id="feature gate",
+        ),
+    ],
+)
+def test_job_waits_while_nothing_schedules_its_pods_as_a_group(
+    scheduling: dict[str, Any], apis: GroupApis, message: str
+) -> None:
+    new = build_job(**scheduling)
+
+    waiting, decision = decide_once(new, build_observation(new, group_apis=apis))
+
+    assert waiting.status.waiting is not None
+    assert waiting.status.waiting.reason == "NoGroupScheduler"
+    assert message in waiting.status.waiting.message
+    assert "Pod" not in list_created_kinds(decision)
+    assert decision.requeue_after is not None
+    assert decision.requeue_after <= timedelta(seconds=15)
+
+
+def test_next_attempt_chooses_again_and_deletes_the_last_pod_group() -> None:
+    """An upgrade of the cluster may have replaced the version of the API."""
+    restarted = build_job(ENDED, chosen=NATIVE)
+
+    _, decision = decide_once(restarted, build_observation(restarted, is_fresh=True))
+
+    assert DeletePodGroup(f"bert-0-{UID[:8]}", BETA) in decision.actions
+
+
+def test_pod_groups_before_an_attempt_without_pods_are_deleted_too() -> None:
+    suspended = ENDED.model_copy(update={"attempt": 2, "state": AttemptState.STOPPED, "created": False})
+    earlier = (ENDED, ENDED.model_copy(update={"attempt": 1}), suspended)
+    resumed = build_job(*earlier, chosen=NATIVE)
+
+    _, decision = decide_once(resumed, build_observation(resumed, is_fresh=True))
+
+    deletions = [action for action in decision.actions if isinstance(action, DeletePodGroup)]
+    assert deletions == [DeletePodGroup(f"bert-{attempt}-{UID[:8]}", BETA) for attempt in (1, 2)]
+
+
+def test_pod_that_disappeared_beside_a_succeeded_node_is_not_created_again() -> None:
+    """A gang never starts with one new pod, because the scheduler waits for all of them."""
+    starting = build_job(chosen=NATIVE)
+
+    stopping, decision = decide_once(
+        starting, build_observation(starting, finished_pod(starting, 0, exit_code=0), is_fresh=True)
+    )
+
+    assert list_created_kinds(decision) == []
+    assert stopping.status.attempts[-1].state is AttemptState.STOPPING
+
+
+def test_ended_attempt_forgets_its_provider() -> None:
+    running = build_job(chosen=NATIVE)
+    for _ in range(3):
+        pods = (finished_pod(running, rank) for rank in range(2))
+        running, _decision = decide_once(running, build_observation(running, *pods, is_fresh=True))
+
+    assert running.status.attempt == 1
+    assert running.status.scheduling is None
+
+
+def test_scheduler_message_about_a_gang_is_explained() -> None:
+    waiting = build_job(chosen=NATIVE)
+    message = (
+        "pod group is unschedulable, pod group is unschedulable, 0/1 placements are available, first placement status:"
+        " minCount (2) cannot be satisfied: 1 scheduled, 0 remaining, pod group preemption: No preemption victims found"
+    )
+    condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
+    pods = (pod(waiting, rank, conditions=[condition]) for rank in range(2))
+
+    waiting, _ = decide_once(waiting, build_observation(waiting, *pods))
+
+    assert waiting.status.waiting is not None
+    assert waiting.status.waiting.message == (
+        "2 of 2 pods cannot be placed: the scheduler finds room for 1 of 2 pods, and starts all or none"
+    )
+
+
+def test_provider_of_a_newer_release_is_chosen_again() -> None:
+    status = JobStatus.model_validate({"scheduling": {"provider": "Newer", "apiVersion": "example.com/v1"}})
+
+    assert status.scheduling is None
