@@ -8,7 +8,7 @@ import os
 import sys
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 
 from testing.simulator.scenarios import SCENARIO_KINDS
@@ -26,6 +26,7 @@ def main() -> int:
     parser.add_argument("--histories", type=int, default=100_000, help="in total, divided equally between the kinds")
     parser.add_argument("--workers", type=int, default=os.cpu_count(), help="processes (default: one per core)")
     parser.add_argument("--start", type=int, default=1_000_000, help="first seed; `make test-simulation` begins at 0")
+    parser.add_argument("--kinds", nargs="+", choices=SCENARIO_KINDS, default=tuple(SCENARIO_KINDS), metavar="KIND")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="stop after this time")
     options = parser.parse_args()
     logging.disable(logging.WARNING)  # the operator logs a warning for each injected fault
@@ -34,7 +35,8 @@ def main() -> int:
     counterexamples: list[Counterexample] = []
     reported_at = started_at
     with multiprocessing.get_context("fork").Pool(options.workers, initializer=_reduce_garbage_collection) as pool:
-        for kind, result in pool.imap_unordered(_search_chunk, _generate_seed_chunks(options.histories, options.start)):
+        chunks = _generate_seed_chunks(options.kinds, options.histories, options.start)
+        for kind, result in pool.imap_unordered(_search_chunk, chunks):
             phases_by_kind[kind] += result.phases
             if result.counterexample is not None:
                 counterexamples.append(result.counterexample)
@@ -73,11 +75,11 @@ def _format_row(*cells: object) -> str:
     return f"| {' | '.join(map(str, cells))} |"
 
 
-def _generate_seed_chunks(histories: int, first_seed: int) -> Iterator[Chunk]:
+def _generate_seed_chunks(kinds: Sequence[str], histories: int, first_seed: int) -> Iterator[Chunk]:
     """Yield chunks of seeds, alternating between the kinds."""
-    histories_per_kind = -(-histories // len(SCENARIO_KINDS))
+    histories_per_kind = -(-histories // len(kinds))
     for first in range(first_seed, first_seed + histories_per_kind, CHUNK_SIZE):
-        for kind in SCENARIO_KINDS:
+        for kind in kinds:
             yield kind, range(first, min(first + CHUNK_SIZE, first_seed + histories_per_kind))
 
 

@@ -2,6 +2,7 @@
 
 from collections import Counter
 
+from finetune_operator import names
 from finetune_operator.observation.ownership import get_controller_uid
 from testing.simulator.world.apiserver import Change, RawBody
 from testing.simulator.world.world import World
@@ -52,7 +53,7 @@ class ClusterMonitor:
                     self._world.report(f"operator-{number} ran {count} passes of {uid}, which changed {changes} times")
 
     def _on_commit(self, change: Change) -> None:
-        owner_uid, uid = get_controller_uid(change.body), change.body["metadata"]["uid"]
+        owner_uid, uid = self._find_owner_uid(change.body), change.body["metadata"]["uid"]
         self._commit_counts[owner_uid or uid] += 1
         if not change.actor.startswith("operator"):
             return
@@ -65,5 +66,17 @@ class ClusterMonitor:
             self._world.report(f"the pass of {acting_uid} {change.type} {name}, which belongs to {owner_uid or uid}")
 
     def _is_foreign(self, body: RawBody) -> bool:
-        uids = {get_controller_uid(body), body["metadata"]["uid"]}
+        uids = {self._find_owner_uid(body), body["metadata"]["uid"]}
         return not any(uids & set(job.uids) for job in self._world.jobs)
+
+    def _find_owner_uid(self, body: RawBody) -> str | None:
+        """Return the uid of the job that controls the object, or whose pods own the Workload."""
+        if body["kind"] != names.WORKLOAD_KIND:
+            return get_controller_uid(body)
+        namespace, name = body["metadata"]["namespace"], body["metadata"]["name"]
+        groups = {
+            (job.key.namespace, names.workload_name(job.key.name, uid)): uid
+            for job in self._world.jobs
+            for uid in job.uids
+        }
+        return groups.get((namespace, name))

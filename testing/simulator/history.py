@@ -17,10 +17,12 @@ from finetune_operator.manager import leader_election, manager
 from testing.fakes.virtual_time import VirtualTimeLoop
 from testing.simulator.attempt_invariants import AttemptMonitor
 from testing.simulator.cluster_invariants import ClusterMonitor
+from testing.simulator.gang_invariants import GangMonitor
 from testing.simulator.gpu_invariants import GpuMonitor
 from testing.simulator.incidents.job_incidents import Incident
 from testing.simulator.invariants import REASONS_WITH_OWN_TIMEOUT, JobMonitor
 from testing.simulator.obligations import ObligationMonitor
+from testing.simulator.queue_invariants import QueueMonitor
 from testing.simulator.world.apiserver import TERMINAL, Change, ObjectKey
 from testing.simulator.world.choices import Choices
 from testing.simulator.world.job import SimulatedJob
@@ -132,6 +134,8 @@ class RunningHistory:
     cluster_monitor: ClusterMonitor
     attempt_monitor: AttemptMonitor
     gpu_monitor: GpuMonitor
+    queue_monitor: QueueMonitor
+    gang_monitor: GangMonitor
 
     def are_jobs_finished(self) -> bool:
         """Return whether every job has finished, is suspended as requested or was deleted."""
@@ -170,6 +174,8 @@ def _start_history(scenario: Scenario, choices: Choices) -> RunningHistory:
         cluster_monitor=ClusterMonitor(world),
         attempt_monitor=AttemptMonitor(world),
         gpu_monitor=GpuMonitor(world),
+        queue_monitor=QueueMonitor(world),
+        gang_monitor=GangMonitor(world),
     )
 
 
@@ -306,6 +312,8 @@ async def _advance(history: RunningHistory, *, is_done: Callable[[], bool] | Non
         for obligation_monitor in history.obligation_monitors:
             obligation_monitor.check(TICK_SECONDS)
         history.cluster_monitor.check_queues()
+        history.queue_monitor.check(TICK_SECONDS)
+        history.gang_monitor.check(TICK_SECONDS)
     return is_done is not None and is_done()
 
 
@@ -352,6 +360,7 @@ async def _check_settled(history: RunningHistory) -> None:
         remaining = [key.name for key, pod in job.list_pods_of_all_uids() if not world.is_lost(pod)]
         if job.body is None and remaining:
             world.report(f"{job} was deleted, but these pods remain: {remaining}")
+    history.gang_monitor.check_settled()
     before = len(world.server.history)
     await asyncio.sleep(history.scenario.settling_seconds)
     for change in world.server.history[before:]:

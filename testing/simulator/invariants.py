@@ -197,7 +197,7 @@ class JobMonitor:
                 yield "the status changed after the end"
             return
         yield from self._check_attempts(before, after)
-        yield from self._check_restart_counts(before, after, updated_body["spec"].get("restartPolicy", {}))
+        yield from self._check_restart_counts(before, after, updated_body["spec"])
         yield from self._check_avoided_nodes(before, after)
         yield from self._check_repair(before, after)
         yield from self._check_conditions(after)
@@ -258,12 +258,10 @@ class JobMonitor:
         pod = next((pod for _, pod in self._job.list_pods() if pod["metadata"]["uid"] == cause.pod_uid), None)
         return pod is not None and not self._world.is_lost(pod)
 
-    def _check_restart_counts(
-        self, old_status: JobStatus, new_status: JobStatus, restart_policy: RawBody
-    ) -> Iterator[str]:
+    def _check_restart_counts(self, old_status: JobStatus, new_status: JobStatus, spec: RawBody) -> Iterator[str]:
         """Check that every restart is counted once, within the limits.
 
-        Repairs, incomplete gangs and preemptions with a known preemptor are not counted.
+        Repairs, incomplete gangs, and preemptions of a group or with a known preemptor are not counted.
         """
         if new_status.restarts == old_status.restarts:
             return
@@ -272,10 +270,11 @@ class JobMonitor:
         if counts.best_step > expected_counts.best_step:
             expected_counts = RestartCounts(best_step=counts.best_step)
         kind = "infrastructure" if ended.fault in (Fault.INFRASTRUCTURE, Fault.PREEMPTION) else "counted"
-        is_preempted = ended.reason == Reason.PREEMPTED and any(evidence.preemptor for evidence in ended.evidence)
+        has_preemptor = "scheduling" in spec or any(evidence.preemptor for evidence in ended.evidence)
+        is_preempted = ended.reason == Reason.PREEMPTED and has_preemptor
         if ended.action != "Repair" and ended.reason != Reason.GANG_INCOMPLETE and not is_preempted:
             expected_counts = expected_counts.model_copy(update={kind: getattr(expected_counts, kind) + 1})
-        policy = RestartPolicy.model_validate(restart_policy)
+        policy = RestartPolicy.model_validate(spec.get("restartPolicy", {}))
         if counts != expected_counts:
             yield f"after {ended.reason} the counted restarts went from {old_status.without_progress} to {counts}"
         if counts.best_step > self._world.trainer.reached_steps[self._job.uid]:

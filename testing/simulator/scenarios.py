@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
+from testing.simulator.gang_scenarios import gang_pauses, gang_preemptions, gang_upgrades, gangs
 from testing.simulator.history import Liveness, Scenario, Trigger
 from testing.simulator.incidents.job_incidents import (
     OPERATOR_INCIDENTS,
@@ -28,6 +29,7 @@ from testing.simulator.incidents.node_incidents import (
     occupy_k8s_nodes,
 )
 from testing.simulator.incidents.user_interference import USER_INTERFERENCE
+from testing.simulator.queue_scenarios import queue_pauses, queue_preemptions, queued_jobs
 from testing.simulator.scenario_choices import (
     draw_incidents,
     draw_network_faults,
@@ -228,7 +230,11 @@ SHARED_CLUSTER_KINDS: tuple[DrawScenario, ...] = (
     two_releases,
     poisoned_jobs,
 )
-SCENARIO_KINDS: dict[str, DrawScenario] = {draw.__name__: draw for draw in (*SINGLE_JOB_KINDS, *SHARED_CLUSTER_KINDS)}
+QUEUE_KINDS: tuple[DrawScenario, ...] = (queued_jobs, queue_preemptions, queue_pauses)
+GANG_KINDS: tuple[DrawScenario, ...] = (gangs, gang_preemptions, gang_upgrades, gang_pauses)
+SCENARIO_KINDS: dict[str, DrawScenario] = {
+    draw.__name__: draw for draw in (*SINGLE_JOB_KINDS, *SHARED_CLUSTER_KINDS, *QUEUE_KINDS, *GANG_KINDS)
+}
 
 
 def _build_scenario(

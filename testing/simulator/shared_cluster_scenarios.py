@@ -52,7 +52,7 @@ def paused_operators(choices: Choices) -> Scenario:
     """Draw a scenario in which leaders are paused for longer than a lease, or their wall clocks jump."""
     incidents = (*(2 * OPERATOR_PAUSES), *USER_INCIDENTS, *TRAINER_INCIDENTS)
     replicas = choices.pick((1, 2))
-    return _add_leader_election(build_shared_scenario(choices, incidents), replicas=replicas, overlaps=replicas > 1)
+    return add_leader_election(build_shared_scenario(choices, incidents), replicas=replicas, overlaps=replicas > 1)
 
 
 def two_releases(choices: Choices) -> Scenario:
@@ -63,7 +63,7 @@ def two_releases(choices: Choices) -> Scenario:
     new_job = replace(first, spec_fields={**first.spec_fields, "note": "a field of the next release"})
     begins_with_next_release = choices.draw_boolean(50)
     scenario = replace(scenario, further_jobs=(new_job, *others), begins_with_next_release=begins_with_next_release)
-    return _add_leader_election(scenario, replicas=1, overlaps=scenario.network_faults is not NO_FAULTS)
+    return add_leader_election(scenario, replicas=1, overlaps=scenario.network_faults is not NO_FAULTS)
 
 
 def poisoned_jobs(choices: Choices) -> Scenario:
@@ -79,7 +79,8 @@ def poisoned_jobs(choices: Choices) -> Scenario:
     return replace(scenario, further_jobs=(*scenario.further_jobs, poisoned_job))
 
 
-def _add_leader_election(scenario: Scenario, *, replicas: int, overlaps: bool) -> Scenario:
+def add_leader_election(scenario: Scenario, *, replicas: int, overlaps: bool) -> Scenario:
+    """Return the scenario with operators that elect a leader."""
     options = replace(scenario.options, has_leader_election=True, can_pause=True, replicas=replicas)
     settling_seconds = GRACE_SECONDS + 30.0  # no Kubernetes node is lost, and each renewal of the lease takes time
     return replace(scenario, options=options, settling_seconds=settling_seconds, has_overlapping_operators=overlaps)

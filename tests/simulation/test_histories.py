@@ -9,17 +9,25 @@ import os
 
 import pytest
 
-from testing.simulator.scenarios import SCENARIO_KINDS, SHARED_CLUSTER_KINDS, SINGLE_JOB_KINDS
+from testing.simulator.scenarios import GANG_KINDS, QUEUE_KINDS, SCENARIO_KINDS, SHARED_CLUSTER_KINDS, SINGLE_JOB_KINDS
 from testing.simulator.search import explain, search
 
-HISTORIES = int(os.environ.get("FINETUNE_HISTORIES", "5000"))  # total number over all kinds of histories
+HISTORIES = int(os.environ.get("FINETUNE_HISTORIES", "5000"))  # total number over all kinds without queues and gangs
 SHARED_CLUSTER_SHARE = 600 / 5000  # of the kinds with several jobs, whose histories take several times as long
+QUEUE_SHARE = 90 / 5000  # in addition, of the kinds in which several jobs share a quota of Kueue
+GANG_SHARE = 48 / 5000  # in addition, of the kinds in which several gangs share a few Kubernetes nodes
 CHUNKS = 6  # chunks per kind, which run in parallel processes
 
 
 def compute_chunk_size(kind: str) -> int:
     """Return the number of histories of one chunk."""
     shared_kinds = [draw.__name__ for draw in SHARED_CLUSTER_KINDS]
+    queue_kinds = [draw.__name__ for draw in QUEUE_KINDS]
+    gang_kinds = [draw.__name__ for draw in GANG_KINDS]
+    if kind in queue_kinds:
+        return round(HISTORIES * QUEUE_SHARE / len(queue_kinds) / CHUNKS)
+    if kind in gang_kinds:
+        return round(HISTORIES * GANG_SHARE / len(gang_kinds) / CHUNKS)
     if kind in shared_kinds:
         return round(HISTORIES * SHARED_CLUSTER_SHARE / len(shared_kinds) / CHUNKS)
     return -(-round(HISTORIES * (1 - SHARED_CLUSTER_SHARE)) // len(SINGLE_JOB_KINDS) // CHUNKS)
@@ -41,6 +49,14 @@ REGRESSIONS = (
     ("stale_caches", 176007384),
     ("two_releases", 114),
     ("poisoned_jobs", 5011),
+    ("queued_jobs", 50),
+    ("queued_jobs", 86),
+    ("queued_jobs", 129),
+    ("queue_pauses", 23),
+    ("queue_preemptions", 36),
+    ("gangs", 95),
+    ("gangs", 1096),
+    ("gang_upgrades", 138),
 )
 
 

@@ -18,11 +18,22 @@ from testing.fakes.label_selector import matches_selector
 
 RawBody = dict[str, Any]
 
-KINDS = {**{plural: kind for kind, (_, plural) in COLLECTIONS.items()}, "leases": "Lease"}
+KINDS = {
+    **{plural: kind for kind, (_, plural) in COLLECTIONS.items()},
+    "podgroups": names.POD_GROUP_KIND,
+    "leases": "Lease",
+}
 PLURALS = {kind: plural for plural, kind in KINDS.items()}
+KUEUE_VERSION, POD_GROUP_VERSION = "kueue.x-k8s.io/v1beta2", "scheduling.k8s.io/v1beta1"
 DEFAULT_GRACE_SECONDS = 30
 TERMINAL = ("Succeeded", "Failed")
 FOREGROUND = "foregroundDeletion"
+GATED_CONDITION = {
+    "type": "PodScheduled",
+    "status": "False",
+    "reason": "SchedulingGated",
+    "message": "scheduling gates",
+}
 
 
 class ObjectKey(NamedTuple):
@@ -77,6 +88,12 @@ class SimulatedApiServer:
         self.history: list[Change] = []
         self.listeners: list[Callable[[Change], None]] = []
         self.pod_quotas: dict[str, int] = {}  # maximum number of active pods by namespace
+        self.mutate_pod: Callable[[RawBody], RawBody] = lambda manifest: manifest  # admission webhook of new pods
+        self.served_versions = {KUEUE_VERSION}  # of the APIs that a cluster may lack
+        self.keeps_scheduling_groups = True  # feature gate GenericWorkload, without which pods lose the field
+        self.rejects_pod_groups = False  # a ResourceQuota has no room for another PodGroup
+        self.unserved: set[ObjectKey] = set()  # objects of requests that failed because their API was not served
+        self.dry_runs: list[RawBody] = []  # objects of all dry runs, as they would be stored
         self._committed = asyncio.Event()
 
     def get(self, key: ObjectKey) -> RawBody | None:
@@ -92,7 +109,14 @@ class SimulatedApiServer:
 
         Raises: ApiError
         """
+        if path == "/apis":
+            return {"groups": [{"versions": [{"groupVersion": version}]} for version in sorted(self.served_versions)]}
+        if path.startswith("/apis/visibility.kueue.x-k8s.io/"):  # Kueue does not have to serve positions
+            raise ApiError("the server could not find the requested resource", status=404, reason="NotFound")
         key, status = parse_path(path)
+        if key.kind == names.POD_GROUP_KIND and POD_GROUP_VERSION not in self.served_versions:
+            self.unserved.add(key)
+            raise ApiError("the server could not find the requested resource", status=404, reason="NotFound")
         match method, bool(key.name), status:
             case "GET", True, False:
                 return self._read(key)
@@ -100,7 +124,7 @@ class SimulatedApiServer:
                 return self._list(key, params.get("labelSelector", ""))
             case "POST", False, False:
                 assert body is not None
-                return self.create(body, actor=actor)
+                return self.create(body, actor=actor, is_dry_run=params.get("dryRun") == "All")
             case "PUT", True, _:
                 assert body is not None
                 return self._put(
@@ -110,23 +134,30 @@ class SimulatedApiServer:
                 return self.delete(key, body or {}, actor=actor)
         raise ApiError(f"{method} {path} is not simulated", status=405)
 
-    def create(self, manifest: RawBody, *, actor: str) -> RawBody:
-        """Create an object; its name remains in use until the object is removed."""
-        new_metadata = manifest["metadata"]
-        key = ObjectKey(manifest["kind"], new_metadata["namespace"], new_metadata["name"])
+    def create(self, manifest: RawBody, *, actor: str, is_dry_run: bool = False) -> RawBody:
+        """Create an object; its name remains in use until the object is removed. A dry run does not store it."""
+        key = ObjectKey(manifest["kind"], manifest["metadata"]["namespace"], _choose_name(manifest["metadata"]))
         if existing := self._objects.get(key):
             message = f'{PLURALS[key.kind]} "{key.name}" already exists'
             message = f"object is being deleted: {message}" if "deletionTimestamp" in existing["metadata"] else message
             raise ApiError(message, status=409, reason="AlreadyExists")
-        quota = self.pod_quotas.get(key.namespace) if key.kind == "Pod" else None
-        if quota is not None and self._count_active_pods(key.namespace) >= quota:
-            message = f'pods "{key.name}" is forbidden: exceeded quota: few, requested: pods=1, limited: {quota}'
-            raise ApiError(message, status=403, reason="Forbidden")
+        self._check_quotas(key)
+        if key.kind == "Pod":
+            manifest = self.mutate_pod(self._drop_disabled_fields(manifest))
+        if is_dry_run:
+            self.dry_runs.append(manifest)
+            return manifest
         self._last_uid += 1
-        metadata = {**new_metadata, "uid": f"uid-{self._last_uid}", "creationTimestamp": format_time(self.now())}
+        metadata = {
+            **manifest["metadata"],
+            "uid": self._build_uid(key.kind),
+            "creationTimestamp": format_time(self.now()),
+        }
         body: RawBody = {**manifest, "metadata": metadata}
         if key.kind == "Pod":
             body["status"] = {"phase": "Pending"}
+            if body["spec"].get("schedulingGates"):
+                body["status"]["conditions"] = [GATED_CONDITION]
         if key.kind == names.FINETUNEJOB_KIND:
             metadata["generation"] = 1
             body.pop("status", None)
@@ -160,10 +191,26 @@ class SimulatedApiServer:
         return self.remove(key, actor=actor)
 
     def remove(self, key: ObjectKey, *, actor: str) -> RawBody:
-        """Remove the object immediately, without a grace period."""
+        """Remove the object without a grace period; one with finalizers stays until they are removed."""
+        existing = self._objects[key]
+        metadata = existing["metadata"]
+        if set(metadata.get("finalizers", ())) - {FOREGROUND}:
+            deletion_time = metadata.get("deletionTimestamp") or format_time(self.now())
+            metadata = {**metadata, "deletionTimestamp": deletion_time, "deletionGracePeriodSeconds": 0}
+            return self.replace_fields(key, actor=actor, metadata=metadata) or existing
         old_body = self._objects.pop(key)
         self._record(key, old_body, None, actor=actor)
         return old_body
+
+    def remove_finalizer(self, key: ObjectKey, finalizer: str, *, actor: str) -> None:
+        """Remove a finalizer, and the object if it was deleted and has no grace period left."""
+        metadata = (self._objects.get(key) or {"metadata": {}})["metadata"]
+        if finalizer not in metadata.get("finalizers", ()):
+            return
+        finalizers = [name for name in metadata["finalizers"] if name != finalizer]
+        self.replace_fields(key, actor=actor, metadata={**metadata, "finalizers": finalizers})
+        if not finalizers and metadata.get("deletionGracePeriodSeconds") == 0:
+            self.remove(key, actor=actor)
 
     def find_position_after(self, version: int) -> int:
         """Return the index in the history at which a watch from this version starts."""
@@ -175,6 +222,29 @@ class SimulatedApiServer:
     async def wait_for_commit(self) -> None:
         """Wait until the next commit."""
         await self._committed.wait()
+
+    def _build_uid(self, kind: str) -> str:
+        """Return the uid of the next object; that of a Workload is a UUID, because messages of Kueue contain it."""
+        is_workload = kind == names.WORKLOAD_KIND
+        return f"{self._last_uid:08x}-0000-4000-8000-000000000000" if is_workload else f"uid-{self._last_uid}"
+
+    def _check_quotas(self, key: ObjectKey) -> None:
+        """Raise an error if the ResourceQuota of the namespace has no room for another object."""
+        message = ""
+        quota = self.pod_quotas.get(key.namespace) if key.kind == "Pod" else None
+        if quota is not None and self._count_active_pods(key.namespace) >= quota:
+            message = f'pods "{key.name}" is forbidden: exceeded quota: few, requested: pods=1, limited: {quota}'
+        if key.kind == names.POD_GROUP_KIND and self.rejects_pod_groups:
+            message = f'podgroups.scheduling.k8s.io "{key.name}" is forbidden: exceeded quota: few'
+        if message:
+            raise ApiError(message, status=403, reason="Forbidden")
+
+    def _drop_disabled_fields(self, pod: RawBody) -> RawBody:
+        """Return the pod without the fields of disabled feature gates."""
+        if self.keeps_scheduling_groups or "schedulingGroup" not in pod["spec"]:
+            return pod
+        spec = {field: value for field, value in pod["spec"].items() if field != "schedulingGroup"}
+        return {**pod, "spec": spec}
 
     def _count_active_pods(self, namespace: str) -> int:
         pods = (pod for key, pod in self.list_objects("Pod") if key.namespace == namespace)
@@ -263,6 +333,11 @@ def parse_path(path: str) -> tuple[ObjectKey, bool]:
 def format_time(time: datetime) -> str:
     """Format a time in whole seconds, as the API server does."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _choose_name(metadata: RawBody) -> str:
+    """Return the name of a new object, or one that begins with generateName."""
+    return str(metadata.get("name") or f"{metadata['generateName']}x7k2p")
 
 
 def _conflict_error(key: ObjectKey, message: str) -> ApiError:

@@ -116,9 +116,12 @@ class KubernetesNodes:
             return  # a foreign pod never runs; it only occupies a name
         if change.body["spec"].get("schedulerName") == STRANGERS_SCHEDULER:
             return
-        if change.old_body is None:
+        was_gated = change.old_body is None or change.old_body["spec"].get("schedulingGates")
+        if was_gated and change.new_body is not None and not change.body["spec"].get("schedulingGates"):
+            if "schedulingGroup" in change.body["spec"]:
+                return  # the gang scheduler assigns the pod
             self.spawn(self._schedule(_build_key(change.body), change.body["metadata"]["uid"]))
-        else:
+        elif change.old_body is not None:
             self._handle_deletion(change)
 
     async def _schedule(self, key: ObjectKey, uid: str) -> None:
@@ -126,30 +129,37 @@ class KubernetesNodes:
         await asyncio.sleep(self._choices.pick((0.02, 0.3)))
         while True:
             pod = self._server.get(key)
-            if pod is None or pod["metadata"]["uid"] != uid:
+            if pod is None or pod["metadata"]["uid"] != uid or "deletionTimestamp" in pod["metadata"]:
                 return
-            candidates = self._find_schedulable_nodes(pod)
+            candidates = self.find_schedulable_nodes(pod)
             if candidates:
                 break
             unschedulable = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "no room"}
             self.set_status(key, actor="scheduler", conditions=[unschedulable])
             await asyncio.sleep(POLL_SECONDS)
         k8s_node = self._choices.pick(candidates)
+        await self._run_pod(self._assign(key, pod, k8s_node), k8s_node)
+
+    def start_on(self, key: ObjectKey, pod: RawBody, k8s_node: KubernetesNode) -> None:
+        """Assign the pod to a node, whose kubelet then runs it."""
+        self.spawn(self._run_pod(self._assign(key, pod, k8s_node), k8s_node))
+
+    def _assign(self, key: ObjectKey, pod: RawBody, k8s_node: KubernetesNode) -> RawBody:
         scheduled = {"type": "PodScheduled", "status": "True", "lastTransitionTime": format_time(self._server.now())}
-        pod = self._server.replace_fields(
+        assigned = self._server.replace_fields(
             key,
             actor="scheduler",
             spec={**pod["spec"], "nodeName": k8s_node.name},
             status={**pod["status"], "conditions": [scheduled]},
         )
-        assert pod is not None
-        await self._run_pod(pod, k8s_node)
+        assert assigned is not None
+        return assigned
 
-    def _find_schedulable_nodes(self, pod: RawBody) -> list[KubernetesNode]:
+    def find_schedulable_nodes(self, pod: RawBody) -> list[KubernetesNode]:
         """Return the nodes to which the pod can be assigned, including nodes whose loss is not detected yet."""
         if not self.accepts_pods or pod["spec"].get("nodeSelector"):
             return []
-        excluded = _find_excluded_nodes(pod)
+        excluded = find_excluded_nodes(pod)
         occupied = {
             other["spec"].get("nodeName")
             for _, other in self._server.list_objects("Pod")
@@ -308,7 +318,7 @@ def _build_key(body: RawBody) -> ObjectKey:
     return ObjectKey(body["kind"], body["metadata"]["namespace"], body["metadata"]["name"])
 
 
-def _find_excluded_nodes(pod: RawBody) -> set[str]:
+def find_excluded_nodes(pod: RawBody) -> set[str]:
     """Return the names of the nodes that every required node affinity term of the pod excludes."""
     node_affinity = pod["spec"].get("affinity", {}).get("nodeAffinity", {})
     required = node_affinity.get("requiredDuringSchedulingIgnoredDuringExecution", {})

@@ -22,6 +22,7 @@ class NodeControllers:
         self._server = server
         self._k8s_nodes = k8s_nodes
         self._choices = choices
+        server.listeners.append(self._on_change)
 
     def stop_kubelet(self, k8s_node: KubernetesNode) -> None:
         """Stop the kubelet; the pods of the node are evicted after their toleration time."""
@@ -71,6 +72,19 @@ class NodeControllers:
             if pod is not None and "deletionTimestamp" not in pod["metadata"]:
                 self._k8s_nodes.set_condition(key, condition, actor=KUEUE)
                 self._server.delete(key, {}, actor=KUEUE)
+
+    def _on_change(self, change: Change) -> None:
+        """Let pod GC end a deleted pod that was never assigned to a node, and that a finalizer keeps."""
+        if change.kind == "Pod" and change.new_body is not None and _is_unscheduled_and_deleted(change.new_body):
+            metadata = change.body["metadata"]
+            key = ObjectKey("Pod", metadata["namespace"], metadata["name"])
+            self._k8s_nodes.spawn(self._end_unscheduled_pod(key, metadata["uid"]))
+
+    async def _end_unscheduled_pod(self, key: ObjectKey, uid: str) -> None:
+        await asyncio.sleep(self._choices.pick((0.1, 0.5, 1.0)) * POD_GC_SECONDS)
+        pod = self._server.get(key)
+        if pod is not None and pod["metadata"]["uid"] == uid and _is_unscheduled_and_deleted(pod):
+            self._k8s_nodes.set_status(key, actor=POD_GC, phase="Failed")
 
     def _add_disruption_target(self, key: ObjectKey, reason: str, *, actor: str, **fields: str) -> bool:
         pod = self._server.get(key)
@@ -162,10 +176,15 @@ class GarbageCollector:
     def _list_children(self, uid: str) -> list[ObjectKey]:
         return [
             key
-            for kind in ("Pod", "Service", "ConfigMap")
+            for kind in ("Pod", "Service", "ConfigMap", names.POD_GROUP_KIND)
             for key, body in self._server.list_objects(kind)
             if any(owner["uid"] == uid for owner in body["metadata"].get("ownerReferences", ()))
         ]
+
+
+def _is_unscheduled_and_deleted(pod: RawBody) -> bool:
+    is_scheduled = bool(pod["spec"].get("nodeName"))
+    return "deletionTimestamp" in pod["metadata"] and not is_scheduled and pod["status"].get("phase") not in TERMINAL
 
 
 def _get_toleration_seconds(pod: RawBody) -> float:

@@ -168,6 +168,7 @@ class SimulatedOperator:
         self.manager._loop_lag.run = _wait_forever  # type: ignore[method-assign]
         context = copy_context()
         context.run(current_process.set, self.process)
+        context.run(network.acting_job_uid.set, "")  # set if the last process crashed in a pass
         self._context = context
         self._task = asyncio.get_running_loop().create_task(self._run(), context=context)
 

@@ -10,10 +10,12 @@ from typing import Any
 from finetune_operator import names
 from finetune_operator.kube.api_client import ApiError
 from testing.builders.jobs import SETTINGS, spec
-from testing.simulator.world.apiserver import Change, ObjectKey, RawBody, SimulatedApiServer
+from testing.simulator.world.apiserver import POD_GROUP_VERSION, Change, ObjectKey, RawBody, SimulatedApiServer
 from testing.simulator.world.choices import Choices
+from testing.simulator.world.gang_scheduler import GangScheduler
 from testing.simulator.world.job import SimulatedJob
 from testing.simulator.world.kubernetes_nodes import KubernetesNodes
+from testing.simulator.world.kueue import SimulatedKueue
 from testing.simulator.world.network import NO_FAULTS, Connection, NetworkFaults
 from testing.simulator.world.node_controllers import GarbageCollector, NodeControllers
 from testing.simulator.world.operator_process import ProcessEnvironment, SimulatedOperator
@@ -37,6 +39,8 @@ class WorldOptions:
     workers: int = 2  # of each operator
     has_leader_election: bool = False
     replicas: int = 1  # operators that are started at first
+    queue_quota: int = 0  # of Kueue, in pods
+    has_pod_groups: bool = False  # whether the API server serves the PodGroups of Kubernetes 1.37
     can_pause: bool = False  # whether operators can be paused, which makes all their tasks slower
 
 
@@ -68,6 +72,10 @@ class World:
         self.k8s_nodes = KubernetesNodes(self.server, self.trainer, choices, count=options.k8s_nodes)
         self.node_controllers = NodeControllers(self.server, self.k8s_nodes, choices)
         self.garbage_collector = GarbageCollector(self.server, self.k8s_nodes, choices)
+        self.kueue = SimulatedKueue(self.server, self.k8s_nodes, choices, quota=options.queue_quota)
+        self.gang_scheduler = GangScheduler(self.server, self.k8s_nodes, choices)
+        if options.has_pod_groups:
+            self.server.served_versions.add(POD_GROUP_VERSION)
         self.operators: list[SimulatedOperator] = []
         self.release = THIS_RELEASE
         self.has_split_brain = False
@@ -229,6 +237,10 @@ class World:
             state = statuses[0].get("state", {})
             line += f" {body.get('status', {}).get('phase')} {'/'.join(state)} on {body['spec'].get('nodeName')}"
             line += " terminating" if "deletionTimestamp" in body["metadata"] else ""
+            line += " gated" if body["spec"].get("schedulingGates") else ""
+            line += " held" if body["metadata"].get("finalizers") else ""
+        if change.kind == names.WORKLOAD_KIND:
+            line += f" {' '.join(c['type'] for c in body['status'].get('conditions', ()) if c['status'] == 'True')}"
         if change.kind == names.FINETUNEJOB_KIND:
             status = body.get("status", {})
             record = (status.get("attempts") or [{}])[-1]
