@@ -10,7 +10,7 @@ import sys
 import tempfile
 import urllib.request
 from collections import Counter, defaultdict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import IO, Any
@@ -19,7 +19,7 @@ import yaml
 
 from finetune_operator.kube.api_client import ApiClient
 from finetune_operator.kube.credentials import find_credentials, open_session
-from testing.cluster.kwok import start_kwok
+from testing.cluster.kwok import OMITTED_STAGE, start_kwok
 from testing.cluster.throwaway import ThrowawayCluster
 
 NAMESPACE = "bench"
@@ -75,14 +75,20 @@ def count_requests(metrics: str) -> Counter[str]:
 
 
 @asynccontextmanager
-async def start_fake_cluster(name: str, *, keep_cluster: bool) -> AsyncIterator[tuple[ThrowawayCluster, ApiClient]]:
+async def start_fake_cluster(
+    name: str,
+    *,
+    keep_cluster: bool,
+    node_count: int = FAKE_NODES,
+    omitted_stages: Collection[str] = (OMITTED_STAGE,),
+) -> AsyncIterator[tuple[ThrowawayCluster, ApiClient]]:
     """Start a cluster with kwok nodes, the CRD and a claim for all jobs; remove the cluster afterwards."""
     cluster = ThrowawayCluster.from_name(name)
     cluster.up(node_count=1)
     try:
-        start_kwok(cluster, FAKE_NODES)
+        start_kwok(cluster, node_count, omitted_stages=omitted_stages)
         cluster.kubectl("apply", "--server-side", "-f", str(REPOSITORY / "manifests" / "crd" / "finetunejobs.yaml"))
-        cluster.kubectl("wait", "--for=condition=Established", "crd/finetunejobs.finetune.dev", "--timeout=30s")
+        cluster.kubectl.wait_for_crds("finetunejobs.finetune.dev", timeout_seconds=60)
         cluster.kubectl.apply(*build_namespace_and_claim())
         async with connect_to_api(cluster.kubeconfig) as api:
             yield cluster, api
