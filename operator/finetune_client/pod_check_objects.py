@@ -9,6 +9,7 @@ from finetune_client import pod_probe
 from finetune_operator import names
 from finetune_operator.observation.ownership import RawBody
 from finetune_operator.plan.pod_manifest import build_pod
+from finetune_operator.plan.pod_placement import SOFT_SPREAD
 from finetune_operator.plan.run_plan import RunPlan, plan_run
 from finetune_operator.settings import Settings
 
@@ -16,7 +17,6 @@ CHECK_LABEL = names.JOB_NAME  # the NetworkPolicy of the chart applies to pods w
 COMPONENT = {"app.kubernetes.io/component": "pod-check"}
 LIFETIME_SECONDS = 1800  # an abandoned pod ends by itself
 MAX_PODS = 2
-SPREAD = {"topologyKey": "kubernetes.io/hostname", "maxSkew": 1, "whenUnsatisfiable": "ScheduleAnyway"}
 RESOURCES = {"requests": {"cpu": "50m", "memory": "64Mi"}, "limits": {"cpu": "1", "memory": "256Mi"}}
 
 
@@ -72,7 +72,7 @@ def _build_pod(run_plan: RunPlan, *, check: str, host: str, arguments: tuple[str
             "subdomain": check,
             "activeDeadlineSeconds": LIFETIME_SECONDS,
             "terminationGracePeriodSeconds": 0,
-            "topologySpreadConstraints": [{**SPREAD, "labelSelector": {"matchLabels": {CHECK_LABEL: check}}}],
+            "topologySpreadConstraints": [{**SOFT_SPREAD, "labelSelector": {"matchLabels": {CHECK_LABEL: check}}}],
             "containers": [{**kept, "command": command, "resources": RESOURCES}],
             "volumes": [],
         },
@@ -81,5 +81,5 @@ def _build_pod(run_plan: RunPlan, *, check: str, host: str, arguments: tuple[str
 
 def _drop_managed_keys(values: dict[str, str]) -> dict[str, str]:
     """Drop labels or annotations with which the operator or Kueue would treat the pod as one of the job."""
-    prefixes = (f"{GROUP}/", "kueue.x-k8s.io/", names.MANAGED_BY)
+    prefixes = (f"{GROUP}/", names.KUEUE_PREFIX, names.MANAGED_BY)
     return {key: value for key, value in values.items() if not key.startswith(prefixes)}

@@ -2,6 +2,7 @@
 
 import re
 
+from finetune_api.v1alpha1 import scheduling
 from finetune_api.v1alpha1.job import GROUP, KIND, PLURAL, VERSION
 from finetune_supervisor import contract
 
@@ -16,7 +17,7 @@ JOB_UID = f"{GROUP}/job-uid"
 ATTEMPT = f"{GROUP}/attempt"
 NODE_RANK = f"{GROUP}/node-rank"
 
-KUEUE_PREFIX = "kueue.x-k8s.io/"
+KUEUE_PREFIX = scheduling.KUEUE_PREFIX
 WORKLOAD_KIND = "Workload"  # what Kueue admits
 PENDING_WORKLOADS = "PendingWorkloads"  # subresource of a LocalQueue with the positions of its Workloads
 POD_GROUP_KIND = "PodGroup"  # of several projects; the operator creates them

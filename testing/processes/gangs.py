@@ -7,8 +7,8 @@ import secrets
 from dataclasses import dataclass, field
 from typing import Any
 
-from testing.cluster.images.project_images import get_image_name
 from testing.processes.operator_stack import OperatorInstallation
+from testing.processes.queues import build_shell_job
 
 RESOURCE = "example.com/slot"
 PRIORITIES = {"gang-low": 10, "gang-high": 1000}
@@ -47,20 +47,14 @@ class Gangs:
         self, name: str, *, nodes: int = 2, program: str = "sleep 600", priority: str | None = None, **fields: Any
     ) -> str:
         """Create a job that runs a shell command on every node."""
-        spec = {
-            "image": get_image_name("trainer"),
-            "imagePullPolicy": "Never",
-            "command": {"exec": ["sh", "-c", program]},
+        defaults = {
             "numNodes": nodes,
             "nprocPerNode": 1,
             "resources": {"limits": {RESOURCE: 1}},
-            "terminationGracePeriodSeconds": 30,
             "scheduling": {"priorityClassName": priority} if priority else {},
-            **fields,
         }
         job = f"{self.prefix}-{name}"
-        body = {"apiVersion": "finetune.dev/v1alpha1", "kind": "FineTuneJob", "metadata": {"name": job}, "spec": spec}
-        self.deployment.apply(body)
+        self.deployment.apply(build_shell_job(job, program, **{**defaults, **fields}))
         self.jobs.append(job)
         return job
 

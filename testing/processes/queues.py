@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from testing.cluster.images.project_images import get_image_name
-from testing.processes.operator_stack import OperatorInstallation
+from testing.processes.operator_stack import OperatorInstallation, has_condition
 
 API_VERSION = "kueue.x-k8s.io/v1beta2"
 WORKLOADS = "workloads.kueue.x-k8s.io"  # Kubernetes has a kind of the same name
@@ -56,19 +56,9 @@ class Queues:
     def submit(self, name: str, *, program: str = "sleep 600", priority: str | None = None, **fields: Any) -> str:
         """Create a job of two nodes with 500m CPU each that runs a shell command on every node."""
         scheduling = {"queueName": self.name, **({"priorityClassName": priority} if priority else {})}
-        spec = {
-            "image": get_image_name("trainer"),
-            "imagePullPolicy": "Never",
-            "command": {"exec": ["sh", "-c", program]},
-            "numNodes": 2,
-            "resources": {"requests": {"cpu": "500m"}},
-            "terminationGracePeriodSeconds": 30,
-            "scheduling": scheduling,
-            **fields,
-        }
+        defaults = {"resources": {"requests": {"cpu": "500m"}}, "scheduling": scheduling}
         job = f"{self.name}-{name}"
-        body = {"apiVersion": "finetune.dev/v1alpha1", "kind": "FineTuneJob", "metadata": {"name": job}, "spec": spec}
-        self.deployment.apply(body)
+        self.deployment.apply(build_shell_job(job, program, **{**defaults, **fields}))
         self.jobs.append(job)
         return job
 
@@ -91,6 +81,31 @@ class Queues:
         wait_until(lambda: not self.list_workloads(), "the Workloads are deleted", timeout_seconds=60)
         for kind in ("localqueue", "clusterqueue", "resourceflavor", "topology"):
             self.deployment.kubectl("delete", kind, self.name, "--ignore-not-found", "--wait", "--timeout=60s")
+
+
+def build_shell_job(name: str, program: str, **fields: Any) -> RawBody:
+    """Return a job that runs a shell command on two nodes; `fields` are further fields of its spec."""
+    spec = {
+        "image": get_image_name("trainer"),
+        "imagePullPolicy": "Never",
+        "command": {"exec": ["sh", "-c", program]},
+        "numNodes": 2,
+        "terminationGracePeriodSeconds": 30,
+        **fields,
+    }
+    return {"apiVersion": "finetune.dev/v1alpha1", "kind": "FineTuneJob", "metadata": {"name": name}, "spec": spec}
+
+
+def wait_until_running(
+    deployment: OperatorInstallation, job: str, *, attempt: int = 0, timeout_seconds: float = 60
+) -> None:
+    """Wait until the job runs in this attempt or a later one."""
+    deployment.wait_until(
+        job,
+        lambda body: body.get("status", {}).get("attempt", -1) >= attempt and has_condition(body, "Running"),
+        description=f"running in attempt {attempt}",
+        timeout_seconds=timeout_seconds,
+    )
 
 
 def wait_until(predicate: Callable[[], bool], description: str, *, timeout_seconds: float = 60) -> None:

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
+from testing.simulator.competing_jobs import NO_RESTARTS, draw_competing_jobs, draw_priority
 from testing.simulator.history import JobScenario, Liveness, Scenario, Trigger
 from testing.simulator.incidents.gang_incidents import GANG_INCIDENTS, UPGRADES, preempt_gang
 from testing.simulator.incidents.job_incidents import (
@@ -20,12 +20,10 @@ from testing.simulator.incidents.job_incidents import (
 from testing.simulator.incidents.node_incidents import NODE_INCIDENTS
 from testing.simulator.incidents.operator_pauses import OPERATOR_PAUSES
 from testing.simulator.incidents.user_interference import exhaust_quota, recreate_job
-from testing.simulator.queue_scenarios import NO_RESTARTS
-from testing.simulator.scenario_choices import draw_incidents, draw_network_faults, draw_spec_fields, draw_takeovers
-from testing.simulator.shared_cluster_scenarios import FURTHER_JOBS, GENEROUS_POLICY, add_leader_election
+from testing.simulator.scenario_choices import draw_incidents, draw_takeovers
+from testing.simulator.shared_cluster_scenarios import GENEROUS_POLICY, add_leader_election
 from testing.simulator.world.choices import Choices
 from testing.simulator.world.network import NO_FAULTS
-from testing.simulator.world.trainer import Workload
 from testing.simulator.world.world import MAX_NODES, SPARE_K8S_NODES, WorldOptions
 
 USER_INCIDENTS_OF_GANGS = (
@@ -71,20 +69,11 @@ def gang_pauses(choices: Choices) -> Scenario:
 
 
 def _build_gang_scenario(choices: Choices, incidents: Sequence[Incident]) -> Scenario:
-    further_jobs = tuple(_draw_job(choices, incidents, number) for number in range(1 + choices.draw_number(3)))
-    num_nodes = choices.pick((2, 1, 3))
-    return Scenario(
-        workload=Workload(num_nodes=num_nodes, total_steps=choices.pick((6, 15)), rendezvous_timeout_seconds=3600.0),
-        spec_fields={**draw_spec_fields(choices), **_draw_scheduling(choices)},
-        network_faults=choices.pick((NO_FAULTS, draw_network_faults(choices))),
-        incidents=draw_incidents(choices, incidents),
-        is_resumed_at_end=choices.pick((True, True, True, False)),
-        faults_end_seconds=choices.pick((60.0, 240.0)),
-        further_jobs=further_jobs,
-        options=WorldOptions(
-            k8s_nodes=SPARE_K8S_NODES + MAX_NODES + choices.draw_number(3), workers=4, has_pod_groups=True
-        ),
-    )
+    def draw_options(_further_jobs: Sequence[JobScenario]) -> WorldOptions:
+        k8s_nodes = SPARE_K8S_NODES + MAX_NODES + choices.draw_number(3)
+        return WorldOptions(k8s_nodes=k8s_nodes, workers=4, has_pod_groups=True)
+
+    return draw_competing_jobs(choices, incidents, draw_priority, draw_options)
 
 
 def _let_all_jobs_complete(
@@ -95,7 +84,7 @@ def _let_all_jobs_complete(
     further_jobs = tuple(
         replace(
             job,
-            spec_fields={"restartPolicy": policy, **_draw_scheduling(choices)},
+            spec_fields={"restartPolicy": policy, **draw_priority(choices)},
             incidents=draw_incidents(choices, incidents),
             liveness=Liveness.COMPLETES,
         )
@@ -104,23 +93,8 @@ def _let_all_jobs_complete(
     return replace(
         scenario,
         network_faults=scenario.network_faults if has_operator_faults else NO_FAULTS,
-        spec_fields={"restartPolicy": policy, **_draw_scheduling(choices)},
+        spec_fields={"restartPolicy": policy, **draw_priority(choices)},
         is_resumed_at_end=True,
         liveness=Liveness.COMPLETES,
         further_jobs=further_jobs,
     )
-
-
-def _draw_job(choices: Choices, incidents: Sequence[Incident], number: int) -> JobScenario:
-    """Draw a further job; about half of them have no faults of their own and must complete."""
-    key, num_nodes = FURTHER_JOBS[number], choices.pick((2, 1, 3))
-    if choices.draw_boolean(50):
-        spec_fields = {**draw_spec_fields(choices), **_draw_scheduling(choices)}
-        return JobScenario(key, num_nodes, spec_fields, incidents=draw_incidents(choices, incidents))
-    spec_fields = {"restartPolicy": GENEROUS_POLICY, **_draw_scheduling(choices)}
-    return JobScenario(key, num_nodes, spec_fields, liveness=Liveness.COMPLETES)
-
-
-def _draw_scheduling(choices: Choices) -> dict[str, Any]:
-    priority = choices.pick((None, "low", "high"))
-    return {"scheduling": {"priorityClassName": priority} if priority else {}}

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from testing.simulator.competing_jobs import NO_RESTARTS, draw_competing_jobs, draw_priority
 from testing.simulator.history import JobScenario, Liveness, Scenario
 from testing.simulator.incidents.job_incidents import (
     OPERATOR_INCIDENTS,
@@ -21,11 +22,10 @@ from testing.simulator.incidents.operator_pauses import OPERATOR_PAUSES
 from testing.simulator.incidents.poisoned_objects import POISON
 from testing.simulator.incidents.queue_incidents import PREEMPTIONS, QUEUE_INCIDENTS
 from testing.simulator.incidents.user_interference import exhaust_quota, recreate_job
-from testing.simulator.scenario_choices import draw_incidents, draw_network_faults, draw_spec_fields, draw_takeovers
-from testing.simulator.shared_cluster_scenarios import FURTHER_JOBS, GENEROUS_POLICY, add_leader_election
+from testing.simulator.scenario_choices import draw_incidents, draw_takeovers
+from testing.simulator.shared_cluster_scenarios import GENEROUS_POLICY, add_leader_election
 from testing.simulator.world.choices import Choices
 from testing.simulator.world.network import NO_FAULTS
-from testing.simulator.world.trainer import Workload
 from testing.simulator.world.world import JOB, MAX_NODES, SPARE_K8S_NODES, WorldOptions
 
 # without those that make a job wait for a name in use forever, while it holds its quota
@@ -34,7 +34,6 @@ USER_INCIDENTS_IN_QUEUES = (
     *(2 * (cancel_job, recreate_job, edit_job_under_brief_suspension)),
     exhaust_quota,
 )
-NO_RESTARTS = {"maxRestarts": 0, "maxInfrastructureRestarts": 0}
 
 
 def queued_jobs(choices: Choices) -> Scenario:
@@ -81,22 +80,14 @@ def queue_pauses(choices: Choices) -> Scenario:
 
 
 def _build_queue_scenario(choices: Choices, incidents: Sequence[Incident]) -> Scenario:
-    further_jobs = tuple(_draw_job(choices, incidents, number) for number in range(1 + choices.draw_number(3)))
-    num_nodes = choices.pick((2, 1, 3))
-    return Scenario(
-        workload=Workload(num_nodes=num_nodes, total_steps=choices.pick((6, 15)), rendezvous_timeout_seconds=3600.0),
-        spec_fields={**draw_spec_fields(choices), **_draw_scheduling(choices)},
-        network_faults=choices.pick((NO_FAULTS, draw_network_faults(choices))),
-        incidents=draw_incidents(choices, incidents),
-        is_resumed_at_end=choices.pick((True, True, True, False)),
-        faults_end_seconds=choices.pick((60.0, 240.0)),
-        further_jobs=further_jobs,
-        options=WorldOptions(
+    def draw_options(further_jobs: Sequence[JobScenario]) -> WorldOptions:
+        return WorldOptions(
             k8s_nodes=SPARE_K8S_NODES + MAX_NODES + sum(job.num_nodes for job in further_jobs),
             workers=4,
             queue_quota=choices.pick((3, 4, 6)),
-        ),
-    )
+        )
+
+    return draw_competing_jobs(choices, incidents, _draw_scheduling, draw_options)
 
 
 def _add_poisoned_job(choices: Choices, scenario: Scenario) -> Scenario:
@@ -108,16 +99,5 @@ def _add_poisoned_job(choices: Choices, scenario: Scenario) -> Scenario:
     return replace(scenario, further_jobs=(*scenario.further_jobs, job))
 
 
-def _draw_job(choices: Choices, incidents: Sequence[Incident], number: int) -> JobScenario:
-    """Draw a further job; about half of them have no faults of their own and must complete."""
-    key, num_nodes = FURTHER_JOBS[number], choices.pick((2, 1, 3))
-    if choices.draw_boolean(50):
-        spec_fields = {**draw_spec_fields(choices), **_draw_scheduling(choices)}
-        return JobScenario(key, num_nodes, spec_fields, incidents=draw_incidents(choices, incidents))
-    spec_fields = {"restartPolicy": GENEROUS_POLICY, **_draw_scheduling(choices)}
-    return JobScenario(key, num_nodes, spec_fields, liveness=Liveness.COMPLETES)
-
-
 def _draw_scheduling(choices: Choices) -> dict[str, Any]:
-    priority = choices.pick((None, "low", "high"))
-    return {"scheduling": {"queueName": "gpus", **({"priorityClassName": priority} if priority else {})}}
+    return draw_priority(choices, queueName="gpus")

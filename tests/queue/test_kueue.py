@@ -11,17 +11,13 @@ from testing.processes.operator_stack import (
     get_reported_step,
     has_condition,
 )
-from testing.processes.queues import WORKLOADS, Queues, wait_until
+from testing.processes.queues import WORKLOADS, Queues, wait_until, wait_until_running
 
 pytestmark = pytest.mark.cluster
 
 
 def is_running(deployment: OperatorInstallation, job: str) -> bool:
     return has_condition(deployment.get_job(job), "Running")
-
-
-def wait_until_running(deployment: OperatorInstallation, job: str) -> None:
-    deployment.wait_until(job, lambda body: has_condition(body, "Running"), description="running", timeout_seconds=60)
 
 
 def wait_for_queue_reason(deployment: OperatorInstallation, job: str) -> str:
@@ -100,12 +96,8 @@ def test_restart_keeps_the_quota_while_another_job_waits(deployment: OperatorIns
 
     deployment.kubectl("delete", "pod", f"{first}-0-1", "--wait=false")
 
-    deployment.wait_until(
-        first,
-        lambda body: body["status"]["attempt"] == 1 and has_condition(body, "Running"),
-        description="running again",
-        timeout_seconds=90,
-    )
+    wait_until_running(deployment, first, attempt=1, timeout_seconds=90)
+    assert deployment.get_job(first)["status"]["attempt"] == 1
     assert not is_running(deployment, second)
 
 
@@ -145,12 +137,7 @@ def test_job_with_raised_memory_is_queued_again(deployment: OperatorInstallation
 
     job = queues.submit("a", program=program, resources=resources, restartPolicy={"maxMemory": "512Mi"})
 
-    deployment.wait_until(
-        job,
-        lambda body: body["status"].get("attempt", 0) > 0 and has_condition(body, "Running"),
-        description="running with more memory",
-        timeout_seconds=120,
-    )
+    wait_until_running(deployment, job, attempt=1, timeout_seconds=120)
     assert deployment.get_job(job)["status"]["attempts"][0]["action"] == "Repair"
 
 
@@ -188,12 +175,8 @@ def test_operator_is_killed_in_every_phase(deployment: OperatorInstallation, que
     wait_for_queue_reason(deployment, second)
     deployment.kubectl("delete", "pod", f"{first}-0-1", "--wait=false")
     kill_operator(deployment)  # while the first job restarts in its group
-    deployment.wait_until(
-        first,
-        lambda body: body["status"]["attempt"] == 1 and has_condition(body, "Running"),
-        description="running again",
-        timeout_seconds=120,
-    )
+    wait_until_running(deployment, first, attempt=1, timeout_seconds=120)
+    assert deployment.get_job(first)["status"]["attempt"] == 1
     deployment.kubectl("patch", "ftj", first, "--type=merge", "-p", '{"spec":{"suspend":true}}')
     kill_operator(deployment)  # while the first job is being suspended
     assert has_condition(deployment.wait_until_finished(second, timeout_seconds=120), "Complete")

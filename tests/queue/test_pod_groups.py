@@ -8,7 +8,7 @@ import yaml
 from finetune_api.v1alpha1.scheduling import API_VERSIONS, SchedulingProvider
 from testing.processes.gangs import Gangs
 from testing.processes.operator_stack import REPOSITORY, OperatorInstallation, has_condition
-from testing.processes.queues import wait_until
+from testing.processes.queues import wait_until, wait_until_running
 
 pytestmark = pytest.mark.cluster
 
@@ -19,10 +19,6 @@ def gangs(deployment: OperatorInstallation) -> Iterator[Gangs]:
     gangs.create()
     yield gangs
     gangs.remove()
-
-
-def wait_until_running(deployment: OperatorInstallation, job: str) -> None:
-    deployment.wait_until(job, lambda body: has_condition(body, "Running"), description="running", timeout_seconds=60)
 
 
 def wait_for_message(deployment: OperatorInstallation, job: str, text: str) -> None:
@@ -62,12 +58,8 @@ def test_gang_restarts_as_a_gang(deployment: OperatorInstallation, gangs: Gangs)
 
     deployment.kubectl("delete", "pod", f"{job}-0-1", "--wait=false")
 
-    deployment.wait_until(
-        job,
-        lambda body: body["status"]["attempt"] == 1 and has_condition(body, "Running"),
-        description="running again",
-        timeout_seconds=90,
-    )
+    wait_until_running(deployment, job, attempt=1, timeout_seconds=90)
+    assert deployment.get_job(job)["status"]["attempt"] == 1
     wait_until(lambda: len(gangs.list_pod_groups(job)) == 1, "the PodGroup of the first attempt is deleted")
 
 

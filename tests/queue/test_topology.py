@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from testing.processes.gangs import Gangs
-from testing.processes.operator_stack import OperatorInstallation, has_condition
-from testing.processes.queues import Queues
+from testing.processes.operator_stack import OperatorInstallation
+from testing.processes.queues import Queues, wait_until_running
 
 pytestmark = pytest.mark.cluster
 RACK = "example.com/rack"
@@ -27,7 +27,7 @@ def racks(deployment: OperatorInstallation) -> Iterator[dict[str, str]]:
 
 
 def get_nodes_by_rank(deployment: OperatorInstallation, job: str) -> list[str]:
-    deployment.wait_until(job, lambda body: has_condition(body, "Running"), description="running", timeout_seconds=60)
+    wait_until_running(deployment, job)
     pods = sorted(deployment.list_pods(job), key=lambda pod: int(pod["metadata"]["labels"]["finetune.dev/node-rank"]))
     return [pod["spec"]["nodeName"] for pod in pods]
 

@@ -17,7 +17,7 @@ from finetune_operator.core.job_context import JobContext
 from finetune_operator.core.pending_reasons import PendingReason
 from finetune_operator.failures import restart_budget
 from finetune_operator.observation import read_evidence
-from finetune_operator.plan import pod_group, pod_manifest
+from finetune_operator.plan import pod_group, pod_manifest, pod_placement
 from finetune_operator.plan.pod_group import GroupFields
 from finetune_operator.plan.run_plan import RunPlan
 from testing.simulator.history import run_history
@@ -138,12 +138,10 @@ def keep_pods_of_lost_nodes_in_the_group(patch: pytest.MonkeyPatch) -> None:
 def select_spread_pods_by_attempt(patch: pytest.MonkeyPatch) -> None:
     """Give the pods of each attempt another spread constraint, so that Kueue does not replace pods."""
 
-    def build_topology_spread(run_plan: RunPlan) -> dict[str, Any]:
-        labels = {names.JOB_UID: run_plan.job_uid, names.ATTEMPT: str(run_plan.attempt)}
-        return {**original(run_plan), "labelSelector": {"matchLabels": labels}}
+    def select_pods_to_spread(run_plan: RunPlan) -> dict[str, str]:
+        return {names.JOB_UID: run_plan.job_uid, names.ATTEMPT: str(run_plan.attempt)}
 
-    original = pod_manifest._build_topology_spread
-    patch.setattr(pod_manifest, "_build_topology_spread", build_topology_spread)
+    patch.setattr(pod_placement, "select_pods_to_spread", select_pods_to_spread)
 
 
 def count_preemptions_as_restarts(patch: pytest.MonkeyPatch) -> None:

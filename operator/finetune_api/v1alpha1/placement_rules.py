@@ -4,11 +4,11 @@ from typing import TYPE_CHECKING
 
 from finetune_api.v1alpha1.base import CelRule, CrossFieldRule
 from finetune_api.v1alpha1.placement_types import find_duplicate
+from finetune_api.v1alpha1.scheduling import KUEUE_PREFIX
 
 if TYPE_CHECKING:
     from finetune_api.v1alpha1.job import FineTuneJobSpec
 
-KUEUE_PREFIX = "kueue.x-k8s.io/"
 _MAX_PORT = 65535
 
 

@@ -16,6 +16,9 @@ TopologyKey = Annotated[
 ]
 
 
+KUEUE_PREFIX = "kueue.x-k8s.io/"  # of labels, annotations and gates that Kueue reads or sets
+
+
 class SchedulingProvider(StrEnum):
     """Software that admits or schedules the pods of a job as a group."""
 
@@ -63,18 +66,29 @@ class SchedulingConstraints(Model):
     )
 
 
+def lacks_topology(provider: SchedulingProvider, scheduling: "Scheduling") -> bool:
+    """Return whether the job asks for a topology domain, and the provider has none by label."""
+    return bool(scheduling.scheduling_constraints.topology) and provider not in WITH_TOPOLOGY
+
+
+def lacks_preferred_topology(provider: SchedulingProvider, scheduling: "Scheduling") -> bool:
+    """Return whether the job prefers one topology domain, but the provider can only require one."""
+    is_preferred = any(each.mode == "Preferred" for each in scheduling.scheduling_constraints.topology)
+    return is_preferred and provider is not SchedulingProvider.KUEUE
+
+
 def _find_provider_problem(scheduling: "Scheduling") -> str | None:
     """Return why the provider that the spec names cannot do what the spec asks of it."""
-    provider, queue, topology = scheduling.provider, scheduling.queue_name, scheduling.scheduling_constraints.topology
+    provider, queue = scheduling.provider, scheduling.queue_name
     if provider is None:
         return None
     if queue is None and provider in QUEUE_REQUIRED:
         return f"queueName is required with provider {provider}"
     if queue is not None and provider not in WITH_QUEUE:
         return f"queueName: provider {provider} has no queues; remove it"
-    if topology and provider not in WITH_TOPOLOGY:
+    if lacks_topology(provider, scheduling):
         return f"schedulingConstraints.topology: provider {provider} has no topology by label; remove it"
-    if any(each.mode == "Preferred" for each in topology) and provider is not SchedulingProvider.KUEUE:
+    if lacks_preferred_topology(provider, scheduling):
         return f"schedulingConstraints.topology[0].mode: provider {provider} supports only Required"
     return None
 

@@ -10,7 +10,7 @@ from finetune_api.batch import BatchError, resolve_batch
 from finetune_api.v1alpha1.base import CelRule, CrossFieldRule
 from finetune_api.v1alpha1.device_rules import DEVICE_RULES
 from finetune_api.v1alpha1.methods import METHODS
-from finetune_api.v1alpha1.placement_rules import KUEUE_PREFIX, PLACEMENT_RULES
+from finetune_api.v1alpha1.placement_rules import PLACEMENT_RULES
 from finetune_api.v1alpha1.pod_types import (
     RESERVED_ENV,
     RESERVED_ENV_PREFIXES,
@@ -19,6 +19,7 @@ from finetune_api.v1alpha1.pod_types import (
     RESERVED_VOLUMES,
 )
 from finetune_api.v1alpha1.quantity import parse_quantity
+from finetune_api.v1alpha1.scheduling import KUEUE_PREFIX
 from finetune_api.v1alpha1.training import EIGHT_BIT_ADAMW, EVAL_LOSS
 from finetune_supervisor.contract import to_camel
 

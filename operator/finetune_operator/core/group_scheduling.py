@@ -3,7 +3,7 @@
 from datetime import timedelta
 
 from finetune_api.v1alpha1.reasons import Reason
-from finetune_api.v1alpha1.scheduling import SchedulingProvider
+from finetune_api.v1alpha1.scheduling import SchedulingProvider, SchedulingStatus
 from finetune_operator import names
 from finetune_operator.core.actions import Action, DeletePodGroup
 from finetune_operator.core.decision import Decision, build_decision
@@ -17,15 +17,12 @@ GROUP_INTERVAL = timedelta(seconds=15)  # between two reads of what a group wait
 
 
 def record_provider(context: JobContext) -> Decision | None:
-    """Record the provider of a starting attempt; None if it is recorded, not needed, or the cluster has none."""
+    """Record the provider of an attempt that waits for one; None if the cluster has none or was not examined."""
     apis = context.observation.group_apis
-    if context.job.spec.scheduling is None or context.status.scheduling is not None or apis is None:
+    choice = None if apis is None else choose_provider(context.job.spec, apis)
+    if not isinstance(choice, SchedulingStatus):
         return None
-    choice = choose_provider(context.job.spec, apis)
-    if isinstance(choice, str):
-        return None
-    status = context.status.model_copy(update={"scheduling": choice})
-    return build_decision(context, status)
+    return build_decision(context, context.status.model_copy(update={"scheduling": choice}))
 
 
 def waits_for_provider(context: JobContext) -> bool:

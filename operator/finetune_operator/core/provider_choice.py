@@ -3,11 +3,12 @@
 from finetune_api.v1alpha1.job import FineTuneJobSpec
 from finetune_api.v1alpha1.scheduling import (
     WITH_QUEUE,
-    WITH_TOPOLOGY,
     WITHOUT_QUEUE,
     Scheduling,
     SchedulingProvider,
     SchedulingStatus,
+    lacks_preferred_topology,
+    lacks_topology,
 )
 from finetune_operator.observation.group_apis import GroupApis
 
@@ -35,10 +36,9 @@ def _list_candidates(scheduling: Scheduling) -> tuple[SchedulingProvider, ...]:
 
 
 def _find_problem(spec: FineTuneJobSpec, scheduling: Scheduling, provider: SchedulingProvider) -> str | None:
-    topology = scheduling.scheduling_constraints.topology
-    if topology and provider not in WITH_TOPOLOGY:
+    if lacks_topology(provider, scheduling):
         return "has no topology by label"
-    if any(each.mode == "Preferred" for each in topology) and provider is not SchedulingProvider.KUEUE:
+    if lacks_preferred_topology(provider, scheduling):
         return "supports only the topology mode Required"
     if provider is SchedulingProvider.COSCHEDULING and spec.pod_template.scheduler_name is None:
         return "requires spec.podTemplate.schedulerName"

@@ -64,29 +64,12 @@ def build_pod(run_plan: RunPlan, node: NodePlan) -> Manifest:
             "terminationGracePeriodSeconds": run_plan.spec.termination_grace_period_seconds,
             "securityContext": RESTRICTED_POD if template.security_context is None else template.security_context,
             "tolerations": _build_tolerations(run_plan),
-            "topologySpreadConstraints": build_topology_spread(run_plan, _build_topology_spread(run_plan)),
+            "topologySpreadConstraints": build_topology_spread(run_plan),
             **build_pod_placement(run_plan),
             **{key: value for key, value in placement.items() if value},
             "containers": [_build_container(run_plan, node)],
             "volumes": _build_volumes(run_plan),
         },
-    }
-
-
-def _build_topology_spread(run_plan: RunPlan) -> Manifest:
-    """Build a constraint that prefers different Kubernetes nodes for the pods of an attempt.
-
-    It is the same in all attempts of a job with a queue, because Kueue replaces a pod of a group only by an equal one.
-    The scheduler does not count the pods of earlier attempts, which are being deleted.
-    """
-    labels = {names.JOB_UID: run_plan.job_uid}
-    if run_plan.spec.scheduling is None:
-        labels[names.ATTEMPT] = str(run_plan.attempt)
-    return {
-        "topologyKey": "kubernetes.io/hostname",
-        "maxSkew": 1,
-        "whenUnsatisfiable": "ScheduleAnyway",
-        "labelSelector": {"matchLabels": labels},
     }
 
 

@@ -4,6 +4,9 @@ from finetune_operator import names
 from finetune_operator.plan.object_metadata import Manifest
 from finetune_operator.plan.run_plan import RunPlan
 
+# prefers different Kubernetes nodes
+SOFT_SPREAD = {"topologyKey": "kubernetes.io/hostname", "maxSkew": 1, "whenUnsatisfiable": "ScheduleAnyway"}
+
 
 def build_pod_placement(run_plan: RunPlan) -> Manifest:
     """Return the fields of the pod that are set only for jobs that ask for them.
@@ -34,14 +37,24 @@ def build_ports(run_plan: RunPlan) -> list[Manifest]:
     return [status_port, {"name": "master", "containerPort": run_plan.spec.network.master_port}]
 
 
-def build_topology_spread(run_plan: RunPlan, default: Manifest) -> list[Manifest]:
-    """Return the spread constraints of the user, or else the default; they count the same pods unless they select some.
+def build_topology_spread(run_plan: RunPlan) -> list[Manifest]:
+    """Return the spread constraints of the user, or a soft one over Kubernetes nodes.
 
-    default: the operator's constraint, whose selector is used for constraints without one.
+    A constraint without a selector counts the pods that belong together.
     """
     constraints = run_plan.spec.pod_template.topology_spread_constraints
-    selector = {"labelSelector": default["labelSelector"]}
+    selector = {"labelSelector": {"matchLabels": select_pods_to_spread(run_plan)}}
     return [
         {**selector, **constraint.model_dump(mode="json", by_alias=True, exclude_none=True, exclude_defaults=True)}
         for constraint in constraints
-    ] or [default]
+    ] or [{**SOFT_SPREAD, **selector}]
+
+
+def select_pods_to_spread(run_plan: RunPlan) -> dict[str, str]:
+    """Return the labels of the pods of an attempt.
+
+    They are the same in all attempts of a job with a queue, because Kueue replaces a pod of a group only by an equal
+    one. The scheduler does not count the pods of earlier attempts, which are being deleted.
+    """
+    labels = {names.JOB_UID: run_plan.job_uid}
+    return labels if run_plan.spec.scheduling is not None else {**labels, names.ATTEMPT: str(run_plan.attempt)}
