@@ -305,7 +305,8 @@ class Reason(StrEnum):
     GANG_INCOMPLETE = (
         "GangIncomplete",
         Fault.INFRASTRUCTURE,
-        "Some nodes ran while others could not for `startupDeadlineSeconds`; all were deleted and are retried later.",
+        "Some nodes ran while others could not for `startupDeadlineSeconds`, or a pod of a group was missing; all were"
+        " deleted and are retried later.",
         "free capacity in the cluster, or use a queue with gang admission",
     )
     POD_DELETED = (

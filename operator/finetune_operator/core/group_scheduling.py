@@ -4,12 +4,13 @@ from datetime import timedelta
 
 from finetune_api.v1alpha1.reasons import Reason
 from finetune_api.v1alpha1.scheduling import SchedulingProvider, SchedulingStatus
+from finetune_api.v1alpha1.status import AttemptState
 from finetune_operator import names
 from finetune_operator.core.actions import Action, DeletePodGroup
-from finetune_operator.core.decision import Decision, build_decision
+from finetune_operator.core.decision import Decision, build_decision, require_confirmation
 from finetune_operator.core.job_context import JobContext
 from finetune_operator.core.provider_choice import choose_provider
-from finetune_operator.core.stop_attempt import end_attempt
+from finetune_operator.core.stop_attempt import StopReason, begin_stopping, end_attempt
 from finetune_operator.failures.verdict import Verdict
 from finetune_operator.observation.pods import PodPhase
 
@@ -32,10 +33,17 @@ def waits_for_provider(context: JobContext) -> bool:
 
 
 def check_group(context: JobContext) -> Decision | None:
-    """Fail a job whose pods start without Kueue, its provider, and delete a Workload that cannot admit its pods."""
+    """Stop an attempt whose pods are not scheduled as the group that its provider would start."""
     scheduling = context.status.scheduling
-    if scheduling is None or scheduling.provider != SchedulingProvider.KUEUE:
+    if scheduling is None:
         return None
+    if scheduling.provider == SchedulingProvider.KUEUE:
+        return _check_queue_group(context, scheduling)
+    return _check_pod_group(context, scheduling)
+
+
+def _check_queue_group(context: JobContext, scheduling: SchedulingStatus) -> Decision | None:
+    """Fail a job whose pods start without Kueue, its provider, and delete a Workload that cannot admit its pods."""
     # the Workload of the pods of an earlier attempt would never admit those of this one
     if (workload := context.observation.workload) is not None and workload.is_finished:
         return build_decision(context, context.status, actions=context.delete_workload(), requeue_after=GROUP_INTERVAL)
@@ -46,6 +54,25 @@ def check_group(context: JobContext) -> Decision | None:
         f"pod {unmanaged[0].pod_name} is not managed by Kueue, so that LocalQueue {scheduling.queue_name} is ignored"
     )
     return end_attempt(context, Verdict(Reason.QUEUE_IGNORED, message), context.record)
+
+
+def _check_pod_group(context: JobContext, scheduling: SchedulingStatus) -> Decision | None:
+    """Stop a starting attempt, without a failure, if its group can never have all its pods."""
+    if context.record.state is not AttemptState.STARTING:
+        return None
+    nodes = [node for node in context.nodes if node.phase is not PodPhase.GONE]
+    # the API server may have switched its feature gate off after the provider was chosen
+    outside = [node.pod_name for node in nodes if not node.is_in_pod_group]
+    if scheduling.provider == SchedulingProvider.POD_GROUP and outside and any(not node.is_scheduled for node in nodes):
+        message = f"the API server dropped spec.schedulingGroup of pod {outside[0]} (feature gate GenericWorkload)"
+        return begin_stopping(context, StopReason.INCOMPLETE, message=message)
+    # a scheduler places the first pod of a group after the last one was created
+    num_known_nodes = len(context.nodes) + len(context.find_expected_pods())
+    was_placed = any(node.is_scheduled for node in nodes) and not context.observation.rejected_creates
+    if was_placed and not context.record.created and num_known_nodes < context.job.num_attempt_nodes:
+        message = "a pod was deleted after the scheduler had placed all pods, and before the operator recorded them"
+        return require_confirmation(context, begin_stopping(context, StopReason.INCOMPLETE, message=message))
+    return None
 
 
 def delete_earlier_pod_groups(context: JobContext) -> tuple[Action, ...]:

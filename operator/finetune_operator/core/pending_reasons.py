@@ -36,7 +36,10 @@ _KUBERNETES_NODE_FAULT = re.compile(
     r"|read-only file system"
 )
 _FITS = "Schedulable"  # Volcano's reason of a pod for which there is room, while there is none for another of its group
-_REJECTED_WITH_GROUP = re.compile(r"optimistic rejection in PostFilter|rejection in Unreserve")  # Coscheduling
+_REJECTED_WITH_GROUP = re.compile(
+    r"optimistic rejection in PostFilter|rejection in Unreserve"  # Coscheduling
+    r"|waiting for minCount pods from a gang to be scheduled"  # PodGroup of Kubernetes 1.36
+)
 _INCOMPLETE_GANG = re.compile(r"minCount \((\d{1,9})\) cannot be satisfied: (\d{1,9}) scheduled")
 _RETRIED = "is pulled again until the registry is reachable"
 REJECTED_REASONS = frozenset({Reason.PREDECESSOR_TERMINATING, Reason.NAME_TAKEN, Reason.CREATE_REFUSED})

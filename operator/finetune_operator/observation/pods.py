@@ -71,6 +71,7 @@ class NodeObservation:
     ready_to_start: bool | None = None  # condition PodReadyToStartContainers; None if the kubelet does not report it
     is_relabelled: bool = False  # whether a user changed the label that informers select by
     was_restarted: bool = False  # in-place restart by the kubelet, for example after an image edit
+    is_in_pod_group: bool = False  # whether the API server stored spec.schedulingGroup
     is_managed_by_kueue: bool = False  # whether Kueue's webhook has seen the pod
     is_held_by_kueue: bool = False  # whether Kueue's finalizer keeps the object and its quota
     sidecar_running_since: datetime | None = None  # finish time of the trainer, if a sidecar is still running
@@ -239,6 +240,7 @@ def observe_pod(pod: RawBody, *, is_tombstone: bool) -> NodeObservation | None:
         container_creating_since=_find_container_creating_start(scheduled_condition, ready_condition),
         was_restarted=_is_restarted(status, container, terminated_state),
         is_relabelled=not is_tombstone and not has_job_label(pod),
+        is_in_pod_group=bool((pod.get("spec") or {}).get("schedulingGroup")),
         is_managed_by_kueue=names.KUEUE_MANAGED in (metadata.get("labels") or {}),
         is_held_by_kueue=not is_tombstone and names.KUEUE_FINALIZER in (metadata.get("finalizers") or ()),
         sidecar_running_since=_find_sidecar_start(status, terminated_state),

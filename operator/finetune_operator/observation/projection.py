@@ -31,7 +31,7 @@ def project_pod(pod: RawBody) -> RawBody:
     for field, project in _STATUS_PROJECTIONS.items():
         if field in (pod.get("status") or ()):
             status[field] = project(pod["status"][field])
-    spec = _pick(pod.get("spec"), ("nodeName", "hostNetwork", "schedulingGates"))
+    spec = _pick(pod.get("spec"), ("nodeName", "hostNetwork", "schedulingGates", "schedulingGroup"))
     trainer = _find_trainer((pod.get("spec") or {}).get("containers"))
     if trainer is not None:
         fields = ("name", "image", "ports") if spec.get("hostNetwork") else ("name", "image")

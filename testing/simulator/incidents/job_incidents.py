@@ -2,9 +2,11 @@
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from finetune_operator import names
+from finetune_operator.kube.api_client import ApiError
 from testing.simulator.world.apiserver import ObjectKey
 from testing.simulator.world.job import SimulatedJob
 from testing.simulator.world.world import World
@@ -189,7 +191,8 @@ def take_pod_name(world: World, job: SimulatedJob) -> None:
     name = names.pod_name(job.key.name, (job.status.get("attempt") or 0) + 1, 0)
     if world.server.get(ObjectKey("Pod", job.key.namespace, name)) is None:
         metadata = {"name": name, "namespace": job.key.namespace}
-        world.server.create({"kind": "Pod", "apiVersion": "v1", "metadata": metadata, "spec": {}}, actor="stranger")
+        with suppress(ApiError):  # the quota of the namespace is exhausted
+            world.server.create({"kind": "Pod", "apiVersion": "v1", "metadata": metadata, "spec": {}}, actor="stranger")
 
 
 def replace_config_map(world: World, job: SimulatedJob) -> None:

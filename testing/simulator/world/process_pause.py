@@ -6,6 +6,8 @@ from collections.abc import Coroutine, Generator
 from contextvars import Context, ContextVar, copy_context
 from typing import Any
 
+from testing.fakes.virtual_time import NumberedTask
+
 AnyCoroutine = Coroutine[Any, Any, Any] | Generator[Any, None, Any]
 
 
@@ -47,8 +49,8 @@ def create_pausable_task(
     """Task factory of an event loop, which makes the tasks of simulated processes pausable."""
     process = (context or copy_context()).get(current_process)
     if process is None:
-        return asyncio.Task(coroutine, loop=loop, context=context)
-    task = asyncio.Task(_run_pausable(coroutine, process), loop=loop, context=context)
+        return NumberedTask(loop, coroutine, context)
+    task = NumberedTask(loop, _run_pausable(coroutine, process), context)
     task.add_done_callback(lambda _: coroutine.close())  # a task that was cancelled at once never started it
     return task
 

@@ -10,8 +10,10 @@ from finetune_api.v1alpha1.scheduling import SchedulingProvider, SchedulingStatu
 from finetune_api.v1alpha1.status import AttemptRecord, AttemptState, Fault, JobStatus
 from finetune_operator.core.actions import Create, DeletePodGroup
 from finetune_operator.core.decision import Decision
+from finetune_operator.names import KUEUE_MANAGED
 from finetune_operator.observation.group_apis import GroupApis, find_group_apis
-from testing.builders.jobs import NOW, UID, build_observation, decide_once, finished_pod, job, pod
+from finetune_operator.observation.pods import RejectedCreate
+from testing.builders.jobs import NOW, UID, build_observation, decide_once, finished_pod, job, pod, running_pod
 
 BETA = "scheduling.k8s.io/v1beta1"
 NATIVE = SchedulingStatus(provider="PodGroup", api_version=BETA)
@@ -104,6 +106,74 @@ def test_pod_that_disappeared_beside_a_succeeded_node_is_not_created_again() -> 
 
     assert list_created_kinds(decision) == []
     assert stopping.status.attempts[-1].state is AttemptState.STOPPING
+
+
+def test_missing_pod_of_a_placed_group_is_not_created_again() -> None:
+    """Without room for the new pod alone, the others would keep their GPUs while they wait for it."""
+    starting = build_job(chosen=NATIVE)
+
+    stopping, decision = decide_once(starting, build_observation(starting, running_pod(starting, 1)))
+
+    assert list_created_kinds(decision) == []
+    record = stopping.status.attempts[-1]
+    assert (record.state, record.reason) == (AttemptState.STOPPING, "GangIncomplete")
+    assert "a pod was deleted after the scheduler had placed all pods" in record.message
+
+
+@pytest.mark.parametrize(
+    ("chosen", "fields"),
+    [
+        pytest.param(NATIVE, {"expected_pods": frozenset({"bert-0-0"})}, id="created seconds ago"),
+        pytest.param(
+            NATIVE, {"rejected_creates": (RejectedCreate("Pod", "bert-0-0", 403, "exceeded quota"),)}, id="rejected"
+        ),
+        pytest.param(
+            SchedulingStatus(provider="Kueue", api_version="kueue.x-k8s.io/v1beta2", queue_name="gpus"),
+            {},
+            id="Kueue admits one pod of an admitted group",
+        ),
+    ],
+)
+def test_pod_that_may_not_have_existed_does_not_stop_its_group(
+    chosen: SchedulingStatus, fields: dict[str, Any]
+) -> None:
+    starting = build_job(chosen=chosen)
+    for _ in range(2):  # the first pass records the defaults, and the second one the hash of the ConfigMap
+        starting, _decision = decide_once(starting, build_observation(starting))
+    placed = running_pod(starting, 1)
+    placed["metadata"]["labels"][KUEUE_MANAGED] = "true"
+
+    started, _ = decide_once(starting, build_observation(starting, placed, **fields))
+
+    assert started.status.attempts[-1].state is AttemptState.STARTING
+
+
+def test_pods_that_lost_their_group_are_replaced() -> None:
+    """The API server drops the field if its feature gate is switched off after the provider was chosen."""
+    starting = build_job(chosen=NATIVE)
+    pods = [pod(starting, rank) for rank in range(2)]
+    for body in pods:
+        del body["spec"]["nodeName"]
+    del pods[1]["spec"]["schedulingGroup"]
+
+    stopping, _ = decide_once(starting, build_observation(starting, *pods))
+
+    record = stopping.status.attempts[-1]
+    assert (record.state, record.reason) == (AttemptState.STOPPING, "GangIncomplete")
+    assert record.message == (
+        "the API server dropped spec.schedulingGroup of pod bert-0-1 (feature gate GenericWorkload)"
+    )
+
+
+def test_pods_without_a_group_that_all_run_are_kept() -> None:
+    starting = build_job(chosen=NATIVE)
+    pods = [running_pod(starting, rank) for rank in range(2)]
+    for body in pods:
+        del body["spec"]["schedulingGroup"]
+
+    running, _ = decide_once(starting, build_observation(starting, *pods))
+
+    assert running.status.attempts[-1].state is AttemptState.RUNNING
 
 
 def test_ended_attempt_forgets_its_provider() -> None:

@@ -306,6 +306,12 @@ def test_message_contains_the_image_of_an_injected_init_container() -> None:
             "0/1 nodes are available: 1 rejection in Unreserve.",
             id="Coscheduling, another pod timed out",
         ),
+        pytest.param(
+            "Unschedulable",
+            "pod group is unschedulable, waiting for minCount pods from a gang to be scheduled, one or more plugins"
+            " asked to wait and no plugin rejected pod",
+            id="PodGroup of Kubernetes 1.36",
+        ),
     ],
 )
 def test_pod_without_room_explains_why_its_group_waits(reason: str, message: str) -> None:
