@@ -140,6 +140,8 @@ def _decide_first_step(
     is_next_attempt = last_status.attempt is not None and parsed.status.attempt == last_status.attempt + 1
     if not is_next_attempt or not observation.is_fresh or is_first_start(parsed):
         return None
+    if parsed.spec.scheduling is not None:  # this pass has not read what schedules the pods as a group
+        return None
     decision = decide(parsed, replace(observation, rejected_creates=()), dependencies.now(), dependencies.settings)
     return decision if decision.status == parsed.status else None
 

@@ -26,6 +26,7 @@ from testing.builders.passes import (
     build_cached_state,
     build_raw_job,
     compute_status_after_observations,
+    list_create_requests,
     read_written_status,
     run_pass,
     running_pods,
@@ -158,6 +159,19 @@ async def test_the_pass_that_ends_an_attempt_also_creates_the_next_one() -> None
     }
     assert read_written_status(result).attempt == 1
     assert result.requeue_after is None  # the pods' events trigger the next pass
+
+
+async def test_the_next_attempt_of_a_group_chooses_its_provider_in_a_pass_of_its_own() -> None:
+    """If all pods have disappeared, no event triggers that pass."""
+    group = {"scheduling": {}}
+    stopping = compute_status_after_observations(running_pods(), KILLED_PODS, **group)
+    cluster = RecordingCluster(pods=KILLED_PODS)
+
+    result = await run_pass(cluster, build_raw_job(stopping, **group), build_cached_state(*KILLED_PODS))
+
+    assert read_written_status(result).attempt == 1
+    assert not list_create_requests(cluster)
+    assert result.requeue_after == timedelta()
 
 
 async def test_a_status_write_that_changes_the_state_is_never_postponed() -> None:
