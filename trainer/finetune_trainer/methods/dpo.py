@@ -1,6 +1,6 @@
 """Direct preference optimization (arXiv 2305.18290) and variants of its loss, averaged over the effective batch."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,7 +13,7 @@ from finetune_api.v1alpha1.methods import Dpo
 from finetune_trainer.data.load import SampleDataset
 from finetune_trainer.data.micro_batch import MicroBatch
 from finetune_trainer.methods.reference_logps import ReferenceDataset, ReferenceLogps
-from finetune_trainer.model.lora import REFERENCE_ADAPTER, TRAINED_ADAPTER
+from finetune_trainer.model.adapter_switch import AdapterSwitch
 from finetune_trainer.parallel.reference_model import prepare_reference_model
 from finetune_trainer.training.base_trainer import GlobalMeanTrainer
 from finetune_trainer.training.router_loss import RouterLossTerm, count_router_units
@@ -101,6 +101,7 @@ class DpoTrainer(GlobalMeanTrainer):
         super().__init__(inputs)
         reference = inputs.reference_model
         self._reference = None if reference is None else prepare_reference_model(reference, self.accelerator)
+        self._adapter_switch: AdapterSwitch | None = None
         self._reference_logps = ReferenceLogps()
         if self._dpo.precompute_ref_log_probs:
             self.add_callback(_PrecomputeReferenceCallback(self))
@@ -162,20 +163,10 @@ class DpoTrainer(GlobalMeanTrainer):
         if self._reference is not None:
             yield self._reference
             return
-        model = self.model
-        was_training = model.training
-        model.eval()
-        trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        if REFERENCE_ADAPTER in model.peft_config:
-            model.set_adapter(REFERENCE_ADAPTER, inference_mode=True)
-            _restore_requires_grad(trainable)
-            yield model
-            model.set_adapter(TRAINED_ADAPTER)
-        else:
-            with model.disable_adapter():
-                _restore_requires_grad(trainable)
-                yield model
-        model.train(was_training)
+        if self._adapter_switch is None:  # created once the model is wrapped for its preset
+            self._adapter_switch = AdapterSwitch(self.model)
+        with self._adapter_switch.use_reference():
+            yield self.model
 
     def _accumulate_pair_metrics(self, pairs: PairLogps, is_pair: torch.Tensor) -> None:
         chosen_rewards = self._dpo.beta * pairs.chosen_logratios
@@ -206,15 +197,6 @@ class _PrecomputeReferenceCallback(TrainerCallback):  # type: ignore[misc]
         self, _args: TrainingArguments, _state: TrainerState, _control: TrainerControl, **_: Any
     ) -> None:
         self._trainer.precompute_reference()
-
-
-def _restore_requires_grad(parameters: Sequence[torch.nn.Parameter]) -> None:
-    """Set requires_grad of the parameters again, because peft clears it when it switches adapters.
-
-    FSDP2 determines in its first forward pass which weights need gradients and does not check again.
-    """
-    for parameter in parameters:
-        parameter.requires_grad = True
 
 
 def compute_sequence_logps(

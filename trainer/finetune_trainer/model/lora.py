@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from peft import LoraConfig, PeftConfig, PeftModel, TaskType, get_peft_model
+from peft.tuners.lora.layer import LoraLayer, LoraVariant
 from peft.tuners.tuners_utils import BaseTunerLayer
 from peft.utils.transformers_weight_conversion import convert_peft_config_for_transformers
 from transformers import set_seed
@@ -19,6 +20,22 @@ REFERENCE_ADAPTER = "reference"  # name of the frozen copy of an adapter that is
 _ALL_LINEAR = "all-linear"
 # Submodules of a mixture-of-experts block that choose or weight the experts of a token
 _ROUTER_NAMES = ("gate", "router", "shared_expert_gate")
+
+
+class _EarlyScaling(LoraVariant):  # type: ignore[misc]
+    """LoRA whose scaling factor multiplies the r values of a token instead of its outputs, which are far more.
+
+    Like all variants, it is used by the layers of peft in place of their own update.
+    """
+
+    merge_unsafe = staticmethod(LoraVariant.merge_safe)  # raises an error; that of peft changes nothing
+
+    @staticmethod
+    def forward(module: Any, active_adapter: str, x: torch.Tensor, result: torch.Tensor, **_: Any) -> torch.Tensor:
+        """Return the output of the layer: `result` of the base layer plus the update, (..., out_features)."""
+        reduced = module.lora_A[active_adapter](module.lora_dropout[active_adapter](x))
+        update: torch.Tensor = module.lora_B[active_adapter](reduced * module.scaling[active_adapter])
+        return result + update
 
 
 def add_adapters(
@@ -52,7 +69,7 @@ def add_adapters(
         adapted: torch.nn.Module = get_peft_model(model, config, autocast_adapter_dtype=upcast_adapters)
     except ValueError as error:
         raise InvalidSpec(f"spec.lora.targetModules: {error}") from error
-    set_input_casts(adapted, enabled=False)
+    _prepare_layers(adapted)
     return adapted
 
 
@@ -66,7 +83,7 @@ def add_unloaded_adapters(model: torch.nn.Module, lora: Lora, *, exclude_modules
     config = _read_config(lora.adapter)
     config.inference_mode = False  # otherwise, the adapters are frozen
     adapted: torch.nn.Module = get_peft_model(model, config)
-    set_input_casts(adapted, enabled=False)
+    _prepare_layers(adapted)
     return adapted
 
 
@@ -83,8 +100,17 @@ def _continue_adapter(model: torch.nn.Module, lora: Lora, adapter: str, *, upcas
             f'spec.lora.adapter: "{adapter}" does not fit the model ({first_line(error)}); its base model is'
             f" {config.base_model_name_or_path or 'another one'}"
         ) from error
-    set_input_casts(adapted, enabled=False)
+    _prepare_layers(adapted)
     return adapted
+
+
+def _prepare_layers(model: torch.nn.Module) -> None:
+    """Make the layers with adapters faster, with the same results."""
+    set_input_casts(model, enabled=False)
+    for module in model.modules():
+        if isinstance(module, LoraLayer) and isinstance(module.get_base_layer(), torch.nn.Linear):
+            for adapter in module.lora_A.keys() - module.lora_variant.keys():
+                module.lora_variant[adapter] = _EarlyScaling()
 
 
 def set_input_casts(model: torch.nn.Module, *, enabled: bool) -> None:

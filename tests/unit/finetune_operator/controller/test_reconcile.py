@@ -18,7 +18,7 @@ from finetune_operator.controller.reconcile import (
 from finetune_operator.core.write_delay import RUNNING_WRITE_INTERVAL
 from finetune_operator.kube.cluster import ClusterError, Conflict, CreateRejected
 from finetune_operator.observation.pods import RejectedCreate
-from testing.builders.jobs import SETTINGS, UID, finished_pod, job, pod, running_pod
+from testing.builders.jobs import SETTINGS, UID, RawBody, finished_pod, job, pod, running_pod
 from testing.builders.passes import (
     CREATES,
     LATER,
@@ -163,7 +163,7 @@ async def test_the_pass_that_ends_an_attempt_also_creates_the_next_one() -> None
 
 async def test_the_next_attempt_of_a_group_chooses_its_provider_in_a_pass_of_its_own() -> None:
     """If all pods have disappeared, no event triggers that pass."""
-    group = {"scheduling": {}}
+    group: dict[str, RawBody] = {"scheduling": {}}
     stopping = compute_status_after_observations(running_pods(), KILLED_PODS, **group)
     cluster = RecordingCluster(pods=KILLED_PODS)
 

@@ -1,0 +1,106 @@
+"""Tests of the switch between the trained model and the reference model of DPO."""
+
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+
+from finetune_api.v1alpha1.lora import Lora
+from finetune_trainer.model.adapter_switch import AdapterSwitch
+from finetune_trainer.model.lora import add_adapters, add_reference_adapter
+from testing.models import attention_families
+
+INPUTS = torch.arange(1, 9).unsqueeze(0)
+
+
+def build_model() -> Any:
+    return attention_families.build_model(attention_families.CONFIGS["llama"](), dtype=torch.float32)
+
+
+def add_trained_adapter(model: Any, *, dropout: float = 0.0) -> Any:
+    """Add an adapter that changes the logits."""
+    adapted: Any = add_adapters(model, Lora(r=4, lora_dropout=dropout, target_modules=("all-linear",)), seed=0)
+    change_adapter(adapted)
+    return adapted.train()
+
+
+def change_adapter(model: Any) -> None:
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter += 0.05
+
+
+@torch.no_grad()
+def compute_logits(model: Any) -> torch.Tensor:
+    logits: torch.Tensor = model(input_ids=INPUTS).logits
+    return logits
+
+
+def test_reference_is_the_model_without_adapters() -> None:
+    expected = compute_logits(build_model())
+    model = add_trained_adapter(build_model(), dropout=0.5)
+
+    with AdapterSwitch(model).use_reference():
+        logits = compute_logits(model)
+
+    assert torch.equal(logits, expected)
+
+
+def test_reference_is_the_adapter_that_is_trained_further(tmp_path: Path) -> None:
+    model = add_trained_adapter(build_model())
+    expected = compute_logits(model)
+    model.save_pretrained(tmp_path)
+    add_reference_adapter(model, str(tmp_path))
+    change_adapter(model)
+    trained = compute_logits(model)
+
+    with AdapterSwitch(model).use_reference():
+        logits = compute_logits(model)
+
+    assert torch.allclose(logits, expected, atol=1e-6)
+    assert not torch.allclose(trained, expected, atol=1e-3)
+    assert torch.equal(compute_logits(model), trained)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_switch_restores_the_trained_model(*, fails: bool) -> None:
+    model = add_trained_adapter(build_model())
+    trained = compute_logits(model)
+    switch = AdapterSwitch(model)
+
+    try:
+        with switch.use_reference():
+            assert not any(module.training for module in model.modules())
+            assert not fails, "the forward pass fails"
+    except AssertionError:
+        assert fails
+
+    assert all(module.training for module in model.modules())
+    assert torch.equal(compute_logits(model), trained)
+
+
+def test_switch_does_not_change_which_weights_need_gradients() -> None:
+    """FSDP2 checks this in its first forward pass only, and a check of each weight takes milliseconds."""
+    model = add_trained_adapter(build_model())
+    switch = AdapterSwitch(model)
+    trained_names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+
+    with patch("torch.Tensor.requires_grad_", side_effect=AssertionError("requires_grad is changed")) as change:
+        with switch.use_reference():
+            reference_names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+        assert not change.called
+
+    assert trained_names
+    assert reference_names == trained_names
+
+
+def test_model_that_is_evaluated_stays_in_evaluation_mode() -> None:
+    model = add_trained_adapter(build_model()).eval()
+
+    with AdapterSwitch(model).use_reference():
+        pass
+
+    assert not any(module.training for module in model.modules())
