@@ -5,12 +5,16 @@ from collections.abc import Iterator
 import pytest
 import yaml
 
-from finetune_api.v1alpha1.scheduling import API_VERSIONS, SchedulingProvider
 from testing.processes.gangs import Gangs
 from testing.processes.operator_stack import REPOSITORY, OperatorInstallation, has_condition
 from testing.processes.queues import wait_until, wait_until_running
 
 pytestmark = pytest.mark.cluster
+
+MESSAGES = {  # of three pods with room for two, by version of the API
+    "scheduling.k8s.io/v1beta1": "the scheduler finds room for 2 of 3 pods, and starts all or none",
+    "scheduling.k8s.io/v1alpha2": "1 of 3 pods cannot be placed: 0/2 nodes are available: 2 Insufficient",
+}
 
 
 @pytest.fixture
@@ -33,12 +37,12 @@ def wait_for_message(deployment: OperatorInstallation, job: str, text: str) -> N
 def test_gang_of_three_does_not_start_with_room_for_two(deployment: OperatorInstallation, gangs: Gangs) -> None:
     job = gangs.submit("a", nodes=3)
 
-    wait_for_message(deployment, job, "the scheduler finds room for 2 of 3 pods, and starts all or none")
-
-    assert not any(pod["spec"].get("nodeName") for pod in deployment.list_pods(job))
-    status = deployment.get_job(job)["status"]
+    status = deployment.wait_until(
+        job, lambda body: "scheduling" in body.get("status", {}), description="chooses a provider"
+    )["status"]
     assert status["scheduling"]["provider"] == "PodGroup"
-    assert status["scheduling"]["apiVersion"] in API_VERSIONS[SchedulingProvider.POD_GROUP]
+    wait_for_message(deployment, job, MESSAGES[status["scheduling"]["apiVersion"]])
+    assert not any(pod["spec"].get("nodeName") for pod in deployment.list_pods(job))
     gangs.add_room()
     wait_until_running(deployment, job)
 
