@@ -49,7 +49,7 @@ CPU_CASES = (
         "LoRA SFT, packed", SMALL, rows=24, max_tokens=384, micro_batch_size=2, accumulation_steps=1, packing=True
     ),
     CaseSettings("LoRA DPO", SMALL, rows=12, max_tokens=256, micro_batch_size=2, accumulation_steps=2, method="dpo"),
-    CaseSettings("LoRA SFT of LLaVA", SMALL_LLAVA, rows=24, max_tokens=192, micro_batch_size=2, accumulation_steps=4),
+    CaseSettings("LoRA SFT of LLaVA", SMALL_LLAVA, rows=24, max_tokens=384, micro_batch_size=4, accumulation_steps=2),
     CaseSettings(
         "LoRA SFT of Qwen2-VL", SMALL_QWEN2_VL, rows=24, max_tokens=192, micro_batch_size=2, accumulation_steps=4
     ),

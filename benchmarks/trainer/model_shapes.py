@@ -80,7 +80,7 @@ SMALL_QWEN2_VL = BenchmarkModelShape(
     vision_config={"depth": 4, "embed_dim": 128, "num_heads": 4, "mlp_ratio": 4, "patch_size": 14},
 )
 SMALL_LLAVA = BenchmarkModelShape(
-    _build_text_shape(256, 704, 4, 4, 2, 1024),
+    SMALL.text_config,
     tie_word_embeddings=True,
     family="llava",
     vision_config={
