@@ -13,7 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from benchmarks.trainer.cases import CPU_CASES, DeviceSettings, prepare_case, prepare_cases
-from benchmarks.trainer.comparison import OURS, PYTHON_PATH, BenchmarkCase, Contender, run_rounds
+from benchmarks.trainer.comparison import OURS, PYTHON_PATH, BenchmarkCase, Contender, count_tensors, run_rounds
 from benchmarks.trainer.report import describe_case
 from testing.peer_environment import NotInstalled, ensure_python
 
@@ -30,6 +30,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="bench-trainer-") as scratch:
         for case in prepare_cases(selected, Path(scratch), settings):
             results = run_rounds(case, contenders, rounds=options.rounds, restart_processes=False)
+            count_tensors(case, contenders, results)
             print("\n".join(describe_case(case, results)), flush=True)
         for contender in contenders.values():
             contender.close()

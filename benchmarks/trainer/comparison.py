@@ -6,7 +6,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import median
 
@@ -38,6 +38,7 @@ class ContenderResult:
 
     measurements: list[Measurement] = field(default_factory=list)
     error: str = ""
+    tensor_bytes: int = 0  # peak memory of tensors on a CPU, which is measured in a run of its own
 
     @property
     def seconds(self) -> float:
@@ -123,3 +124,11 @@ def run_rounds(
             else:
                 result.measurements.append(measurement)
     return results
+
+
+def count_tensors(case: BenchmarkCase, contenders: Mapping[str, Contender], results: ResultsByContender) -> None:
+    """Run the case on a CPU once more with each contender, and record the peak memory of its tensors."""
+    for name, contender in contenders.items():
+        if not results[name].error:
+            measurement = contender.run_task(replace(case.task, counts_tensors=True))
+            results[name].error, results[name].tensor_bytes = measurement.error, measurement.peak_bytes

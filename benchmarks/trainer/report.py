@@ -6,7 +6,7 @@ from statistics import median
 from benchmarks.trainer.comparison import OURS, BenchmarkCase, ContenderResult, ResultsByContender
 from benchmarks.trainer.task import MemoryForecast
 
-GIB = 2**30
+MIB, GIB = 2**20, 2**30
 
 
 def describe_case(
@@ -27,6 +27,7 @@ def describe_case(
         if peak_flops:
             columns += [f"mfu {case.content.flops / result.seconds / peak_flops:.1%}"]
         columns += describe_memory(result, case.content.forecast if name == OURS else None)
+        columns += [f"tensors {result.tensor_bytes / MIB:.0f} MiB"] if result.tensor_bytes else []
         if name != OURS and not ours.error:
             columns += [f"ours/{name}: {format_median_and_range(compute_speedups(ours, result))}"]
             columns += (

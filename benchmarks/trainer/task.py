@@ -26,6 +26,7 @@ class Task:
     dtype: str
     on_gpu: bool
     quantization: bool = False  # QLoRA: the frozen weights in nf4
+    counts_tensors: bool = False  # whether to measure the peak memory of tensors on a CPU, which slows training down
 
     @property
     def is_multimodal(self) -> bool:
@@ -39,7 +40,7 @@ class Measurement:
     seconds: float = 0.0
     cpu_seconds: float = 0.0  # CPU time of all threads; less affected by other load than wall time
     steps: int = 0
-    peak_bytes: int = 0  # peak memory of tensors on a GPU
+    peak_bytes: int = 0  # peak memory of tensors; on a CPU, of the second epoch and only if it counts tensors
     reserved_bytes: int = 0  # peak memory that torch's allocator reserved on a GPU
     losses: tuple[float, ...] = ()  # training losses of all steps
     attention: str = ""  # kernels that attention calls selected, with the number of different shapes

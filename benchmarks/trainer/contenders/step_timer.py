@@ -7,6 +7,7 @@ import torch
 from transformers import TrainerCallback, trainer
 
 from benchmarks.trainer.task import EPOCHS, Measurement
+from testing.models.allocation_tracker import AllocationTracker
 
 
 class Timestamp(NamedTuple):
@@ -23,14 +24,24 @@ class Timestamp(NamedTuple):
 
 
 class StepTimer(TrainerCallback):  # type: ignore[misc]
-    """Trainer callback that records the end time of each step, before a checkpoint is saved."""
+    """Trainer callback that records the end time of each step, before a checkpoint is saved.
 
-    def __init__(self) -> None:
+    tracker: if set, the peak of the tensors in each step is recorded, too.
+    """
+
+    def __init__(self, tracker: AllocationTracker | None = None) -> None:
         self.steps: list[Timestamp] = []
         self.losses: list[float] = []
+        self.peaks: list[int] = []  # in bytes
+        self._tracker = tracker
+
+    def on_step_begin(self, *_: Any, **__: Any) -> None:
+        if self._tracker is not None:
+            self._tracker.peak_bytes = 0
 
     def on_step_end(self, *_: Any, **__: Any) -> None:
         self.steps.append(Timestamp.now())
+        self.peaks.append(0 if self._tracker is None else self._tracker.peak_bytes)
 
     def on_log(self, *_: Any, logs: dict[str, float] | None = None, **__: Any) -> None:
         if logs and "loss" in logs:
@@ -47,18 +58,18 @@ class StepTimer(TrainerCallback):  # type: ignore[misc]
             last.seconds - first.seconds,
             last.cpu_seconds - first.cpu_seconds,
             steps,
-            peak_bytes=torch.cuda.max_memory_allocated() if on_gpu else 0,
+            peak_bytes=torch.cuda.max_memory_allocated() if on_gpu else max(self.peaks[-steps:]),
             reserved_bytes=torch.cuda.max_memory_reserved() if on_gpu else 0,
             losses=tuple(self.losses),
         )
 
 
-def install_step_timer() -> StepTimer:
+def install_step_timer(tracker: AllocationTracker | None = None) -> StepTimer:
     """Register a timer as default callback of every Trainer that is created afterwards, and return it.
 
     Callbacks cannot be passed to ms-swift and our trainer, because they create their Trainer internally.
     """
-    timer = StepTimer()
+    timer = StepTimer(tracker)
     callbacks = [callback for callback in trainer.DEFAULT_CALLBACKS if not isinstance(callback, StepTimer)]
     trainer.DEFAULT_CALLBACKS[:] = [*callbacks, timer]
     return timer

@@ -8,6 +8,7 @@ import importlib
 import json
 import os
 import sys
+from contextlib import nullcontext
 from dataclasses import asdict, replace
 
 import torch
@@ -16,6 +17,7 @@ import transformers
 from benchmarks.trainer.contenders.attention_recorder import AttentionRecorder
 from benchmarks.trainer.contenders.step_timer import install_step_timer
 from benchmarks.trainer.task import Measurement, Task
+from testing.models.allocation_tracker import AllocationTracker
 
 CONTENDERS = {"ours": "ours", "TRL": "trl_peer", "ms-swift": "swift_peer"}
 
@@ -28,10 +30,13 @@ def main(name: str) -> None:
     recorder = AttentionRecorder()
     recorder.install()
     for line in sys.stdin:
-        timer = install_step_timer()
+        task = Task(**json.loads(line))
+        tracker = AllocationTracker() if task.counts_tensors else None
+        timer = install_step_timer(tracker)
         recorder.clear()
         try:
-            train(Task(**json.loads(line)))
+            with tracker or nullcontext():
+                train(task)
             measurement = replace(timer.build_measurement(), attention=recorder.describe())
         except (Exception, SystemExit) as error:  # every error is reported as the result of this contender
             measurement = Measurement(error=describe_error(error))

@@ -52,6 +52,15 @@ def test_report_describes_contender_by_median_round() -> None:
     assert "ours/TRL: 1.50 (1.00 to 2.00)" in peer
 
 
+def test_report_contains_the_memory_of_tensors_on_a_cpu() -> None:
+    counted = ContenderResult(OURS.measurements, tensor_bytes=300 * 2**20)
+
+    _, ours, peer = describe_case(CASE, {"ours": counted, "TRL": PEER})
+
+    assert "tensors 300 MiB" in ours
+    assert "tensors" not in peer
+
+
 def test_report_contains_error_of_contender_that_cannot_train_a_case() -> None:
     lines = list(
         describe_case(CASE, {"ours": OURS, "ms-swift": ContenderResult(error="ValueError: needs flash attention")})
