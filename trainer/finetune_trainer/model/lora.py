@@ -127,6 +127,7 @@ def set_input_casts(model: torch.nn.Module, *, enabled: bool) -> None:
 def add_reference_adapter(model: Any, adapter: str, *, upcast_adapters: bool = True) -> None:
     """Load a frozen copy of the adapter as the reference model for DPO."""
     model.load_adapter(adapter, REFERENCE_ADAPTER, is_trainable=False, autocast_adapter_dtype=upcast_adapters)
+    _prepare_layers(model)
 
 
 def record_base_model(model: Any, name: str, commit: str | None) -> None:
