@@ -21,6 +21,7 @@ NOT_PARSED = {
     "llamafactory-cli-yaml.sh": "the config that it names is not part of the input",
     "minimind-plain-python.sh": "the parser belongs to the script of the user",
     "swift3-megatron.sh": "the parser needs Megatron-Core",
+    "kubeflow-pytorchjob-queue.yaml": "a manifest is checked by an API server",
     "kubeflow-pytorchjob-shell.yaml": "a manifest is checked by an API server",
     "kubeflow-pytorchjob.yaml": "a manifest is checked by an API server",
     "kubeflow-trainjob.yaml": "a manifest is checked by an API server",

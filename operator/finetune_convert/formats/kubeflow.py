@@ -7,6 +7,7 @@ from typing import Any
 from finetune_api.v1alpha1.pod_types import VOLUME_SOURCES
 from finetune_convert.conversion import ConversionError, EntryEffect, Tree
 from finetune_convert.data_paths import DataPaths
+from finetune_convert.formats.kubeflow_scheduling import convert_metadata, convert_scheduling_policy, get_object
 from finetune_convert.job_draft import JobDraft
 from finetune_convert.launch.environment import NETWORK_VARIABLES, RESERVED_PREFIXES, add_environment
 from finetune_convert.launch.launchers import Launch, unwrap
@@ -29,6 +30,10 @@ _POD_FIELDS = {
     "serviceAccountName": "podTemplate.serviceAccountName",
     "securityContext": "podTemplate.securityContext",
     "imagePullSecrets": "imagePullSecrets",
+    "hostNetwork": "podTemplate.hostNetwork",
+    "schedulingGates": "podTemplate.schedulingGates",
+    "resourceClaims": "podTemplate.resourceClaims",
+    "topologySpreadConstraints": "podTemplate.topologySpreadConstraints",
 }
 _VOLUME_SOURCES = tuple(map(to_camel, VOLUME_SOURCES))
 _HANDLED_POD = ("containers", "volumes", "restartPolicy", *_POD_FIELDS)
@@ -64,30 +69,20 @@ def convert_kubeflow(source: ToolInput, manifests: Sequence[Tree]) -> tuple[str,
     if source.request.form == TRAINER:
         raise ConversionError("--form trainer: a job of Kubeflow can only run as a command; remove --form")
     (job,) = jobs
-    metadata = _get(job, "metadata")
+    metadata = get_object(job, "metadata")
     draft = start_draft(source, build_name(str(metadata.get("name", "job"))))
     for other in manifests:
         if other is not job:
             draft.note(
                 str(other.get("kind", "document")), EntryEffect.UNUSED, "only the job is converted; keep this object"
             )
-    for key in ("labels", "annotations"):
-        kept = {name: str(value) for name, value in _get(metadata, key).items() if "kubeflow" not in name}
-        if kept:
-            draft.set(f"podTemplate.{key}", kept)
-            draft.note(f"metadata.{key}", EntryEffect.MAPPED, "are those of the pods", field=f"podTemplate.{key}")
+    convert_metadata(draft, metadata, "metadata")
     if job["kind"] == "PyTorchJob":
-        _convert_pytorch_job(draft, _get(job, "spec"))
+        _convert_pytorch_job(draft, get_object(job, "spec"))
     else:
-        _convert_train_job(draft, _get(job, "spec"))
+        _convert_train_job(draft, get_object(job, "spec"))
     draft.add_output()
     return f"Kubeflow {job['kind']}", draft
-
-
-def _get(node: Any, key: str) -> Tree:
-    """Return an object in a manifest, or {} if it is missing or no object."""
-    value = node.get(key) if isinstance(node, dict) else None
-    return value if isinstance(value, dict) else {}
 
 
 def _read_int(value: Any, path: str) -> int:
@@ -103,14 +98,16 @@ def _list(node: Any, key: str) -> list[Any]:
 
 
 def _convert_pytorch_job(draft: JobDraft, spec: Tree) -> None:
-    replicas = _get(spec, "pytorchReplicaSpecs")
-    master, worker = _get(replicas, "Master"), _get(replicas, "Worker")
+    replicas = get_object(spec, "pytorchReplicaSpecs")
+    master, worker = get_object(replicas, "Master"), get_object(replicas, "Worker")
     if not master and not worker:
         raise ConversionError("spec.pytorchReplicaSpecs: expected Master, Worker or both")
     nodes = sum(_read_int(replica.get("replicas") or 1, "replicas") for replica in (master, worker) if replica)
     _set_nodes(draft, nodes, "pytorchReplicaSpecs")
-    pod = _get(_get(master or worker, "template"), "spec")
-    if master and worker and _strip(_get(_get(worker, "template"), "spec")) != _strip(pod):
+    template = get_object(master or worker, "template")
+    convert_metadata(draft, get_object(template, "metadata"), "template.metadata")
+    pod = get_object(template, "spec")
+    if master and worker and _strip(get_object(get_object(worker, "template"), "spec")) != _strip(pod):
         message = (
             "Master and Worker have different pods; those of Master are taken, because all nodes of a job are equal"
         )
@@ -118,7 +115,7 @@ def _convert_pytorch_job(draft: JobDraft, spec: Tree) -> None:
     for replica in (master, worker):
         if "restartPolicy" in replica:
             draft.note("restartPolicy", EntryEffect.SAME, "all ranks restart together: spec.restartPolicy")
-    _convert_policy(draft, _get(spec, "runPolicy"))
+    _convert_policy(draft, get_object(spec, "runPolicy"))
     if (per_node := spec.get("nprocPerNode")) not in (None, "auto", "gpu", "cpu"):
         draft.set("nprocPerNode", _read_int(per_node, "nprocPerNode"))
         draft.note("nprocPerNode", EntryEffect.TAKEN, "", field="nprocPerNode")
@@ -147,7 +144,9 @@ def _set_nodes(draft: JobDraft, nodes: int, option: str) -> None:
 
 def _convert_policy(draft: JobDraft, policy: Tree) -> None:
     for key, value in policy.items():
-        if key in _RUN_POLICY and value is not None:
+        if key == "schedulingPolicy" and isinstance(value, dict):
+            convert_scheduling_policy(draft, value)
+        elif key in _RUN_POLICY and value is not None:
             draft.set(_RUN_POLICY[key], value)
             draft.note(f"runPolicy.{key}", EntryEffect.MAPPED, f"is {value}", field=_RUN_POLICY[key])
         else:
@@ -196,7 +195,7 @@ def _convert_container(draft: JobDraft, container: Tree) -> None:
         if container.get(key) is not None:
             draft.set(path, container[key])
             draft.note(f"container.{key}", EntryEffect.TAKEN, "", field=path)
-    _convert_resources(draft, _get(container, "resources"))
+    _convert_resources(draft, get_object(container, "resources"))
     _convert_env(draft, _list(container, "env"))
     words = [str(word) for key in ("command", "args") for word in _list(container, key)]
     _set_command(draft, words, container.get("workingDir"))
@@ -204,10 +203,13 @@ def _convert_container(draft: JobDraft, container: Tree) -> None:
 
 def _convert_resources(draft: JobDraft, resources: Tree) -> None:
     for key in ("limits", "requests"):
-        values = _get(resources, key)
+        values = get_object(resources, key)
         if values:
             draft.set(f"resources.{key}", dict(values))
             draft.note(f"resources.{key}", EntryEffect.TAKEN, "", field=f"resources.{key}")
+    if claims := _list(resources, "claims"):
+        draft.set("resources.claims", claims)
+        draft.note("resources.claims", EntryEffect.TAKEN, "", field="resources.claims")
 
 
 def _convert_env(draft: JobDraft, env: Sequence[Any]) -> None:
@@ -282,7 +284,7 @@ def _convert_volumes(draft: JobDraft, pod: Tree, container: Tree) -> None:
         volume = volumes.get(name, {})
         sources = {key: volume[key] for key in _VOLUME_SOURCES if volume.get(key) is not None}
         if path == "/dev/shm":  # noqa: S108
-            size = _get(volume, "emptyDir").get("sizeLimit")
+            size = get_object(volume, "emptyDir").get("sizeLimit")
             if size:
                 draft.set("shmSize", size)
             draft.note(name, EntryEffect.MAPPED, "every pod has /dev/shm in memory", field="shmSize")
@@ -314,7 +316,7 @@ def _build_volume(name: str, mount: Mapping[str, Any], sources: Tree) -> Tree:
 
 
 def _convert_train_job(draft: JobDraft, spec: Tree) -> None:
-    trainer, runtime = _get(spec, "trainer"), _get(spec, "runtimeRef")
+    trainer, runtime = get_object(spec, "trainer"), get_object(spec, "runtimeRef")
     name = str(runtime.get("name", ""))
     if name:
         draft.note(
@@ -350,4 +352,4 @@ def _convert_train_job(draft: JobDraft, spec: Tree) -> None:
     for key in trainer.keys() - set(handled):
         draft.note(f"trainer.{key}", EntryEffect.CHANGED, "has no field in a FineTuneJob")
     container: Tree = {key: trainer[key] for key in ("image", "command", "args", "env") if key in trainer}
-    _convert_container(draft, {**container, "resources": _get(trainer, "resourcesPerNode")})
+    _convert_container(draft, {**container, "resources": get_object(trainer, "resourcesPerNode")})

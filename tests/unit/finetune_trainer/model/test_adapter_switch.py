@@ -21,7 +21,8 @@ def build_model() -> Any:
 
 def add_trained_adapter(model: Any, *, dropout: float = 0.0) -> Any:
     """Add an adapter that changes the logits."""
-    lora = Lora(r=4, lora_alpha=13, lora_dropout=dropout, target_modules=("all-linear",))  # products with 13 / 4 are rounded
+    # products with 13 / 4 are rounded
+    lora = Lora(r=4, lora_alpha=13, lora_dropout=dropout, target_modules=("all-linear",))
     adapted: Any = add_adapters(model, lora, seed=0)
     change_adapter(adapted)
     return adapted.train()
