@@ -37,7 +37,7 @@ check: setup ## check format, lint, types, imports, generated files, vocabulary,
 	@$(RUN) tools/check.py
 
 .PHONY: test test-unit test-simulation test-integration test-e2e
-test: setup ## run all test suites, fast ones first; the end-to-end tests start a throwaway cluster
+test: setup ## run all test suites; the end-to-end tests start a throwaway cluster
 	@$(RUN) tools/run_tests.py unit simulation integration e2e queue
 test-unit: setup ## run the unit tests
 	@$(RUN) tools/run_tests.py unit

@@ -1,4 +1,7 @@
-"""Run test suites one by one and print a summary, including the reasons of skipped tests."""
+"""Run test suites and print a summary, including the reasons of skipped tests.
+
+The suites run one by one, except that the simulation runs beside the suites on a cluster, which mostly wait.
+"""
 
 import argparse
 import os
@@ -6,7 +9,8 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from xml.etree import ElementTree
@@ -19,12 +23,15 @@ ROOT = Path(__file__).resolve().parent.parent
 REPORTS = ROOT / "build" / "reports"
 SUITES = {  # pytest options by suite; the timeout terminates hanging tests
     "unit": ("--timeout=120", "--numprocesses=auto"),
-    "simulation": ("--timeout=1200", "--numprocesses=auto"),  # a few tests simulate thousands of histories each
+    "simulation": ("--timeout=3600", "--numprocesses=auto"),  # a few tests simulate thousands of histories each
     # loadscope runs the tests of a file in one worker, because they share launches with two ranks
     "integration": ("--timeout=600", "--numprocesses=2", "--dist=loadscope"),
     "e2e": ("--timeout=900", "-m", "not ip_family"),  # tools/run_matrix.py runs the other tests
     "queue": ("--timeout=600", "-m", "not long"),  # make test-queue runs all
 }
+BACKGROUND_SUITE = "simulation"
+CLUSTER_SUITES = ("e2e", "queue")
+LOWEST_PRIORITY = ("nice", "-n", "19")
 
 
 @dataclass(frozen=True)
@@ -77,8 +84,9 @@ def main() -> int:
         prepare_programs()
     if "unit" in suites and os.geteuid() == 0:
         install_browser()
-    results = [run_suite(suite) for suite in suites]
-    summary = "\n".join(render_summary(results))
+    started_at = time.monotonic()
+    results = run_suites(suites)
+    summary = "\n".join(render_summary(results, seconds=time.monotonic() - started_at))
     print(f"\n{summary}", flush=True)
     (REPORTS / "summary.txt").write_text(summary + "\n")
     return 0 if all(result.passed for result in results) else 1
@@ -92,13 +100,33 @@ def install_browser() -> None:
         print(f"no browser for report.html: {error}", flush=True)
 
 
-def run_suite(suite: str) -> SuiteResult:
-    """Run one suite with pytest."""
-    return run_pytest(suite, *SUITES[suite], f"tests/{suite}")
+def run_suite(suite: str, *, log: Path | None = None) -> SuiteResult:
+    """Run one suite with pytest; with `log`, at the lowest priority and with its output in that file."""
+    return run_pytest(suite, *SUITES[suite], f"tests/{suite}", log=log)
 
 
-def run_pytest(name: str, *arguments: str, environment: Mapping[str, str] | None = None) -> SuiteResult:
-    """Run pytest with additional environment variables, and parse its JUnit report."""
+def run_suites(suites: Sequence[str], run: Callable[..., SuiteResult] = run_suite) -> list[SuiteResult]:
+    """Run the suites and return their results in this order; the simulation runs beside the suites on a cluster."""
+    cluster_suites = [suite for suite in suites if suite in CLUSTER_SUITES]
+    if BACKGROUND_SUITE not in suites or not cluster_suites:
+        return [run(suite) for suite in suites]
+    log = REPORTS / f"{BACKGROUND_SUITE}.log"
+    results = {suite: run(suite) for suite in suites if suite not in (BACKGROUND_SUITE, *cluster_suites)}
+    with ThreadPoolExecutor(max_workers=1) as executor:
+        in_background = executor.submit(run, BACKGROUND_SUITE, log=log)
+        results |= {suite: run(suite) for suite in cluster_suites}
+        results[BACKGROUND_SUITE] = in_background.result()
+    print(f"== {BACKGROUND_SUITE} tests, which ran beside the suites on a cluster\n{log.read_text()}", flush=True)
+    return [results[suite] for suite in suites]
+
+
+def run_pytest(
+    name: str, *arguments: str, environment: Mapping[str, str] | None = None, log: Path | None = None
+) -> SuiteResult:
+    """Run pytest with additional environment variables, and parse its JUnit report.
+
+    log: file for the output of pytest, which then runs at the lowest priority.
+    """
     REPORTS.mkdir(parents=True, exist_ok=True)
     report = REPORTS / f"{name}.xml"
     report.unlink(missing_ok=True)
@@ -106,7 +134,14 @@ def run_pytest(name: str, *arguments: str, environment: Mapping[str, str] | None
     started_at = time.monotonic()
     command = [sys.executable, "-m", "pytest", "-q", "--durations=12", "--durations-min=10", *arguments]
     command.append(f"--junitxml={report}")
-    completed = subprocess.run(command, cwd=ROOT, check=False, env={**os.environ, **(environment or {})})
+    process_environment = {**os.environ, **(environment or {})}
+    if log is None:
+        completed = subprocess.run(command, cwd=ROOT, check=False, env=process_environment)
+    else:
+        with log.open("w") as output:
+            completed = subprocess.run(
+                [*LOWEST_PRIORITY, *command], cwd=ROOT, check=False, env=process_environment, stdout=output
+            )
     seconds = time.monotonic() - started_at
     cases = tuple(read_report(report.read_text())) if report.exists() else ()
     return SuiteResult(name, passed=completed.returncode == 0, seconds=seconds, cases=cases)
@@ -127,15 +162,19 @@ def read_report(text: str) -> Iterator[CaseResult]:
             yield CaseResult(module, "failed" if cause.tag == "failure" else "error")
 
 
-def render_summary(results: list[SuiteResult]) -> Iterator[str]:
-    """Yield one line per suite, one per skip reason, and the total."""
+def render_summary(results: Sequence[SuiteResult], *, seconds: float | None = None) -> Iterator[str]:
+    """Yield one line per suite, one per skip reason, and the total.
+
+    seconds: time of all suites, if some of them ran at the same time.
+    """
     yield from (result.summary_line for result in results)
     for result in results:
         for reason, tests in result.skipped_by_reason.most_common():
             yield f"SKIPPED  {tests} of {result.name}: {reason}"
     total = sum((result.count_by_outcome for result in results), Counter())
     counts = ", ".join(f"{tests} {kind}" for kind, tests in total.items())
-    yield f"{'ok' if all(r.passed for r in results) else 'FAILED'}: {counts} in {sum(r.seconds for r in results):.0f} s"
+    seconds = sum(result.seconds for result in results) if seconds is None else seconds
+    yield f"{'ok' if all(result.passed for result in results) else 'FAILED'}: {counts} in {seconds:.0f} s"
 
 
 if __name__ == "__main__":

@@ -1,10 +1,12 @@
 """Tests of the programs that the Makefile runs."""
 
 import os
+import threading
 from pathlib import Path
 
 import pytest
 
+import run_tests
 from check_docs import find_missing_tests, list_tests
 from environment import build_uv_environment, delete_unused_environments
 from run_matrix import CLUSTERS, render_table
@@ -44,6 +46,46 @@ def test_unused_and_incomplete_environments_are_removed(tmp_path: Path) -> None:
     delete_unused_environments(tmp_path, unused_since=used_at - 50)
 
     assert sorted(path.name for path in tmp_path.iterdir()) == ["lock", "used"]
+
+
+def test_simulation_runs_beside_the_suites_on_a_cluster(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(run_tests, "REPORTS", tmp_path)
+    started: list[str] = []
+    simulation_may_end = threading.Event()
+
+    def run(suite: str, *, log: Path | None = None) -> SuiteResult:
+        started.append(suite)
+        if log is not None:
+            assert simulation_may_end.wait(timeout=10), "the suites on a cluster wait for the simulation"
+            log.write_text("1 passed")
+        if suite == "queue":
+            simulation_may_end.set()
+        return SuiteResult(suite, passed=True, seconds=1.0)
+
+    results = run_tests.run_suites(["unit", "simulation", "integration", "e2e", "queue"], run)
+
+    assert started[:2] == ["unit", "integration"]
+    assert [result.name for result in results] == ["unit", "simulation", "integration", "e2e", "queue"]
+
+
+def test_simulation_without_a_cluster_runs_at_normal_priority() -> None:
+    def run(suite: str) -> SuiteResult:
+        return SuiteResult(suite, passed=True, seconds=1.0)
+
+    assert [result.name for result in run_tests.run_suites(["unit", "simulation"], run)] == ["unit", "simulation"]
+
+
+def test_output_in_a_log_is_that_of_pytest_at_the_lowest_priority(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(run_tests, "REPORTS", tmp_path)
+    test_file = tmp_path / "test_priority.py"
+    test_file.write_text("import os\ndef test_priority():\n    assert os.nice(0) == 19\n")
+
+    result = run_tests.run_pytest("background", "-p", "no:cacheprovider", str(test_file), log=tmp_path / "log")
+
+    assert result.passed
+    assert "1 passed" in (tmp_path / "log").read_text()
 
 
 def test_summary_contains_counts_and_all_skip_reasons() -> None:
