@@ -17,8 +17,9 @@ pytestmark = pytest.mark.slow
 
 STEPS = 3
 FOUR_DIGITS = 1e-4
+WITH_EXPERTS = ("qwen3_vl_moe", "qwen3_5_moe")
 # A rounding error may route a token to another expert in the steps after the first update.
-TOLERANCES = {"qwen3_vl_moe": 1e-3, "qwen3_5_moe": 1e-3}
+TOLERANCES_AFTER_AN_UPDATE = {"loss": 1e-3, "grad_norm": 5e-3, "eval_loss": 1e-3}
 PRESETS: dict[str, dict[str, Any]] = {
     **{
         preset: {"deepspeed": {"preset": preset}}
@@ -66,6 +67,16 @@ def build_spec(
         "output": {"persistentVolumeClaim": {"claimName": "unused"}},
         **fields,
     }
+
+
+def assert_same_metric(two: Any, one: Any, metric: str, model_type: str) -> None:
+    """Compare a metric of all steps; eval_loss is measured after the last step."""
+    if model_type not in WITH_EXPERTS:
+        assert two[metric] == pytest.approx(one[metric], rel=FOUR_DIGITS)
+        return
+    assert two[metric] == pytest.approx(one[metric], rel=TOLERANCES_AFTER_AN_UPDATE[metric])
+    if metric != "eval_loss":
+        assert two[metric][0] == pytest.approx(one[metric][0], rel=FOUR_DIGITS)
 
 
 def build_packed_spec(model: Path, rows: Path, batch_layout: tuple[int, int], **fields: Any) -> dict[str, Any]:
@@ -164,7 +175,7 @@ def test_ranks_without_images_do_not_change_gradients(
 ) -> None:
     two, one = two_rank_results[model_type + tuner], single_rank_results[model_type + tuner]
 
-    assert two[metric] == pytest.approx(one[metric], rel=TOLERANCES.get(model_type, FOUR_DIGITS))
+    assert_same_metric(two, one, metric, model_type)
     assert len(one["loss"]) == STEPS
     # each step trains on other rows, and the evaluation uses all of them
     assert min(one["loss"][-1], one["eval_loss"][-1]) < one["loss"][0]
@@ -177,7 +188,7 @@ def test_video_training_does_not_depend_on_the_batch_layout(
 ) -> None:
     two, one = two_rank_results[f"{model_type}, videos"], single_rank_results[f"{model_type}, videos"]
 
-    assert two[metric] == pytest.approx(one[metric], rel=TOLERANCES.get(model_type, FOUR_DIGITS))
+    assert_same_metric(two, one, metric, model_type)
     assert one["loss"][-1] < one["loss"][0]
 
 
@@ -188,7 +199,7 @@ def test_packed_image_training_does_not_depend_on_the_batch_layout(
 ) -> None:
     two, one = two_rank_results[f"{model_type}, packed"], single_rank_results[f"{model_type}, packed"]
 
-    assert two[metric] == pytest.approx(one[metric], rel=TOLERANCES.get(model_type, FOUR_DIGITS))
+    assert_same_metric(two, one, metric, model_type)
     assert one["loss"] != single_rank_results[model_type]["loss"]
 
 
