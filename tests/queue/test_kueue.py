@@ -42,15 +42,20 @@ def test_second_job_waits_for_the_first_and_then_runs(deployment: OperatorInstal
 
     assert message == f"number 1 in LocalQueue {queues.name}: 1 more cpu must become free in flavor {queues.name}"
     third = queues.submit("c", program="true")
-    body = deployment.wait_until(
-        third,
-        lambda body: body.get("status", {}).get("scheduling", {}).get("position") == 2,
-        description="second in the queue",
-        timeout_seconds=60,
-    )
-    assert body["status"]["scheduling"]["provider"] == "Kueue"
-    assert body["status"]["display"]["queue"] == f"{queues.name} #2"
-    assert f"{queues.name} #2" in deployment.kubectl("get", "ftj", third, "-o", "wide")
+    jobs_by_position: dict[int | None, str] = {}
+
+    def have_positions() -> bool:
+        """Return whether both jobs have one; Kueue orders Workloads of the same second by their uids."""
+        jobs_by_position.clear()
+        for job in (second, third):
+            jobs_by_position[deployment.get_job(job)["status"].get("scheduling", {}).get("position")] = job
+        return {jobs_by_position.get(1), jobs_by_position.get(2)} == {second, third}
+
+    wait_until(have_positions, "the waiting jobs are first and second in the queue")
+    status = deployment.get_job(jobs_by_position[2])["status"]
+    assert status["scheduling"]["provider"] == "Kueue"
+    assert status["display"]["queue"] == f"{queues.name} #2"
+    assert f"{queues.name} #2" in deployment.kubectl("get", "ftj", jobs_by_position[2], "-o", "wide")
     deployment.delete(first)
     assert has_condition(deployment.wait_until_finished(second, timeout_seconds=90), "Complete")
 
