@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from xml.etree import ElementTree
@@ -134,14 +135,12 @@ def run_pytest(
     started_at = time.monotonic()
     command = [sys.executable, "-m", "pytest", "-q", "--durations=12", "--durations-min=10", *arguments]
     command.append(f"--junitxml={report}")
-    process_environment = {**os.environ, **(environment or {})}
-    if log is None:
-        completed = subprocess.run(command, cwd=ROOT, check=False, env=process_environment)
-    else:
-        with log.open("w") as output:
-            completed = subprocess.run(
-                [*LOWEST_PRIORITY, *command], cwd=ROOT, check=False, env=process_environment, stdout=output
-            )
+    if log is not None:
+        command = [*LOWEST_PRIORITY, *command]
+    with log.open("w") if log else nullcontext() as output:
+        completed = subprocess.run(
+            command, cwd=ROOT, check=False, env={**os.environ, **(environment or {})}, stdout=output
+        )
     seconds = time.monotonic() - started_at
     cases = tuple(read_report(report.read_text())) if report.exists() else ()
     return SuiteResult(name, passed=completed.returncode == 0, seconds=seconds, cases=cases)

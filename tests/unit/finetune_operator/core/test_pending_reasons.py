@@ -308,8 +308,7 @@ def test_message_contains_the_image_of_an_injected_init_container() -> None:
         ),
         pytest.param(
             "Unschedulable",
-            "pod group is unschedulable, waiting for minCount pods from a gang to be scheduled, one or more plugins"
-            " asked to wait and no plugin rejected pod",
+            "pod group is unschedulable, waiting for minCount pods from a gang to be scheduled",
             id="PodGroup of Kubernetes 1.36",
         ),
     ],
