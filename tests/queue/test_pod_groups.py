@@ -11,10 +11,7 @@ from testing.processes.queues import wait_until, wait_until_running
 
 pytestmark = pytest.mark.cluster
 
-MESSAGES = {  # of three pods with room for two, by version of the API
-    "scheduling.k8s.io/v1beta1": "the scheduler finds room for 2 of 3 pods, and starts all or none",
-    "scheduling.k8s.io/v1alpha2": "1 of 3 pods cannot be placed: 0/2 nodes are available: 2 Insufficient",
-}
+NO_ROOM_FOR_ONE = "1 of 3 pods cannot be placed: 0/2 nodes are available: 2 Insufficient"
 
 
 @pytest.fixture
@@ -41,7 +38,7 @@ def test_gang_of_three_does_not_start_with_room_for_two(deployment: OperatorInst
         job, lambda body: "scheduling" in body.get("status", {}), description="chooses a provider"
     )["status"]
     assert status["scheduling"]["provider"] == "PodGroup"
-    wait_for_message(deployment, job, MESSAGES[status["scheduling"]["apiVersion"]])
+    wait_for_message(deployment, job, NO_ROOM_FOR_ONE)
     assert not any(pod["spec"].get("nodeName") for pod in deployment.list_pods(job))
     gangs.add_room()
     wait_until_running(deployment, job)

@@ -40,7 +40,10 @@ _REJECTED_WITH_GROUP = re.compile(
     r"optimistic rejection in PostFilter|rejection in Unreserve"  # Coscheduling
     r"|waiting for minCount pods from a gang to be scheduled"  # PodGroup of Kubernetes 1.36
 )
-_INCOMPLETE_GANG = re.compile(r"minCount \((\d{1,9})\) cannot be satisfied: (\d{1,9}) scheduled")
+_INCOMPLETE_GANG = re.compile(  # the message of a PodGroup of Kubernetes 1.37, on the pods for which there is room
+    r"(?:\b0/(?P<placements>\d{1,9}) placements are available.{0,60}?)?"
+    r"minCount \((?P<min>\d{1,9})\) cannot be satisfied: (?P<placed>\d{1,9}) scheduled"
+)
 _RETRIED = "is pulled again until the registry is reachable"
 REJECTED_REASONS = frozenset({Reason.PREDECESSOR_TERMINATING, Reason.NAME_TAKEN, Reason.CREATE_REFUSED})
 CONTAINER_CREATING_TIMEOUT = timedelta(seconds=60)  # after this time, ContainerCreating is reported
@@ -93,17 +96,27 @@ def find_pending_reason(
     blocked_nodes = [(node, node.waiting) for node in nodes if node.phase is PodPhase.PENDING and node.waiting]
     if not blocked_nodes:
         return _explain_container_creating(nodes, now)
-    blocked_nodes = [item for item in blocked_nodes if not _waits_for_its_group(item[1])] or blocked_nodes
-    avoided_nodes = ", ".join(job.status.attempts[-1].avoids) if job.status.attempts else ""
-    avoidance = f"; this job avoids {avoided_nodes}, where it failed before" if avoided_nodes else ""
     queue_name = _find_kueue_queue(job)
     if queue_name is not None and any(_is_held_by_queue(waiting) for _, waiting in blocked_nodes):
         return _explain_queue(queue_name, observation.workload)
-    blocked_pods = f"{len(blocked_nodes)} of {job.num_attempt_nodes} pods"
+    return _explain_blocked_nodes(job, blocked_nodes)
+
+
+def _explain_blocked_nodes(
+    job: FineTuneJob, blocked_nodes: Sequence[tuple[NodeObservation, WaitingState]]
+) -> PendingReason:
+    """Return the most relevant reason of pods that are not scheduled or whose containers do not start."""
+    gang = next((gang for _, waiting in blocked_nodes if (gang := _INCOMPLETE_GANG.search(waiting.message))), None)
+    blocked_nodes = [item for item in blocked_nodes if not _waits_for_its_group(item[1])] or blocked_nodes
+    num_blocked = max(1, job.num_attempt_nodes - int(gang["placed"])) if gang else len(blocked_nodes)
+    blocked_pods = f"{num_blocked} of {job.num_attempt_nodes} pods"
+    avoided_nodes = ", ".join(job.status.attempts[-1].avoids) if job.status.attempts else ""
+    avoidance = f"; this job avoids {avoided_nodes}, where it failed before" if avoided_nodes else ""
+    restrictions = f"{_describe_placements(gang)}{avoidance}"
     reasons = [
         _explain_image_pull(node, waiting, job.status.waiting)
         if waiting.reason in IMAGE_PULL_REASONS
-        else _explain_waiting_state(node, waiting, blocked_pods, avoidance)
+        else _explain_waiting_state(node, waiting, blocked_pods, restrictions)
         for node, waiting in blocked_nodes
     ]
     return max(
@@ -149,7 +162,7 @@ def _explain_rejected_create(rejected_create: RejectedCreate) -> PendingReason:
 
 
 def _explain_waiting_state(
-    node: NodeObservation, waiting_state: WaitingState, blocked_pods: str, avoidance: str
+    node: NodeObservation, waiting_state: WaitingState, blocked_pods: str, restrictions: str
 ) -> PendingReason:
     """Return the pending reason of an unscheduled pod or of a container in a waiting state."""
     verdict = container_create_failed(
@@ -164,7 +177,7 @@ def _explain_waiting_state(
             f"{node.pod_name}: {waiting_state.message}; create what is missing and the pod starts",
         )
     if waiting_state.reason in (Reason.UNSCHEDULABLE, _FITS):
-        message = f"{blocked_pods} cannot be placed: {_describe_gang(waiting_state.message)}{avoidance}"
+        message = f"{blocked_pods} cannot be placed: {_describe_gang(waiting_state.message)}{restrictions}"
         return PendingReason(Reason.UNSCHEDULABLE, message)
     if waiting_state.gates:
         message = (
@@ -176,14 +189,23 @@ def _explain_waiting_state(
 
 def _waits_for_its_group(waiting_state: WaitingState) -> bool:
     """Return whether there is room for the pod, so that the reason is shown by another pod of its group."""
-    return waiting_state.reason == _FITS or _REJECTED_WITH_GROUP.search(waiting_state.message) is not None
+    message = waiting_state.message
+    return waiting_state.reason == _FITS or any(
+        pattern.search(message) is not None for pattern in (_REJECTED_WITH_GROUP, _INCOMPLETE_GANG)
+    )
 
 
 def _describe_gang(message: str) -> str:
-    """Return the scheduler's message about a PodGroup with the number of pods for which it found room."""
-    if match := _INCOMPLETE_GANG.search(message):
-        return f"the scheduler finds room for {match[2]} of {match[1]} pods, and starts all or none"
+    """Return the scheduler's message about a pod, or about its PodGroup if there is room for the pod."""
+    if gang := _INCOMPLETE_GANG.search(message):
+        return f"the scheduler finds room for {gang['placed']} of {gang['min']} pods, and starts all or none"
     return message
+
+
+def _describe_placements(gang: re.Match[str] | None) -> str:
+    """Return how many topology domains the scheduler tried if it tried several; its message is about the first."""
+    count = int(gang["placements"] or 1) if gang else 1
+    return f"; none of the {count} topology domains has room for the group" if count > 1 else ""
 
 
 def _explain_image_pull(

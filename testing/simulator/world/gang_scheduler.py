@@ -1,7 +1,6 @@
 """Simulated scheduler of Kubernetes 1.37 for the pods of PodGroups, which are placed and preempted together."""
 
 import asyncio
-from collections.abc import Iterable
 
 from finetune_operator import names
 from testing.simulator.world.apiserver import TERMINAL, Change, ObjectKey, RawBody, SimulatedApiServer
@@ -129,16 +128,23 @@ class GangScheduler:
         excluded = find_excluded_nodes(pod)
         return [node for node in k8s_nodes if node is not None and node.is_schedulable and node.name not in excluded]
 
-    def _report_unschedulable(
-        self, pods: Iterable[tuple[ObjectKey, RawBody]], min_count: int, *, num_free: int
-    ) -> None:
-        message = (
+    def _report_unschedulable(self, pods: Pods, min_count: int, *, num_free: int) -> None:
+        """Write the result of the group on all pods, except on the one for which there is no room.
+
+        That one has a message of its own. It can be any pod, because the scheduler orders the pods of a group by the
+        times at which it learned of them.
+        """
+        group_message = (
             "pod group is unschedulable, pod group is unschedulable, 0/1 placements are available, first placement"
             f" status: minCount ({min_count}) cannot be satisfied: {num_free} scheduled, 0 remaining, pod group"
             " preemption: No preemption victims found"
         )
-        condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
+        without_room, _ = self._choices.pick(pods)
         for key, _ in pods:
+            message = (
+                "0/2 nodes are available: 2 Insufficient example.com/slot." if key == without_room else group_message
+            )
+            condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
             self._k8s_nodes.set_status(key, actor=SCHEDULER, conditions=[condition])
 
 

@@ -20,10 +20,12 @@ NATIVE = SchedulingStatus(provider="PodGroup", api_version=BETA)
 ENDED = AttemptRecord(attempt=0, state=AttemptState.FAILED, created=True, fault=Fault.INFRASTRUCTURE, action="Restart")
 
 
-def build_job(*earlier: AttemptRecord, chosen: SchedulingStatus | None = None, **scheduling: Any) -> FineTuneJob:
+def build_job(
+    *earlier: AttemptRecord, chosen: SchedulingStatus | None = None, num_nodes: int = 2, **scheduling: Any
+) -> FineTuneJob:
     record = AttemptRecord(attempt=len(earlier), state=AttemptState.STARTING, start_time=NOW, pending_since=NOW)
     status = JobStatus(attempt=record.attempt, attempts=(*earlier, record), start_time=NOW, scheduling=chosen)
-    return job(status=status, scheduling=scheduling)
+    return job(status=status, numNodes=num_nodes, scheduling=scheduling)
 
 
 def list_created_kinds(decision: Decision) -> list[str]:
@@ -186,21 +188,50 @@ def test_ended_attempt_forgets_its_provider() -> None:
     assert running.status.scheduling is None
 
 
-def test_scheduler_message_about_a_gang_is_explained() -> None:
-    waiting = build_job(chosen=NATIVE)
-    message = (
-        "pod group is unschedulable, pod group is unschedulable, 0/1 placements are available, first placement status:"
-        " minCount (2) cannot be satisfied: 1 scheduled, 0 remaining, pod group preemption: No preemption victims found"
+def build_gang_message(*, min_count: int, placed: int, placements: int = 1) -> str:
+    return (
+        f"pod group is unschedulable, pod group is unschedulable, 0/{placements} placements are available, first"
+        f" placement status: minCount ({min_count}) cannot be satisfied: {placed} scheduled, 0 remaining, pod group"
+        " preemption: No preemption victims found"
     )
-    condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
-    pods = (pod(waiting, rank, conditions=[condition]) for rank in range(2))
 
+
+NO_SLOT = "0/2 nodes are available: 2 Insufficient example.com/slot."
+
+
+@pytest.mark.parametrize("blocked_rank", [0, 2])
+@pytest.mark.parametrize(
+    ("placements", "explanation"),
+    [(1, NO_SLOT), (3, f"{NO_SLOT}; none of the 3 topology domains has room for the group")],
+)
+def test_pod_for_which_a_gang_has_no_room_explains_the_wait(
+    blocked_rank: int, placements: int, explanation: str
+) -> None:
+    """The scheduler considers the pods of a group in any order, so each rank can be the one without room."""
+    messages = [build_gang_message(min_count=3, placed=1, placements=placements)] * 3
+    messages[blocked_rank] = NO_SLOT
+
+    assert decide_wait_message(*messages) == f"2 of 3 pods cannot be placed: {explanation}"
+
+
+def test_message_about_a_gang_is_explained_while_no_pod_without_room_is_known() -> None:
+    message = build_gang_message(min_count=3, placed=2)
+
+    assert decide_wait_message(message, message, None) == (
+        "1 of 3 pods cannot be placed: the scheduler finds room for 2 of 3 pods, and starts all or none"
+    )
+
+
+def decide_wait_message(*scheduler_messages: str | None) -> str:
+    """Return the message of the wait of a job whose pods have these messages; None is a pod not considered yet."""
+    waiting = build_job(chosen=NATIVE, num_nodes=len(scheduler_messages))
+    pods = []
+    for rank, message in enumerate(scheduler_messages):
+        condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
+        pods.append(pod(waiting, rank, conditions=[condition] if message else []))
     waiting, _ = decide_once(waiting, build_observation(waiting, *pods))
-
     assert waiting.status.waiting is not None
-    assert waiting.status.waiting.message == (
-        "2 of 2 pods cannot be placed: the scheduler finds room for 1 of 2 pods, and starts all or none"
-    )
+    return waiting.status.waiting.message
 
 
 def test_provider_of_a_newer_release_is_chosen_again() -> None:
