@@ -147,7 +147,7 @@ async def check_run(run: QueueRun, *, quota: int) -> list[str]:
     totals = measure_totals(run.observer.changes)
     problems = [
         f"{title} {gpus} GPUs, more than the quota of {quota}"
-        for title, gpus in (("reserved", totals.max_reserved), ("occupied", totals.max_bound))
+        for title, gpus in (("reserved", totals.max_reserved), ("occupied", totals.max_charged))
         if gpus > quota
     ]
     return [

@@ -38,6 +38,8 @@ def build_quota_rows(changes: Sequence[UseChange], *, quota: int) -> Rows:
         ("GPUs of the quota", str(quota)),
         ("most GPUs reserved", str(totals.max_reserved)),
         ("most GPUs of pods on nodes", str(totals.max_bound)),
+        ("  without pods that were evicted before they started", str(totals.max_charged)),
+        ("most GPUs of pods that were evicted before they started", str(totals.max_returned_early)),
         ("duration", f"{totals.seconds:.0f} s"),
         ("quota reserved", format_share(totals.reserved_gpu_seconds, total_gpu_seconds)),
         ("quota used by pods on nodes", format_share(totals.bound_gpu_seconds, total_gpu_seconds)),

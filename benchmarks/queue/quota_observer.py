@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from benchmarks.load.job_bodies import JOBS_PATH, PODS_PATH
@@ -108,7 +108,9 @@ class QuotaObserver:
         waits_for = None
         if not reserved and job not in self.deleted_jobs and wants_quota(self.jobs.get(job)):
             waits_for = self._find_wait_stage(plan, workload)
-        return GpuUse(plan.gpus, reserved, bound, waits_for, is_evicted=get_eviction(workload) is not None)
+        returned_early = plan.gpus_per_node * count_pods_without_quota(pods, workload)
+        is_evicted = get_eviction(workload) is not None
+        return GpuUse(plan.gpus, reserved, bound, returned_early, waits_for, is_evicted=is_evicted)
 
     def _find_wait_stage(self, plan: QueuedJob, workload: RawBody) -> WaitStage | None:
         if is_true(workload, "Finished"):
@@ -131,6 +133,17 @@ def occupies_node(pod: RawBody) -> bool:
     return bool(pod["spec"].get("nodeName")) and not is_ended
 
 
+def count_pods_without_quota(pods: Iterable[RawBody], workload: RawBody) -> int:
+    """Return the terminating pods on nodes of which Kueue has returned the quota, because none had started."""
+    if get_eviction(workload) is None or get_reserved_gpus(workload):
+        return 0
+    return sum(occupies_node(pod) and is_terminating(pod) for pod in pods)
+
+
 def is_gated(pod: RawBody) -> bool:
     """Return whether the pod waits for its admission."""
-    return bool(pod["spec"].get("schedulingGates")) and "deletionTimestamp" not in pod["metadata"]
+    return bool(pod["spec"].get("schedulingGates")) and not is_terminating(pod)
+
+
+def is_terminating(pod: RawBody) -> bool:
+    return "deletionTimestamp" in pod["metadata"]

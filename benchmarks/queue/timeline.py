@@ -28,11 +28,16 @@ class IdleCause(StrEnum):
 
 @dataclass(frozen=True)
 class GpuUse:
-    """GPUs that a job requests, that it reserves of the quota, and that its unfinished pods occupy on nodes."""
+    """GPUs that a job requests, that it reserves of the quota, and that its unfinished pods occupy on nodes.
+
+    returned_early: those of `bound` of which Kueue has returned the quota, because no pod of the evicted job had
+    started; its pods terminate.
+    """
 
     request: int
     reserved: int = 0
     bound: int = 0
+    returned_early: int = 0
     waits_for: WaitStage | None = None
     is_evicted: bool = False  # its pods terminate, until when Kueue keeps its quota
 
@@ -73,6 +78,8 @@ class QuotaTotals:
 
     max_reserved: int
     max_bound: int
+    max_charged: int  # of pods on nodes, without those of which Kueue has returned the quota early
+    max_returned_early: int
     seconds: float
     reserved_gpu_seconds: float
     bound_gpu_seconds: float
@@ -92,17 +99,22 @@ def iterate_states(changes: Sequence[UseChange]) -> Iterator[tuple[float, float,
 
 def measure_totals(changes: Sequence[UseChange]) -> QuotaTotals:
     """Return the totals of the whole timeline."""
-    max_reserved = max_bound = 0
+    max_reserved = max_bound = max_charged = max_returned_early = 0
     reserved_sum = bound_sum = unbound_sum = 0.0
     for start, end, uses in iterate_states(changes):
         reserved = sum(use.reserved for use in uses.values())
         bound = sum(use.bound for use in uses.values())
+        returned_early = sum(use.returned_early for use in uses.values())
         max_reserved, max_bound = max(max_reserved, reserved), max(max_bound, bound)
+        max_charged = max(max_charged, bound - returned_early)
+        max_returned_early = max(max_returned_early, returned_early)
         reserved_sum += (end - start) * reserved
         bound_sum += (end - start) * bound
         unbound_sum += (end - start) * sum(max(0, use.reserved - use.bound) for use in uses.values())
     seconds = changes[-1].at - changes[0].at if changes else 0.0
-    return QuotaTotals(max_reserved, max_bound, seconds, reserved_sum, bound_sum, unbound_sum)
+    return QuotaTotals(
+        max_reserved, max_bound, max_charged, max_returned_early, seconds, reserved_sum, bound_sum, unbound_sum
+    )
 
 
 def find_idle_intervals(changes: Sequence[UseChange], *, quota: int) -> list[IdleInterval]:

@@ -7,6 +7,7 @@ import pytest
 
 from benchmarks.queue.job_plans import JobAction, plan_queued_jobs
 from benchmarks.queue.queue_report import build_quota_rows, write_results
+from benchmarks.queue.quota_observer import count_pods_without_quota
 from benchmarks.queue.timeline import (
     GpuUse,
     IdleCause,
@@ -138,6 +139,30 @@ def test_totals_are_integrated_over_time() -> None:
     assert totals.reserved_gpu_seconds == 4 + 4 + 12
     assert totals.bound_gpu_seconds == 0 + 6 + 14
     assert totals.unbound_gpu_seconds == 4 + 0 + 2
+
+
+def test_pods_of_which_kueue_has_returned_the_quota_are_not_charged() -> None:
+    evicted = UseChange(1, "a", GpuUse(4, 0, 4, returned_early=4, is_evicted=True))
+
+    totals = measure_totals([run(0, "a", 4), evicted, run(1, "b", 6), end(2, "a"), end(2, "b")])
+
+    assert (totals.max_bound, totals.max_charged, totals.max_returned_early) == (10, 6, 4)
+
+
+@pytest.mark.parametrize(
+    ("workload", "deleted", "count"),
+    [
+        pytest.param(build_workload(QuotaReserved="False", Evicted="True"), True, 1, id="evicted"),
+        pytest.param(build_workload(QuotaReserved="False", Evicted="True"), False, 0, id="evicted, pod not deleted"),
+        pytest.param(build_workload(QuotaReserved="True", Evicted="True"), True, 0, id="quota not returned"),
+        pytest.param(build_workload(QuotaReserved="False"), True, 0, id="not evicted"),
+    ],
+)
+def test_only_terminating_pods_of_evicted_jobs_may_lack_quota(workload: RawBody, deleted: bool, count: int) -> None:
+    metadata = {"deletionTimestamp": "2026-11-28T00:00:00Z"} if deleted else {}
+    pod = {"metadata": metadata, "spec": {"nodeName": "kwok-1"}, "status": {"phase": "Pending"}}
+
+    assert count_pods_without_quota([pod, {"metadata": metadata, "spec": {}}], workload) == count
 
 
 def test_empty_timeline_has_no_gpu_seconds() -> None:
