@@ -51,6 +51,7 @@ OMITTED_STAGES = (OMITTED_STAGE, "pod-delete")  # the simulated kubelet ends con
 READY_TIMEOUT_SECONDS = 60.0
 RESULT_FOLDER = Path(__file__).parents[2] / "build" / "queue"
 MAX_PRINTED_PROBLEMS = 30
+MAX_REQUEST_ROWS = 10
 
 
 def main() -> int:
@@ -189,11 +190,12 @@ def measure_programs(cluster: ThrowawayCluster, operator_pid: int, *, jobs: int)
     pids = {daemon.name: daemon.pid() for daemon in find_daemons(cluster.layout.daemons)}
     programs = ("kueue", "kube-apiserver", "kube-scheduler", "kube-controller-manager", "etcd", "kwok")
     cpu_seconds = (f"{name} {read_cpu_seconds(Path(f'/proc/{pids[name]}')):.0f} s" for name in programs if name in pids)
-    operator_seconds = read_cpu_seconds(Path(f"/proc/{operator_pid}"))
+    operator_seconds, requests = read_cpu_seconds(Path(f"/proc/{operator_pid}")), count_requests(read_metrics())
     return [
         ("CPU time of the operator", f"{operator_seconds:.1f} s, {1000 * operator_seconds / jobs:.0f} ms per job"),
         ("memory of the operator", f"{read_memory_mib(operator_pid):.0f} MiB"),
-        ("API requests of the operator per job", f"{count_requests(read_metrics()).total() / jobs:.1f}"),
+        ("API requests of the operator per job", f"{requests.total() / jobs:.1f}"),
+        *((f"  {title}", f"{count / jobs:.1f}") for title, count in requests.most_common(MAX_REQUEST_ROWS)),
         ("CPU time of other programs", ", ".join((*cpu_seconds, f"this process {time.process_time():.0f} s"))),
     ]
 

@@ -19,7 +19,6 @@ NODE_RANK = f"{GROUP}/node-rank"
 
 KUEUE_PREFIX = scheduling.KUEUE_PREFIX
 WORKLOAD_KIND = "Workload"  # what Kueue admits
-PENDING_WORKLOADS = "PendingWorkloads"  # subresource of a LocalQueue with the positions of its Workloads
 POD_GROUP_KIND = "PodGroup"  # of several projects; the operator creates them
 KUEUE_MANAGED = KUEUE_FINALIZER = f"{KUEUE_PREFIX}managed"  # a label, and a finalizer of the same name
 

@@ -1,5 +1,6 @@
 """Fake Cluster that records its requests in order and returns prepared objects or errors."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -51,6 +52,10 @@ class RecordingCluster:
     async def list_api_versions(self) -> tuple[str, ...]:
         self._record("list API versions")
         return self.api_versions
+
+    async def list_queue_positions(self, namespace: str, queue_name: str) -> Mapping[str, int]:
+        self._record(f"list positions in queue {namespace}/{queue_name}")
+        return {}
 
     async def delete(self, target: ObjectRef, *, grace_seconds: int | None = None) -> None:
         grace = "" if grace_seconds is None else f" within {grace_seconds} s"

@@ -4,7 +4,7 @@ import asyncio
 import os
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -99,6 +99,10 @@ class LocalCluster:
     async def list_api_versions(self) -> tuple[str, ...]:
         """Return no version: the processes of a job are started together without a scheduler."""
         return ()
+
+    async def list_queue_positions(self, namespace: str, queue_name: str) -> Mapping[str, int]:  # noqa: ARG002
+        """Return no position: local mode has no queue."""
+        return {}
 
     async def delete(self, target: ObjectRef, *, grace_seconds: int | None = None) -> None:
         """Stop the process of a pod. The file of a ConfigMap is kept for inspection."""

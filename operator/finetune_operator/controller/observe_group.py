@@ -77,16 +77,16 @@ async def _observe_wait(
     if scheduling.provider != SchedulingProvider.KUEUE or not is_gated:
         return observation
     name, namespace = names.workload_name(job.metadata.name, job.metadata.uid), job.metadata.namespace
-    workload, pending_workloads = await asyncio.gather(
-        _get_if_readable(cluster, names.WORKLOAD_KIND, namespace, name),
-        _get_if_readable(cluster, names.PENDING_WORKLOADS, namespace, f"{scheduling.queue_name}/pendingworkloads"),
+    workload, positions = await asyncio.gather(
+        _get_workload(cluster, namespace, name), cluster.list_queue_positions(namespace, scheduling.queue_name or "")
     )
-    return replace(observation, workload=observe_workload(workload, pending_workloads) if workload else None)
+    workload_observation = None if workload is None else observe_workload(workload, positions)
+    return replace(observation, waits_for_queue=True, workload=workload_observation)
 
 
-async def _get_if_readable(cluster: Cluster, kind: str, namespace: str, name: str) -> RawBody | None:
-    """Return the object, or None if it does not exist or its API, which another project serves, does not respond."""
+async def _get_workload(cluster: Cluster, namespace: str, name: str) -> RawBody | None:
+    """Return the Workload, or None if it does not exist or its API, which another project serves, does not respond."""
     try:
-        return await cluster.get(kind, namespace, name)
+        return await cluster.get(names.WORKLOAD_KIND, namespace, name)
     except ClusterError:
         return None

@@ -18,8 +18,8 @@ from finetune_operator.core.decision import Decision, build_decision, require_co
 from finetune_operator.core.degradations import derive_degradations
 from finetune_operator.core.ensure_children import compute_config_map_check_delay, ensure_service_and_config_map
 from finetune_operator.core.group_scheduling import (
-    GROUP_INTERVAL,
     check_group,
+    compute_group_delay,
     delete_earlier_pod_groups,
     record_provider,
     waits_for_provider,
@@ -294,7 +294,7 @@ def _update_running_state(context: JobContext) -> Decision:
         compute_config_map_check_delay(context),
         None if is_running else _compute_create_retry_delay(context),
         compute_record_delay(context.nodes, context.now),
-        GROUP_INTERVAL if context.observation.waits_for_group else None,
+        compute_group_delay(context),
     )
     requeue_after = min((delay for delay in delays if delay is not None), default=None)
     return build_decision(context, status, actions=actions, requeue_after=requeue_after)

@@ -14,7 +14,10 @@ from finetune_operator.core.stop_attempt import StopReason, begin_stopping, end_
 from finetune_operator.failures.verdict import Verdict
 from finetune_operator.observation.pods import PodPhase
 
-GROUP_INTERVAL = timedelta(seconds=15)  # between two reads of what a group waits for, which is not watched
+# Limits of the time between two reads of what a group waits for, because neither providers nor Workloads are watched.
+GROUP_INTERVAL, MAX_GROUP_INTERVAL = timedelta(seconds=15), timedelta(minutes=5)
+TIME_PER_POSITION = timedelta(seconds=1)
+SHARE_OF_WAIT = 0.1
 
 
 def record_provider(context: JobContext) -> Decision | None:
@@ -40,6 +43,23 @@ def check_group(context: JobContext) -> Decision | None:
     if scheduling.provider == SchedulingProvider.KUEUE:
         return _check_queue_group(context, scheduling)
     return _check_pod_group(context, scheduling)
+
+
+def compute_group_delay(context: JobContext) -> timedelta | None:
+    """Return when to read again what the pods wait for; None if they do not wait for a provider or for Kueue.
+
+    With many waiting jobs, the requests for the last ones would exceed those for all others. What is displayed of a
+    job in a queue may therefore be older if many jobs are ahead of it, or if it has waited for long (decisions/137).
+    """
+    observation = context.observation
+    if observation.group_apis is not None:
+        return GROUP_INTERVAL
+    if not observation.waits_for_queue:
+        return None
+    position = observation.workload.position if observation.workload else None
+    waited = context.now - (context.record.pending_since or context.now)
+    delay = max(SHARE_OF_WAIT * waited, (position or 0) * TIME_PER_POSITION, GROUP_INTERVAL)
+    return min(delay, MAX_GROUP_INTERVAL)
 
 
 def _check_queue_group(context: JobContext, scheduling: SchedulingStatus) -> Decision | None:

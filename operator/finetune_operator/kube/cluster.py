@@ -8,6 +8,7 @@ from typing import Protocol
 from finetune_api.v1alpha1.scheduling import API_VERSIONS
 from finetune_operator import names
 from finetune_operator.kube.api_client import ApiClient, ApiError
+from finetune_operator.kube.queue_positions import QueuePositions
 from finetune_operator.kube.read_batcher import ReadBatcher
 from finetune_operator.observation.ownership import RawBody, find_controlling_owner, get_group_kind_name, has_job_label
 
@@ -91,6 +92,9 @@ class Cluster(Protocol):
     async def list_api_versions(self) -> tuple[str, ...]:
         """Return the served API groups with their versions, such as `kueue.x-k8s.io/v1beta2`."""
 
+    async def list_queue_positions(self, namespace: str, queue_name: str) -> Mapping[str, int]:
+        """Return the Workloads that wait in a LocalQueue, with the number of those ahead; empty if unknown."""
+
     async def delete(self, target: ObjectRef, *, grace_seconds: int | None = None) -> None:
         """Delete the object with this uid; succeed if the object is gone or was replaced."""
 
@@ -105,7 +109,6 @@ COLLECTIONS = {
     "PersistentVolumeClaim": ("/api/v1", "persistentvolumeclaims"),
     "Event": ("/apis/events.k8s.io/v1", "events"),
     names.WORKLOAD_KIND: ("/apis/kueue.x-k8s.io/v1beta2", "workloads"),
-    names.PENDING_WORKLOADS: ("/apis/visibility.kueue.x-k8s.io/v1beta2", "localqueues"),
     names.FINETUNEJOB_KIND: (f"/apis/{names.API_VERSION}", names.FINETUNEJOB[2]),
     **{
         f"{version}/{names.POD_GROUP_KIND}": (f"/apis/{version}", "podgroups")
@@ -142,6 +145,7 @@ class KubernetesCluster:
         self._api = api
         self._pod_lists = ReadBatcher(self._list_pods_by_label)
         self._objects = ReadBatcher(self._get_object)
+        self._queue_positions = QueuePositions(api)
         # uids of the newest ConfigMaps by namespace, name and uid of the owner
         self._config_map_uids: dict[tuple[str, str, str], str] = {}
 
@@ -240,6 +244,10 @@ class KubernetesCluster:
         except ApiError as error:
             raise ClusterError(error.message, retry_after=error.retry_after) from error
         return tuple(version["groupVersion"] for group in groups["groups"] for version in group["versions"])
+
+    async def list_queue_positions(self, namespace: str, queue_name: str) -> Mapping[str, int]:
+        """Return the positions in a LocalQueue, which are at most a few seconds old."""
+        return await self._queue_positions.list(namespace, queue_name)
 
     async def delete(self, target: ObjectRef, *, grace_seconds: int | None = None) -> None:
         """Delete the object. Jobs are deleted with background propagation, that is, before their children."""

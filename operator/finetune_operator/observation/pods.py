@@ -151,18 +151,14 @@ class Observation:
     degraded: tuple[Degradation, ...] | None = None  # reported by the current attempt; None if it was not polled
     unreachable_endpoint: str = ""  # host:port of a progress server that does not respond
     group_apis: GroupApis | None = None  # providers in the cluster; None unless a starting attempt needs one
-    workload: WorkloadObservation | None = None  # of a job whose pods wait for Kueue
+    waits_for_queue: bool = False  # whether the pods wait for Kueue
+    workload: WorkloadObservation | None = None  # of pods that wait for Kueue; None if it does not exist yet
     claims: tuple[Claim, ...] | None = None
     rejected_creates: tuple[RejectedCreate, ...] = ()
     predecessor_nodes: tuple[NodeObservation, ...] = ()  # of deleted jobs of the same name
     expected_pods: frozenset[str] = frozenset()  # names of pods that were created seconds ago
     sent_deletions: Mapping[str, int] = field(default_factory=dict)  # of the last seconds: grace period by uid
     is_fresh: bool = False
-
-    @property
-    def waits_for_group(self) -> bool:
-        """Whether the pods wait for a provider or for Kueue, which has to be read again, because neither is watched."""
-        return self.workload is not None or self.group_apis is not None
 
     def nodes_of_attempt(self, attempt: int) -> tuple[NodeObservation, ...]:
         """Return one observation per node rank of an attempt, preferring a live pod to a tombstone."""

@@ -4,6 +4,7 @@ Source of the messages: Kueue 0.19.2, pkg/scheduler and pkg/cache/scheduler.
 """
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from finetune_operator.observation.ownership import RawBody
@@ -63,8 +64,8 @@ class WorkloadObservation:
     is_finished: bool = False  # all pods of an earlier attempt have succeeded, so that Kueue admits no further ones
 
 
-def observe_workload(body: RawBody, pending_workloads: RawBody | None = None) -> WorkloadObservation:
-    """Parse a Workload, and the list of pending Workloads of its LocalQueue if Kueue serves that."""
+def observe_workload(body: RawBody, positions: Mapping[str, int]) -> WorkloadObservation:
+    """Parse a Workload. `positions` contains those of the Workloads that wait in its LocalQueue, by name."""
     status, spec = body.get("status") or {}, body.get("spec") or {}
     evicted, quota = find_condition(status, "Evicted"), find_condition(status, "QuotaReserved")
     parts = []
@@ -77,7 +78,7 @@ def observe_workload(body: RawBody, pending_workloads: RawBody | None = None) ->
         "; ".join(dict.fromkeys(filter(None, parts))),
         is_active=spec.get("active", True) is not False,
         requeue_at=requeue_at if isinstance(requeue_at, str) else "",
-        position=_find_position(pending_workloads, body["metadata"]["name"]) if pending_workloads else None,
+        position=positions.get(body["metadata"]["name"]),
         is_finished=find_condition(status, "Finished").get("status") == "True",
     )
 
@@ -96,12 +97,3 @@ def _explain_eviction(evicted: RawBody) -> str:
     if reason == "Preempted":
         return ""  # the record of the last attempt names the preemptor
     return _EVICTIONS.get(reason, message)
-
-
-def _find_position(pending_workloads: RawBody, name: str) -> int | None:
-    items = pending_workloads.get("items")
-    for item in items if isinstance(items, list) else ():
-        if isinstance(item, dict) and (item.get("metadata") or {}).get("name") == name:
-            position = item.get("positionInLocalQueue")
-            return position if isinstance(position, int) and position >= 0 else None
-    return None

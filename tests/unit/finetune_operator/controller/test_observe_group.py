@@ -20,7 +20,7 @@ VERSIONS = ("apps/v1", "scheduling.k8s.io/v1beta1", "scheduling.k8s.io/v1alpha2"
 DISCOVERY, DRY_RUN = "list API versions", "dry run of Pod bert-3-0"
 WORKLOAD_READS = [
     "get Workload default/bert-11111111",
-    "get PendingWorkloads default/gpus/pendingworkloads",
+    "list positions in queue default/gpus",
 ]
 
 
@@ -140,9 +140,11 @@ async def test_recorded_provider_is_not_discovered_again() -> None:
 async def test_workload_of_gated_pods_is_read() -> None:
     cluster, owner = RecordingCluster(), starting_job(provider=KUEUE, queueName="gpus")
 
-    await observe(cluster, owner, gated_pod(owner, 0), gated_pod(owner, 1))
+    observation = await observe(cluster, owner, gated_pod(owner, 0), gated_pod(owner, 1))
 
     assert cluster.requests == WORKLOAD_READS
+    assert observation.waits_for_queue
+    assert observation.workload is None, "Kueue has not created it"
 
 
 async def test_workload_of_admitted_pods_is_not_read() -> None:
@@ -154,7 +156,7 @@ async def test_workload_of_admitted_pods_is_not_read() -> None:
 
 
 async def test_wait_is_shown_without_an_explanation_if_the_workload_cannot_be_read() -> None:
-    errors: dict[str, Exception] = dict.fromkeys(WORKLOAD_READS, ClusterError("forbidden"))
+    errors: dict[str, Exception] = {WORKLOAD_READS[0]: ClusterError("forbidden")}
     owner = starting_job(provider=KUEUE, queueName="gpus")
 
     observation = await observe(RecordingCluster(errors=errors), owner, gated_pod(owner, 0))

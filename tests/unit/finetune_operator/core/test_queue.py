@@ -35,7 +35,7 @@ GATED: dict[str, Any] = {
 
 
 def build_job(state: AttemptState, *earlier: AttemptRecord, **fields: Any) -> FineTuneJob:
-    record = AttemptRecord(attempt=len(earlier), state=state, start_time=NOW, created=True)
+    record = AttemptRecord(attempt=len(earlier), state=state, start_time=NOW, pending_since=NOW, created=True)
     status = JobStatus(attempt=record.attempt, attempts=(*earlier, record), start_time=NOW, scheduling=KUEUE)
     return job(status=status, scheduling={"queueName": "gpus"}, **fields)
 
@@ -69,14 +69,35 @@ def test_wait_for_kueue_is_explained(workload: WorkloadObservation | None, messa
     queued = build_job(AttemptState.STARTING)
     pods = (hold(pod(queued, rank, **GATED)) for rank in range(2))
 
-    queued, decision = decide_once(queued, build_observation(queued, *pods, workload=workload))
+    queued, decision = decide_once(queued, build_observation(queued, *pods, waits_for_queue=True, workload=workload))
 
     assert queued.status.waiting is not None
     assert queued.status.waiting.reason == "WaitingInQueue"
     assert queued.status.waiting.message.startswith(message)
-    if workload is not None:
-        assert decision.requeue_after is not None
-        assert decision.requeue_after <= timedelta(seconds=15)
+    assert decision.requeue_after == timedelta(seconds=15)
+
+
+@pytest.mark.parametrize(
+    ("waited", "position", "seconds"),
+    [
+        pytest.param(timedelta(minutes=2), 10, 15, id="short"),
+        pytest.param(timedelta(minutes=2), 200, 200, id="many ahead"),
+        pytest.param(timedelta(minutes=20), 10, 120, id="long"),
+        pytest.param(timedelta(days=2), 10, 300, id="very long"),
+        pytest.param(timedelta(), 999, 300, id="very many ahead"),
+    ],
+)
+def test_workload_is_read_less_often_the_longer_the_job_waits(waited: timedelta, position: int, seconds: int) -> None:
+    """With many waiting jobs, the cost of displaying all their positions would be quadratic."""
+    queued = build_job(AttemptState.STARTING)
+    pods = (hold(pod(queued, rank, **GATED)) for rank in range(2))
+    observation = build_observation(
+        queued, *pods, waits_for_queue=True, workload=WorkloadObservation("no room", position=position)
+    )
+
+    _, decision = decide_once(queued, observation, now=NOW + waited)
+
+    assert decision.requeue_after == timedelta(seconds=seconds)
 
 
 @pytest.mark.parametrize(

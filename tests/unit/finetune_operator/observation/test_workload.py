@@ -72,7 +72,7 @@ def test_a_timeout_of_the_pods_is_explained_with_the_time_of_the_next_attempt() 
     quota = {"type": "QuotaReserved", "status": "False", "message": PREFIX + QUOTA}
     requeue = {"count": 1, "requeueAt": "2026-01-01T12:00:00Z"}
 
-    workload = observe_workload(build_workload(evicted, quota, requeueState=requeue))
+    workload = observe_workload(build_workload(evicted, quota, requeueState=requeue), {})
 
     assert workload == WorkloadObservation(
         "its pods were not ready in time, so that Kueue queued it again;"
@@ -85,27 +85,17 @@ def test_a_preempted_workload_is_explained_by_what_it_waits_for() -> None:
     evicted = {"type": "Evicted", "status": "True", "reason": "Preempted", "message": "Preempted to accommodate x"}
     quota = {"type": "QuotaReserved", "status": "False", "message": PREFIX + QUOTA}
 
-    assert observe_workload(build_workload(evicted, quota)).message.startswith("8 more nvidia.com/gpu")
+    assert observe_workload(build_workload(evicted, quota), {}).message.startswith("8 more nvidia.com/gpu")
 
 
 def test_a_deactivated_workload_is_not_active() -> None:
-    assert not observe_workload(build_workload(spec={"active": False})).is_active
-    assert observe_workload(build_workload()).is_active
+    assert not observe_workload(build_workload(spec={"active": False}), {}).is_active
+    assert observe_workload(build_workload(), {}).is_active
 
 
-@pytest.mark.parametrize(
-    ("items", "position"),
-    [
-        ([{"metadata": {"name": "other"}}, {"metadata": {"name": "bert-11111111"}, "positionInLocalQueue": 1}], 1),
-        ([{"metadata": {"name": "other"}, "positionInLocalQueue": 0}], None),
-        ([{"metadata": {"name": "bert-11111111"}, "positionInLocalQueue": -1}], None),
-        ([{"metadata": {"name": "bert-11111111"}, "positionInLocalQueue": "x"}], None),
-        (["x", None], None),
-        ("x", None),
-    ],
-)
-def test_position_is_that_of_the_workload_in_the_list(items: Any, position: int | None) -> None:
-    assert observe_workload(build_workload(), {"items": items}).position == position
+def test_position_is_that_of_the_workload() -> None:
+    assert observe_workload(build_workload(), {"bert-11111111": 1, "other": 0}).position == 1
+    assert observe_workload(build_workload(), {"other": 0}).position is None
 
 
 @given(st.text(max_size=300))
