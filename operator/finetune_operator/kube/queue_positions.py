@@ -3,11 +3,14 @@
 import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from finetune_operator.kube.api_client import ApiClient, ApiError
-from finetune_operator.observation.ownership import RawBody
 
 MAX_AGE_SECONDS = 2.0
+TIMEOUT_SECONDS = 2.0
+EXPECTED_STATUS_CODES = frozenset({403, 404})  # not permitted, or no such queue or API
+PAUSE_SECONDS = 60.0  # without requests after one that failed
 
 
 @dataclass
@@ -23,15 +26,17 @@ class QueuePositions:
     """Shares the positions of a queue between all passes for MAX_AGE_SECONDS.
 
     A response contains all pending Workloads of the queue, at most 1,000, so that one request per waiting job would
-    make the cost of a queue quadratic (decisions/137).
+    make the cost of a queue quadratic (decisions/137). The API is optional, and Kueue serves it, not the API server: if
+    it does not respond, positions are unknown for PAUSE_SECONDS, so that it does not delay the passes of all jobs.
     """
 
     def __init__(self, api: ApiClient) -> None:
         self._api = api
         self._queues: dict[tuple[str, str], _Queue] = {}
+        self._paused_until = float("-inf")
 
     async def list(self, namespace: str, queue_name: str) -> Mapping[str, int]:
-        """Return the number of Workloads ahead by the name of the Workload; empty if Kueue does not serve it."""
+        """Return the number of Workloads ahead by the name of the Workload; empty if it is unknown."""
         queue = self._queues.setdefault((namespace, queue_name), _Queue())
         async with queue.lock:
             if self._now() - queue.read_at > MAX_AGE_SECONDS:
@@ -41,10 +46,15 @@ class QueuePositions:
         return queue.positions
 
     async def _read(self, namespace: str, queue_name: str) -> Mapping[str, int]:
+        if self._now() < self._paused_until:
+            return {}
         path = f"/apis/visibility.kueue.x-k8s.io/v1beta2/namespaces/{namespace}/localqueues/{queue_name}"
         try:
-            return parse_positions(await self._api.call("GET", f"{path}/pendingworkloads"))
-        except ApiError:  # the API is optional, and another program serves it
+            async with asyncio.timeout(TIMEOUT_SECONDS):
+                return parse_positions(await self._api.call_once("GET", f"{path}/pendingworkloads"))
+        except (ApiError, TimeoutError, ValueError) as error:
+            if not isinstance(error, ApiError) or error.status not in EXPECTED_STATUS_CODES:
+                self._paused_until = self._now() + PAUSE_SECONDS
             return {}
 
     def _now(self) -> float:
@@ -57,9 +67,9 @@ class QueuePositions:
         }
 
 
-def parse_positions(pending_workloads: RawBody) -> dict[str, int]:
+def parse_positions(pending_workloads: Any) -> dict[str, int]:
     """Return the positions in the response of the visibility API, without entries that have an unknown form."""
-    items = pending_workloads.get("items")
+    items = pending_workloads.get("items") if isinstance(pending_workloads, dict) else None
     positions: dict[str, int] = {}
     for item in items if isinstance(items, list) else ():
         entry = item if isinstance(item, dict) else {}

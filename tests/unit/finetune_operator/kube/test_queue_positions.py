@@ -6,7 +6,13 @@ from typing import Any, cast
 import pytest
 
 from finetune_operator.kube.api_client import ApiClient, ApiError
-from finetune_operator.kube.queue_positions import MAX_AGE_SECONDS, QueuePositions, parse_positions
+from finetune_operator.kube.queue_positions import (
+    MAX_AGE_SECONDS,
+    PAUSE_SECONDS,
+    TIMEOUT_SECONDS,
+    QueuePositions,
+    parse_positions,
+)
 from testing.fakes.virtual_time import run_in_virtual_time
 
 PATH = "/apis/visibility.kueue.x-k8s.io/v1beta2/namespaces/{}/localqueues/{}/pendingworkloads"
@@ -18,13 +24,14 @@ class VisibilityApi:
 
     def __init__(self) -> None:
         self.paths: list[str] = []
-        self.error: ApiError | None = None
+        self.error: Exception | None = None
+        self.response_seconds = RESPONSE_SECONDS
 
-    async def call(self, method: str, path: str) -> dict[str, Any]:
+    async def call_once(self, method: str, path: str) -> dict[str, Any]:
         assert method == "GET"
         self.paths.append(path)
         position = len(self.paths) - 1
-        await asyncio.sleep(RESPONSE_SECONDS)
+        await asyncio.sleep(self.response_seconds)
         if self.error is not None:
             raise self.error
         return {"items": [{"metadata": {"name": "w"}, "positionInLocalQueue": position}]}
@@ -64,16 +71,43 @@ def test_queues_are_separate_and_are_forgotten() -> None:
     assert api.paths == [PATH.format(namespace, queue) for namespace, queue in expected]
 
 
-def test_positions_are_unknown_if_kueue_does_not_serve_them() -> None:
+@pytest.mark.parametrize(
+    ("error", "requests"),
+    [
+        pytest.param(ApiError("not found", status=404), 2, id="no API or no queue"),
+        pytest.param(ApiError("unable to handle the request", status=503), 1, id="unavailable"),
+        pytest.param(ValueError("not JSON"), 1, id="unreadable"),
+    ],
+)
+def test_positions_are_unknown_while_kueue_does_not_serve_them(error: Exception, requests: int) -> None:
     api = VisibilityApi()
-    api.error = ApiError("the server is currently unable to handle the request", status=503)
+    api.error = error
 
     async def run() -> None:
         positions = build_positions(api)
-        assert [await positions.list("a", "gpus"), await positions.list("a", "gpus")] == [{}, {}]
+        for queue in ("gpus", "other"):
+            assert await positions.list("a", queue) == {}
+        assert len(api.paths) == requests
+        api.error = None
+        await asyncio.sleep(PAUSE_SECONDS)
+        assert await positions.list("a", "gpus") == {"w": requests}
 
     run_in_virtual_time(run())
-    assert len(api.paths) == 1
+
+
+def test_api_that_does_not_respond_delays_passes_once() -> None:
+    api = VisibilityApi()
+    api.response_seconds = 3600.0
+
+    async def run() -> None:
+        positions, loop = build_positions(api), asyncio.get_running_loop()
+        started_at = loop.time()
+        assert await asyncio.gather(*(positions.list("a", "gpus") for _ in range(20))) == [{}] * 20
+        for queue in ("b", "c", "d"):
+            assert await positions.list("a", queue) == {}
+        assert loop.time() - started_at == pytest.approx(TIMEOUT_SECONDS)
+
+    run_in_virtual_time(run())
 
 
 @pytest.mark.parametrize(
@@ -85,7 +119,9 @@ def test_positions_are_unknown_if_kueue_does_not_serve_them() -> None:
         ([{"metadata": "x", "positionInLocalQueue": 1}, {"positionInLocalQueue": 1}], {}),
         (["x", None], {}),
         ("x", {}),
+        (None, {}),
     ],
 )
 def test_entries_of_an_unknown_form_have_no_position(items: Any, positions: dict[str, int]) -> None:
     assert parse_positions({"items": items}) == positions
+    assert parse_positions(items) == {}
