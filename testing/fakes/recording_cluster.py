@@ -17,6 +17,8 @@ class RecordingCluster:
     pods: tuple[RawBody, ...] = ()
     unlisted_pods: dict[str, RawBody] = field(default_factory=dict)  # pods that only `get` returns, by name
     jobs: dict[str, RawBody] = field(default_factory=dict)  # by name
+    workloads: dict[str, RawBody] = field(default_factory=dict)  # by name
+    positions: dict[str, int] = field(default_factory=dict)  # of Workloads, in any queue
     access_modes: dict[str, list[str]] = field(default_factory=dict)
     api_versions: tuple[str, ...] = ()
     dropped_fields: frozenset[str] = frozenset()  # fields of a pod spec that the API server does not know
@@ -36,8 +38,9 @@ class RecordingCluster:
 
     async def get(self, kind: str, namespace: str, name: str) -> RawBody | None:
         self._record(f"get {kind} {namespace}/{name}")
-        if kind in ("Pod", names.FINETUNEJOB_KIND):
-            return (self.unlisted_pods if kind == "Pod" else self.jobs).get(name)
+        objects = {"Pod": self.unlisted_pods, names.FINETUNEJOB_KIND: self.jobs, names.WORKLOAD_KIND: self.workloads}
+        if kind in objects:
+            return objects[kind].get(name)
         modes = self.access_modes.get(name)
         return None if modes is None else {"metadata": {"name": name}, "spec": {"accessModes": modes}}
 
@@ -55,7 +58,7 @@ class RecordingCluster:
 
     async def list_queue_positions(self, namespace: str, queue_name: str) -> Mapping[str, int]:
         self._record(f"list positions in queue {namespace}/{queue_name}")
-        return {}
+        return self.positions
 
     async def delete(self, target: ObjectRef, *, grace_seconds: int | None = None) -> None:
         grace = "" if grace_seconds is None else f" within {grace_seconds} s"

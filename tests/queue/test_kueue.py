@@ -20,17 +20,15 @@ def is_running(deployment: OperatorInstallation, job: str) -> bool:
     return has_condition(deployment.get_job(job), "Running")
 
 
-def wait_for_queue_reason(deployment: OperatorInstallation, job: str) -> str:
-    """Wait until Kueue's explanation is in the status, and return it."""
+def wait_for_queue_reason(deployment: OperatorInstallation, job: str, message: str = "must become free") -> None:
+    """Wait until Kueue's explanation, which contains the message, is in the status."""
     body = deployment.wait_until(
         job,
-        lambda body: "must become free" in body.get("status", {}).get("waiting", {}).get("message", ""),
-        description="waiting for quota",
-        timeout_seconds=60,
+        lambda body: message in body.get("status", {}).get("waiting", {}).get("message", ""),
+        description=f"waiting: {message}",
+        timeout_seconds=90,
     )
     assert body["status"]["waiting"]["reason"] == "WaitingInQueue"
-    message: str = body["status"]["waiting"]["message"]
-    return message
 
 
 def test_second_job_waits_for_the_first_and_then_runs(deployment: OperatorInstallation, queues: Queues) -> None:
@@ -38,9 +36,8 @@ def test_second_job_waits_for_the_first_and_then_runs(deployment: OperatorInstal
     wait_until_running(deployment, first)
     second = queues.submit("b", program="true")
 
-    message = wait_for_queue_reason(deployment, second)
-
-    assert message == f"number 1 in LocalQueue {queues.name}: 1 more cpu must become free in flavor {queues.name}"
+    message = f"number 1 in LocalQueue {queues.name}: 1 more cpu must become free in flavor {queues.name}"
+    wait_for_queue_reason(deployment, second, message)
     third = queues.submit("c", program="true")
     jobs_by_position: dict[int | None, str] = {}
 
@@ -51,7 +48,7 @@ def test_second_job_waits_for_the_first_and_then_runs(deployment: OperatorInstal
             jobs_by_position[deployment.get_job(job)["status"].get("scheduling", {}).get("position")] = job
         return {jobs_by_position.get(1), jobs_by_position.get(2)} == {second, third}
 
-    wait_until(have_positions, "the waiting jobs are first and second in the queue")
+    wait_until(have_positions, "the waiting jobs are first and second in the queue", timeout_seconds=90)
     status = deployment.get_job(jobs_by_position[2])["status"]
     assert status["scheduling"]["provider"] == "Kueue"
     assert status["display"]["queue"] == f"{queues.name} #2"

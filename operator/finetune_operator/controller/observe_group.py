@@ -3,7 +3,6 @@
 The objects are read only while pods wait, and not watched.
 """
 
-import asyncio
 from dataclasses import replace
 
 from finetune_api.v1alpha1.job import FineTuneJob
@@ -77,11 +76,11 @@ async def _observe_wait(
     if scheduling.provider != SchedulingProvider.KUEUE or not is_gated:
         return observation
     name, namespace = names.workload_name(job.metadata.name, job.metadata.uid), job.metadata.namespace
-    workload, positions = await asyncio.gather(
-        _get_workload(cluster, namespace, name), cluster.list_queue_positions(namespace, scheduling.queue_name or "")
-    )
-    workload_observation = None if workload is None else observe_workload(workload, positions)
-    return replace(observation, waits_for_queue=True, workload=workload_observation)
+    workload = await _get_workload(cluster, namespace, name)
+    if workload is None:
+        return replace(observation, waits_for_queue=True)
+    positions = await cluster.list_queue_positions(namespace, scheduling.queue_name or "")
+    return replace(observation, waits_for_queue=True, workload=observe_workload(workload, positions))
 
 
 async def _get_workload(cluster: Cluster, namespace: str, name: str) -> RawBody | None:

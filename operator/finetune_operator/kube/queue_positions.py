@@ -8,9 +8,9 @@ from typing import Any
 from finetune_operator.kube.api_client import ApiClient, ApiError
 
 MAX_AGE_SECONDS = 2.0
-TIMEOUT_SECONDS = 2.0
+TIMEOUT_SECONDS = 3.0
 EXPECTED_STATUS_CODES = frozenset({403, 404})  # not permitted, or no such queue or API
-PAUSE_SECONDS = 60.0  # without requests after one that failed
+PAUSE_SECONDS = 30.0  # without requests after one that failed
 
 
 @dataclass

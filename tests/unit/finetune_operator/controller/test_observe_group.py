@@ -11,6 +11,7 @@ from finetune_api.v1alpha1.status import AttemptRecord, AttemptState, JobStatus
 from finetune_operator.controller.observe_group import GATE_IS_OFF, discover_group_apis, observe_group
 from finetune_operator.kube.cluster import ClusterError, CreateRejected
 from finetune_operator.observation.pods import Observation
+from finetune_operator.observation.workload import WorkloadObservation
 from testing.builders.jobs import NOW, SETTINGS, RawBody, build_observation, job, pod
 from testing.fakes.recording_cluster import RecordingCluster
 
@@ -18,10 +19,7 @@ POD_GROUP, VOLCANO = SchedulingProvider.POD_GROUP, SchedulingProvider.VOLCANO
 KUEUE = SchedulingStatus(provider="Kueue", api_version="kueue.x-k8s.io/v1beta2", queue_name="gpus")
 VERSIONS = ("apps/v1", "scheduling.k8s.io/v1beta1", "scheduling.k8s.io/v1alpha2", "scheduling.volcano.sh/v1beta1")
 DISCOVERY, DRY_RUN = "list API versions", "dry run of Pod bert-3-0"
-WORKLOAD_READS = [
-    "get Workload default/bert-11111111",
-    "list positions in queue default/gpus",
-]
+WORKLOAD_READ, POSITION_READ = "get Workload default/bert-11111111", "list positions in queue default/gpus"
 
 
 def starting_job(
@@ -137,14 +135,17 @@ async def test_recorded_provider_is_not_discovered_again() -> None:
     assert observation.group_apis is None
 
 
-async def test_workload_of_gated_pods_is_read() -> None:
-    cluster, owner = RecordingCluster(), starting_job(provider=KUEUE, queueName="gpus")
+@pytest.mark.parametrize("exists", [True, False])
+async def test_workload_of_gated_pods_is_read_with_its_position(exists: bool) -> None:
+    workload = {"metadata": {"name": "bert-11111111"}}
+    cluster = RecordingCluster(workloads={"bert-11111111": workload} if exists else {}, positions={"bert-11111111": 2})
+    owner = starting_job(provider=KUEUE, queueName="gpus")
 
     observation = await observe(cluster, owner, gated_pod(owner, 0), gated_pod(owner, 1))
 
-    assert cluster.requests == WORKLOAD_READS
+    assert cluster.requests == [WORKLOAD_READ, *([POSITION_READ] if exists else [])]
     assert observation.waits_for_queue
-    assert observation.workload is None, "Kueue has not created it"
+    assert observation.workload == (WorkloadObservation("", position=2) if exists else None)
 
 
 async def test_workload_of_admitted_pods_is_not_read() -> None:
@@ -156,7 +157,7 @@ async def test_workload_of_admitted_pods_is_not_read() -> None:
 
 
 async def test_wait_is_shown_without_an_explanation_if_the_workload_cannot_be_read() -> None:
-    errors: dict[str, Exception] = {WORKLOAD_READS[0]: ClusterError("forbidden")}
+    errors: dict[str, Exception] = {WORKLOAD_READ: ClusterError("forbidden")}
     owner = starting_job(provider=KUEUE, queueName="gpus")
 
     observation = await observe(RecordingCluster(errors=errors), owner, gated_pod(owner, 0))
