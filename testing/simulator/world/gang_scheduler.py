@@ -131,15 +131,15 @@ class GangScheduler:
     def _report_unschedulable(self, pods: Pods, min_count: int, *, num_free: int) -> None:
         """Write the result of the group on all pods, except on the one for which there is no room.
 
-        That one has a message of its own. It can be any pod, because the scheduler orders the pods of a group by the
-        times at which it learned of them.
+        That one has a message of its own. The scheduler considers the pods of a group in any order, so it is not
+        necessarily the last one.
         """
         group_message = (
             "pod group is unschedulable, pod group is unschedulable, 0/1 placements are available, first placement"
             f" status: minCount ({min_count}) cannot be satisfied: {num_free} scheduled, 0 remaining, pod group"
             " preemption: No preemption victims found"
         )
-        without_room, _ = self._choices.pick(pods)
+        (without_room, _), *_ = pods
         for key, _ in pods:
             message = (
                 "0/2 nodes are available: 2 Insufficient example.com/slot." if key == without_room else group_message
