@@ -39,7 +39,7 @@ class GpuUse:
     bound: int = 0
     returned_early: int = 0
     waits_for: WaitStage | None = None
-    is_evicted: bool = False  # its pods terminate, until when Kueue keeps its quota
+    is_evicted: bool = False  # its pods terminate; Kueue keeps its quota while one of them runs
 
 
 @dataclass(frozen=True)
