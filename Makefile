@@ -48,7 +48,9 @@ test-integration: setup ## run the tests that train with local processes
 test-e2e: setup ## run the tests on a real cluster
 	@$(RUN) tools/run_tests.py e2e
 
-.PHONY: test-queue test-matrix test-upgrade test-image-cuda fuzz
+.PHONY: test-long test-queue test-matrix test-upgrade test-image-cuda fuzz
+test-long: setup ## run the tests that `make test` leaves out because they take long and resemble others
+	@$(RUN) tools/run_tests.py --long integration e2e queue
 test-queue: setup ## run all tests of queues and gangs on a cluster with Kueue and PodGroups
 	@$(RUN) -m pytest -q --timeout=900 tests/queue
 test-matrix: setup ## run end-to-end tests on other Kubernetes versions and with IPv6; ONLY=1.34.4,1.35.4

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -27,12 +28,19 @@ SUITES = {  # pytest options by suite; the timeout terminates hanging tests
     "simulation": ("--timeout=3600", "--numprocesses=auto"),  # a few tests simulate thousands of histories each
     # loadscope runs the tests of a file in one worker, because they share launches with two ranks
     "integration": ("--timeout=600", "--numprocesses=2", "--dist=loadscope"),
-    "e2e": ("--timeout=900", "-m", "not ip_family"),  # tools/run_matrix.py runs the other tests
-    "queue": ("--timeout=600", "-m", "not long"),  # make test-queue runs all
+    "e2e": ("--timeout=900",),
+    "queue": ("--timeout=900",),
 }
+MARKERS = {False: "not long and not ip_family", True: "long"}  # tools/run_matrix.py runs the tests marked ip_family
 BACKGROUND_SUITE = "simulation"
 CLUSTER_SUITES = ("e2e", "queue")
-LOWEST_PRIORITY = ("nice", "-n", "19")
+# Prefix of a command that runs in the background. The kernel first divides the CPU time among sessions, and applies
+# `nice` only within a session; the processes of a throwaway cluster are in other sessions than the tests. Therefore the
+# command gets its own session (see run_pytest), of a tenth of their weight. It ends with this program.
+LOW_PRIORITY = (
+    *("setpriv", "--pdeathsig", "TERM"),
+    *("sh", "-c", 'echo 10 2>/dev/null >/proc/self/autogroup; exec nice -n 19 "$@"', "sh"),
+)
 
 
 @dataclass(frozen=True)
@@ -80,13 +88,15 @@ def main() -> int:
     """Run all suites, even after a failure; return exit code 1 if a suite fails or has no tests."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("suites", nargs="+", choices=SUITES)
-    suites: list[str] = parser.parse_args().suites
+    parser.add_argument("--long", action="store_true", help="run the tests marked long instead of all others")
+    arguments = parser.parse_args()
+    suites: list[str] = arguments.suites
     if "unit" in suites:
         prepare_programs()
     if "unit" in suites and os.geteuid() == 0:
         install_browser()
     started_at = time.monotonic()
-    results = run_suites(suites)
+    results = run_suites(suites, partial(run_suite, markers=MARKERS[arguments.long]))
     summary = "\n".join(render_summary(results, seconds=time.monotonic() - started_at))
     print(f"\n{summary}", flush=True)
     (REPORTS / "summary.txt").write_text(summary + "\n")
@@ -101,12 +111,12 @@ def install_browser() -> None:
         print(f"no browser for report.html: {error}", flush=True)
 
 
-def run_suite(suite: str, *, log: Path | None = None) -> SuiteResult:
-    """Run one suite with pytest; with `log`, at the lowest priority and with its output in that file."""
-    return run_pytest(suite, *SUITES[suite], f"tests/{suite}", log=log)
+def run_suite(suite: str, *, markers: str, log: Path | None = None) -> SuiteResult:
+    """Run the tests of a suite that have these markers; with `log`, at a low priority and with the output there."""
+    return run_pytest(suite, *SUITES[suite], "-m", markers, f"tests/{suite}", log=log)
 
 
-def run_suites(suites: Sequence[str], run: Callable[..., SuiteResult] = run_suite) -> list[SuiteResult]:
+def run_suites(suites: Sequence[str], run: Callable[..., SuiteResult]) -> list[SuiteResult]:
     """Run the suites and return their results in this order; the simulation runs beside the suites on a cluster."""
     cluster_suites = [suite for suite in suites if suite in CLUSTER_SUITES]
     if BACKGROUND_SUITE not in suites or not cluster_suites:
@@ -126,7 +136,7 @@ def run_pytest(
 ) -> SuiteResult:
     """Run pytest with additional environment variables, and parse its JUnit report.
 
-    log: file for the output of pytest, which then runs at the lowest priority.
+    log: file for the output of pytest, which then runs at a low priority.
     """
     REPORTS.mkdir(parents=True, exist_ok=True)
     report = REPORTS / f"{name}.xml"
@@ -136,10 +146,15 @@ def run_pytest(
     command = [sys.executable, "-m", "pytest", "-q", "--durations=12", "--durations-min=10", *arguments]
     command.append(f"--junitxml={report}")
     if log is not None:
-        command = [*LOWEST_PRIORITY, *command]
+        command = [*LOW_PRIORITY, *command]
     with log.open("w") if log else nullcontext() as output:
         completed = subprocess.run(
-            command, cwd=ROOT, check=False, env={**os.environ, **(environment or {})}, stdout=output
+            command,
+            cwd=ROOT,
+            check=False,
+            env={**os.environ, **(environment or {})},
+            stdout=output,
+            start_new_session=log is not None,
         )
     seconds = time.monotonic() - started_at
     cases = tuple(read_report(report.read_text())) if report.exists() else ()

@@ -12,8 +12,14 @@ from testing.processes.supervisors import REPOSITORY, find_free_port
 Results = dict[str, dict[str, Any]]
 
 
-def run_cells(folder: Path, cells: dict[str, Any], *, ranks: int, slow_rank: int | None = None) -> Results:
-    """Run all cells (name to spec) in one launch of torchrun and return their results by name."""
+def run_cells(
+    folder: Path, cells: dict[str, Any], *, ranks: int, slow_rank: int | None = None, forecasts: bool = False
+) -> Results:
+    """Run all cells (name to spec) in one launch of torchrun and return their results by name.
+
+    slow_rank: rank that is slowed down, like a rank with a throttled GPU.
+    forecasts: whether memory is forecast at the start, which takes as long as three steps of a tiny model.
+    """
     folder.mkdir(exist_ok=True)
     (folder / "cells.json").write_text(json.dumps(cells))
     environment = {
@@ -28,6 +34,7 @@ def run_cells(folder: Path, cells: dict[str, Any], *, ranks: int, slow_rank: int
         "FINETUNE_JOB": "unused",
         "FINETUNE_ATTEMPT": "0",
         **({} if slow_rank is None else {"TEST_SLOW_RANK": str(slow_rank)}),
+        **({} if forecasts else {"TEST_WITHOUT_FORECASTS": "1"}),
     }
     logs = ("--redirects=2", f"--log-dir={folder / 'logs of ranks'}")
     torchrun = ("-m", "torch.distributed.run", f"--nproc-per-node={ranks}", f"--master-port={find_free_port()}", *logs)

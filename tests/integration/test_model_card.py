@@ -51,7 +51,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "vision": build_spec(vision, images, lora={}),
         "adapter (from step 2)": build_spec(text.model, text.train, lora={}),
     }
-    run_cells(folder / "cells", cells, ranks=1)
+    run_cells(folder / "cells", cells, ranks=1, forecasts=True)
     return folder / "cells"
 
 

@@ -29,7 +29,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "output": {"persistentVolumeClaim": {"claimName": "unused"}},
     }
     folder = tmp_path_factory.mktemp("two") / "cells"
-    run_cells(folder, {"slow": spec}, ranks=2, slow_rank=1)
+    run_cells(folder, {"slow": spec}, ranks=2, slow_rank=1, forecasts=True)
     return folder
 
 

@@ -1,4 +1,8 @@
-"""Tests that results do not depend on the sharding strategy, and that checkpoints resume with another strategy."""
+"""Tests that results do not depend on the sharding strategy, and that checkpoints resume with another strategy.
+
+All cells of the selected tests run in one launch. The tests marked `long` cover the strategies that share most of their
+code with another one, and further combinations of strategy, tuner and method.
+"""
 
 import itertools
 import shutil
@@ -10,6 +14,7 @@ import torch
 from safetensors.torch import load_file
 
 from finetune_trainer.checkpoint.state_files import StateReader
+from testing.long_tests import mark_long
 from testing.models import tiny_text
 from testing.processes.torchrun import Results, run_cells
 
@@ -28,14 +33,19 @@ SETTINGS: dict[str, dict[str, Any]] = {
     },
     "zero2 by a config": {"deepspeed": {"config": {"zero_optimization": {"stage": 2, "reduce_scatter": False}}}},
 }
+LONG_PRESETS = ("zero1", "zero2_offload", "zero3_offload", *SETTINGS)
 METHODS: dict[str, dict[str, Any]] = {"sft": {"sft": {}}, "dpo": {"dpo": {"beta": 0.2, "rpoAlpha": 0.5}}}
 TUNERS: dict[str, dict[str, Any]] = {"lora": {"lora": {"r": 16}}, "full": {}}
 SLOWLY_SAVED_PRESETS = ("ddp", "zero2", "zero3", "fsdp2")
+LONG_SLOWLY_SAVED_PRESETS = ("zero2", "fsdp2")
 RESIZED_PRESETS = ("zero3", "fsdp2")
 ACCUMULATION_BY_RANKS = {1: 4, 4: 1}  # the effective batch of two ranks with two micro-batches each
 EARLY_STOPPING_PRESETS = ("ddp", "zero2", "zero3", "fsdp2")
 BEST_STEP, LAST_STEP = 4, 6  # steps of an overfitted run, whose evaluation loss rises after the best step
-TILED_RUNS = (("ddp", "zero2", "zero3", "fsdp2"), TUNERS, METHODS)
+SHARDED_RUNS = (*itertools.product(PRESETS, TUNERS, METHODS), *((preset, "full", "sft") for preset in SETTINGS))
+LONG_SHARDED_RUNS = tuple(run for run in SHARDED_RUNS if run[0] in LONG_PRESETS)
+TILED_RUNS = tuple(itertools.product(("ddp", "zero2", "zero3", "fsdp2"), TUNERS, METHODS))
+LONG_TILED_RUNS = tuple(run for run in TILED_RUNS if run[1:] in (("lora", "sft"), ("full", "dpo")))
 STEPS = 3
 FOUR_DIGITS = 1e-4
 ROUNDING_ERROR = 1e-5
@@ -44,6 +54,18 @@ BFLOAT16_PRESETS = ("ddp", *PRESETS, "fsdp2, gathered until the backward pass, i
 # differs from that of DDP, which casts float32 weights.
 BFLOAT16_TOLERANCE = {"lora": {"zero3": 2e-4, "zero3_offload": 2e-4}, "full": {}}
 DEFAULT_BFLOAT16_TOLERANCE = {"lora": ROUNDING_ERROR, "full": 1e-3}
+
+
+def format_run_name(preset: str, tuner: str, method: str) -> str:
+    return f"{preset}, {tuner}, {method}"
+
+
+LONG_CELLS = (  # parts of the names of the cells that only long tests need
+    *LONG_PRESETS,
+    *(f"{format_run_name(*run)} (in tiles)" for run in LONG_TILED_RUNS),
+    *(f"{preset}, slow saves" for preset in LONG_SLOWLY_SAVED_PRESETS),
+    *(f"{optimizer}, lora" for optimizer in ("adamw_torch_fused", "adamw_8bit")),
+)
 
 
 @pytest.fixture(scope="module")
@@ -74,6 +96,7 @@ def build_spec(
             "learningRate": rate,
             "weightDecay": 0.1,
             "adamBeta2": 0.95,
+            "preflight": {"enabled": False},
             **training,
         },
         "output": {"persistentVolumeClaim": {"claimName": "unused"}},
@@ -113,17 +136,20 @@ def build_dpo_early_stopping_spec(tiny_files: tiny_text.TinyFiles) -> dict[str, 
     return {**job_spec, "dataset": {**job_spec["dataset"], "train": train}}
 
 
-def format_run_name(preset: str, tuner: str, method: str) -> str:
-    return f"{preset}, {tuner}, {method}"
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("presets") / "cells"
 
 
 @pytest.fixture(scope="module")
-def results(tiny_files: tiny_text.TinyFiles, folder: Path) -> Results:
+def results(tiny_files: tiny_text.TinyFiles, folder: Path, includes_long_tests: bool) -> Results:
+    cells = build_cells(tiny_files)
+    if not includes_long_tests:
+        cells = {name: job_spec for name, job_spec in cells.items() if not any(part in name for part in LONG_CELLS)}
+    return run_cells(folder, cells, ranks=2)
+
+
+def build_cells(tiny_files: tiny_text.TinyFiles) -> dict[str, Any]:
     cells = {
         format_run_name(preset, tuner, method): build_spec(tiny_files, preset, tuner, method)
         for preset in ("ddp", *PRESETS)
@@ -150,9 +176,7 @@ def results(tiny_files: tiny_text.TinyFiles, folder: Path) -> Results:
         f"{preset}, early stopping (from step 5)": build_early_stopping_spec(tiny_files, preset)
         for preset in ("ddp", "zero3")
     }
-    cells |= {
-        f"{format_run_name(*run)} (in tiles)": build_spec(tiny_files, *run) for run in itertools.product(*TILED_RUNS)
-    }
+    cells |= {f"{format_run_name(*run)} (in tiles)": build_spec(tiny_files, *run) for run in TILED_RUNS}
     for preset in SLOWLY_SAVED_PRESETS:
         job_spec = build_spec(tiny_files, preset, "full", "sft", maxSteps=4)
         cells |= {f"{preset}, slow saves": job_spec, f"{preset}, slow saves (from step 2)": job_spec}
@@ -164,16 +188,10 @@ def results(tiny_files: tiny_text.TinyFiles, folder: Path) -> Results:
         cells |= {f"adamw_8bit, {tuner}": job_spec, f"adamw_8bit, {tuner} (from step 2)": job_spec}
     cells["ddp, early stopping (again)"] = build_early_stopping_spec(tiny_files, "ddp")
     cells["dpo, early stopping"] = build_dpo_early_stopping_spec(tiny_files)
-    return run_cells(folder, cells, ranks=2)
+    return cells
 
 
-@pytest.mark.parametrize(
-    ("preset", "tuner", "method"),
-    [
-        *itertools.product(PRESETS, TUNERS, METHODS),
-        *((preset, "full", "sft") for preset in SETTINGS),
-    ],
-)
+@pytest.mark.parametrize(("preset", "tuner", "method"), mark_long(SHARDED_RUNS, LONG_SHARDED_RUNS))
 def test_every_sharding_strategy_has_the_same_losses_as_ddp(
     results: Results, preset: str, tuner: str, method: str
 ) -> None:
@@ -185,7 +203,7 @@ def test_every_sharding_strategy_has_the_same_losses_as_ddp(
     assert sharded["loss"][-1] < sharded["loss"][0] - 0.01
 
 
-@pytest.mark.parametrize(("preset", "tuner", "method"), itertools.product(*TILED_RUNS))
+@pytest.mark.parametrize(("preset", "tuner", "method"), mark_long(TILED_RUNS, LONG_TILED_RUNS))
 def test_losses_in_tiles_are_those_from_all_logits(results: Results, preset: str, tuner: str, method: str) -> None:
     """The weights of the output layer are gathered for all tiles, also in the backward pass."""
     run_name = format_run_name(preset, tuner, method)
@@ -197,7 +215,7 @@ def test_losses_in_tiles_are_those_from_all_logits(results: Results, preset: str
 
 
 @pytest.mark.parametrize("tuner", TUNERS)
-@pytest.mark.parametrize("preset", BFLOAT16_PRESETS[1:])
+@pytest.mark.parametrize("preset", mark_long(BFLOAT16_PRESETS[1:], LONG_PRESETS))
 def test_losses_in_bfloat16_are_close_to_those_of_ddp(results: Results, preset: str, tuner: str) -> None:
     """With LoRA they are equal only if gradients are reduced and accumulated in float32, as by DDP."""
     ddp, sharded = (results[f"{each}, {tuner}, bfloat16"] for each in ("ddp", preset))
@@ -207,7 +225,7 @@ def test_losses_in_bfloat16_are_close_to_those_of_ddp(results: Results, preset: 
         assert sharded[metric] == pytest.approx(ddp[metric], rel=tolerance), metric
 
 
-@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("preset", mark_long(PRESETS, LONG_PRESETS))
 def test_checkpoints_can_be_resumed_between_ddp_and_every_preset(results: Results, preset: str) -> None:
     uninterrupted = results[format_run_name("ddp", "full", "sft")]
 
@@ -219,7 +237,7 @@ def test_checkpoints_can_be_resumed_between_ddp_and_every_preset(results: Result
         assert results[resumed]["eval_loss"] == pytest.approx(uninterrupted["eval_loss"], rel=ROUNDING_ERROR), resumed
 
 
-@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("preset", mark_long(PRESETS, LONG_PRESETS))
 def test_resumed_run_is_bit_identical_to_an_uninterrupted_run(results: Results, preset: str) -> None:
     uninterrupted, resumed = (
         results[format_run_name(preset, "full", "sft")],
@@ -230,7 +248,7 @@ def test_resumed_run_is_bit_identical_to_an_uninterrupted_run(results: Results, 
         assert resumed[key] == uninterrupted[key], key
 
 
-@pytest.mark.parametrize("preset", SLOWLY_SAVED_PRESETS)
+@pytest.mark.parametrize("preset", mark_long(SLOWLY_SAVED_PRESETS, LONG_SLOWLY_SAVED_PRESETS))
 def test_a_checkpoint_contains_the_state_of_its_step_although_training_continued(results: Results, preset: str) -> None:
     uninterrupted, resumed = (results[f"{preset}, slow saves{suffix}"] for suffix in ("", " (from step 2)"))
 
@@ -239,7 +257,7 @@ def test_a_checkpoint_contains_the_state_of_its_step_although_training_continued
     assert len(resumed["loss"]) == 4
 
 
-@pytest.mark.parametrize("tuner", TUNERS)
+@pytest.mark.parametrize("tuner", mark_long(TUNERS, ["lora"]))
 def test_moments_in_8_bits_have_nearly_the_losses_of_moments_in_float32(results: Results, tuner: str) -> None:
     losses, expected_losses = (
         results[f"{optimizer}, {tuner}"]["loss"] for optimizer in ("adamw_8bit", "adamw_torch_fused")
@@ -249,7 +267,7 @@ def test_moments_in_8_bits_have_nearly_the_losses_of_moments_in_float32(results:
     assert losses[1:] != expected_losses[1:]
 
 
-@pytest.mark.parametrize("tuner", TUNERS)
+@pytest.mark.parametrize("tuner", mark_long(TUNERS, ["lora"]))
 def test_moments_in_8_bits_are_resumed_exactly(results: Results, folder: Path, tuner: str) -> None:
     uninterrupted, resumed = (results[f"adamw_8bit, {tuner}{suffix}"] for suffix in ("", " (from step 2)"))
     state = load_file(folder / f"adamw_8bit, {tuner}" / "checkpoints/step-00000004/state/rank-00000-000.safetensors")
@@ -292,7 +310,7 @@ def test_checkpoints_can_be_resumed_with_another_number_of_ranks(
 
 
 @pytest.mark.parametrize("tuner", TUNERS)
-@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("preset", mark_long(PRESETS, LONG_PRESETS))
 def test_published_weights_are_equal_to_those_of_ddp(results: Results, folder: Path, preset: str, tuner: str) -> None:
     """The names, dtypes and values of all tensors are equal."""
     ddp, sharded = (load_weights(folder / format_run_name(each, tuner, "sft") / "result") for each in ("ddp", preset))

@@ -9,6 +9,7 @@ from transformers import AutoTokenizer
 from finetune_api.v1alpha1.job import TrainerSpec
 from finetune_trainer.memory.forecast import Forecast, forecast, read_model
 from finetune_trainer.training_plan import plan_training
+from testing.long_tests import mark_long
 from testing.models import tiny_text
 from testing.processes.torchrun import Results, run_cells
 
@@ -30,9 +31,10 @@ SHARDING: dict[str, dict[str, Any]] = {
     "fsdp2, gathered until the backward pass": {"fsdp": {"reshardAfterForward": False}},
 }
 TUNERS: dict[str, dict[str, Any]] = {"full": {}, "lora": {"lora": {"r": 8}}}
-CELLS = (
-    *(f"{sharding}, full (tracked)" for sharding in SHARDING),
-    *(f"{sharding}, lora (tracked)" for sharding in ("zero2", "zero3", "fsdp2")),
+CELLS = tuple(f"{name} (tracked)" for name in ("zero2, full", "zero3, full", "zero3, lora", "fsdp2, full"))
+LONG_CELLS = (
+    *(f"{sharding}, full (tracked)" for sharding in SHARDING if f"{sharding}, full (tracked)" not in CELLS),
+    *(f"{sharding}, lora (tracked)" for sharding in ("zero2", "fsdp2")),
 )
 
 
@@ -71,14 +73,21 @@ def build_spec(tiny_files: tiny_text.TinyFiles, run_name: str) -> dict[str, Any]
 
 
 @pytest.fixture(scope="module")
-def measured_results(tiny_files: tiny_text.TinyFiles, tmp_path_factory: pytest.TempPathFactory) -> Results:
-    folder = tmp_path_factory.mktemp("measured") / "cells"
-    return run_cells(folder, {run_name: build_spec(tiny_files, run_name) for run_name in CELLS}, ranks=RANKS)
+def run_names(includes_long_tests: bool) -> tuple[str, ...]:
+    return (*CELLS, *LONG_CELLS) if includes_long_tests else CELLS
 
 
 @pytest.fixture(scope="module")
-def forecasts(tiny_files: tiny_text.TinyFiles) -> dict[str, Forecast]:
-    specs = {run_name: TrainerSpec.model_validate(build_spec(tiny_files, run_name)) for run_name in CELLS}
+def measured_results(
+    tiny_files: tiny_text.TinyFiles, run_names: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory
+) -> Results:
+    folder = tmp_path_factory.mktemp("measured") / "cells"
+    return run_cells(folder, {run_name: build_spec(tiny_files, run_name) for run_name in run_names}, ranks=RANKS)
+
+
+@pytest.fixture(scope="module")
+def forecasts(tiny_files: tiny_text.TinyFiles, run_names: tuple[str, ...]) -> dict[str, Forecast]:
+    specs = {run_name: TrainerSpec.model_validate(build_spec(tiny_files, run_name)) for run_name in run_names}
     tokenizer = AutoTokenizer.from_pretrained(tiny_files.model)
     length = len(tokenizer.apply_chat_template(read_first_row(tiny_files)["messages"], return_dict=True)["input_ids"])
     plans = {run_name: plan_training(spec, world_size=spec.world_size) for run_name, spec in specs.items()}
@@ -88,7 +97,7 @@ def forecasts(tiny_files: tiny_text.TinyFiles) -> dict[str, Forecast]:
     }
 
 
-@pytest.mark.parametrize("run_name", CELLS)
+@pytest.mark.parametrize("run_name", mark_long((*CELLS, *LONG_CELLS), LONG_CELLS))
 def test_forecast_is_close_to_the_measured_peak(
     run_name: str, measured_results: Results, forecasts: dict[str, Forecast]
 ) -> None:
@@ -97,7 +106,7 @@ def test_forecast_is_close_to_the_measured_peak(
     assert 0.97 * peak_bytes <= forecasts[run_name].rank.total <= 1.15 * peak_bytes
 
 
-@pytest.mark.parametrize("run_name", CELLS)
+@pytest.mark.parametrize("run_name", mark_long((*CELLS, *LONG_CELLS), LONG_CELLS))
 def test_forecast_is_close_to_the_memory_held_between_steps(
     run_name: str, measured_results: Results, forecasts: dict[str, Forecast]
 ) -> None:

@@ -40,6 +40,7 @@ def build_spec(model: Path, rows: Path, batch_layout: tuple[int, int], **fields:
             "maxSteps": STEPS,
             "saveSteps": 2,
             "learningRate": 0.003,
+            "preflight": {"enabled": False},
         },
         "output": {"persistentVolumeClaim": {"claimName": "unused"}},
         **fields,

@@ -10,6 +10,7 @@ from transformers import AutoModelForImageTextToText
 
 from finetune_trainer.vision.families import FAMILIES
 from finetune_trainer.vision.freeze import find_group
+from testing.long_tests import mark_long
 from testing.models import tiny_text, tiny_vision
 from testing.processes.torchrun import Results, run_cells
 
@@ -27,12 +28,10 @@ PRESETS: dict[str, dict[str, Any]] = {
     },
     "fsdp2": {"fsdp": {}},
 }
-WEIGHT_SHARDING_PRESETS = (
-    "zero3",
-    "fsdp2",
-)  # sharding presets with which every rank gathers the weights of each layer from other ranks
+WEIGHT_SHARDING_PRESETS = ("zero3", "fsdp2")  # every rank gathers the weights of each layer from other ranks
+LONG_PRESETS = ("zero1", "zero2_offload", "zero3_offload")  # share most of their code with another preset
 LEARNING_RATES = {"learningRate": 0.003, "visionLearningRate": 0.0003, "alignerLearningRate": 0.01}
-RESUMED_CELLS = ("qwen2_vl", "zero1", "zero2", "zero3", "fsdp2")
+RESUMED_CELLS = ("qwen2_vl", "zero2", "zero3", "fsdp2")
 PACKING_MODEL_TYPES = [model_type for model_type in tiny_vision.RECIPES if FAMILIES[model_type].supports_packing]
 DPO = {"beta": 0.2, "rpoAlpha": 0.5}
 
@@ -57,6 +56,7 @@ def build_spec(
         "maxSteps": STEPS,
         "saveSteps": 2,
         "weightDecay": 0.1,
+        "preflight": {"enabled": False},
         **(LEARNING_RATES if model_fields is None and "lora" not in fields else {"learningRate": 0.003}),
     }
     return {
@@ -108,7 +108,9 @@ def two_rank_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def two_rank_results(models: dict[str, Path], rows: Path, video_rows: Path, two_rank_folder: Path) -> Results:
+def two_rank_results(
+    models: dict[str, Path], rows: Path, video_rows: Path, two_rank_folder: Path, includes_long_tests: bool
+) -> Results:
     cells = {model_type: build_spec(model, rows, (1, 4)) for model_type, model in models.items()}
     cells |= {
         f"{model_type}, lora": build_spec(model, rows, (1, 4), lora={"r": 16}) for model_type, model in models.items()
@@ -119,6 +121,7 @@ def two_rank_results(models: dict[str, Path], rows: Path, video_rows: Path, two_
         )
         for preset, sharding in PRESETS.items()
         for tuner in ("", ", lora")
+        if includes_long_tests or preset not in LONG_PRESETS
     }
     cells |= {f"{name} (from step 2)": cells[name] for name in RESUMED_CELLS}
     cells["zero2 <- qwen2_vl"], cells["qwen2_vl <- zero2"] = cells["zero2"], cells["qwen2_vl"]
@@ -220,7 +223,7 @@ def test_video_training_does_not_depend_on_the_sharding_strategy(two_rank_result
 
 
 @pytest.mark.parametrize("tuner", ["", ", lora"])
-@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("preset", mark_long(PRESETS, LONG_PRESETS))
 def test_every_sharding_strategy_has_the_same_losses_as_ddp(two_rank_results: Results, preset: str, tuner: str) -> None:
     ddp, sharded = two_rank_results[f"qwen2_vl{tuner}"], two_rank_results[f"{preset}{tuner}"]
 
@@ -243,7 +246,7 @@ def test_checkpoint_with_several_learning_rates_resumes_with_another_strategy(
     assert two_rank_results[run_name]["eval_loss"] == pytest.approx(two_rank_results["qwen2_vl"]["eval_loss"], rel=1e-5)
 
 
-@pytest.mark.parametrize("run_name", ["qwen2_vl", *PRESETS])
+@pytest.mark.parametrize("run_name", mark_long(["qwen2_vl", *PRESETS], LONG_PRESETS))
 def test_every_component_is_trained_with_its_own_learning_rate(
     two_rank_results: Results, two_rank_folder: Path, models: dict[str, Path], run_name: str
 ) -> None:

@@ -1,8 +1,11 @@
 """Tests of the programs that the Makefile runs."""
 
 import os
+import subprocess
+import sys
 import threading
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -19,6 +22,25 @@ REPORT = """<testsuites><testsuite>
 <testcase name="d"><skipped type="pytest.skip" message="no cluster: not root"/></testcase>
 <testcase name="e"><error message="fixture"/></testcase>
 </testsuite></testsuites>"""
+
+PRIORITY_TEST = """import os, pathlib
+def test_priority():
+    assert os.nice(0) == 19
+    autogroup = pathlib.Path("/proc/self/autogroup")
+    assert not autogroup.exists() or autogroup.read_text().endswith("nice 10\\n")
+"""
+MARKED_TESTS = """import pytest
+def test_short(): pass
+@pytest.mark.long
+def test_long(): pass
+@pytest.mark.ip_family
+def test_ip_family(): pass
+"""
+ENDLESS_TEST = """import signal, sys
+def test_endless():
+    print("started", file=sys.stderr, flush=True)
+    signal.pause()
+"""
 
 
 def test_uv_uses_the_index_and_links_configured_for_pip() -> None:
@@ -75,17 +97,53 @@ def test_simulation_without_a_cluster_runs_at_normal_priority() -> None:
     assert [result.name for result in run_tests.run_suites(["unit", "simulation"], run)] == ["unit", "simulation"]
 
 
-def test_output_in_a_log_is_that_of_pytest_at_the_lowest_priority(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+@pytest.mark.parametrize(("long", "names"), [(False, ["test_short"]), (True, ["test_long"])])
+def test_long_tests_run_with_the_option_only(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, long: bool, names: list[str]
 ) -> None:
+    monkeypatch.setattr(run_tests, "ROOT", tmp_path)
+    monkeypatch.setattr(run_tests, "REPORTS", tmp_path)
+    (tmp_path / "tests/e2e").mkdir(parents=True)
+    (tmp_path / "tests/e2e/test_marked.py").write_text(MARKED_TESTS)
+
+    result = run_tests.run_suite("e2e", markers=run_tests.MARKERS[long])
+
+    assert result.passed
+    report = ElementTree.parse(tmp_path / "e2e.xml")  # noqa: S314 (written by pytest)
+    assert [case.get("name") for case in report.iter("testcase")] == names
+
+
+def test_output_in_a_log_is_that_of_pytest_at_a_low_priority(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(run_tests, "REPORTS", tmp_path)
     test_file = tmp_path / "test_priority.py"
-    test_file.write_text("import os\ndef test_priority():\n    assert os.nice(0) == 19\n")
+    test_file.write_text(PRIORITY_TEST)
 
     result = run_tests.run_pytest("background", "-p", "no:cacheprovider", str(test_file), log=tmp_path / "log")
 
     assert result.passed
     assert "1 passed" in (tmp_path / "log").read_text()
+
+
+def test_pytest_at_a_low_priority_ends_with_the_program_that_started_it(tmp_path: Path) -> None:
+    test_file = tmp_path / "test_endless.py"
+    test_file.write_text(ENDLESS_TEST)
+    program = (
+        "import run_tests; from pathlib import Path; run_tests.REPORTS = Path('.');"
+        f"run_tests.run_pytest('endless', '-s', '-p', 'no:cacheprovider', {str(test_file)!r}, log=Path('log'))"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen(
+        [sys.executable, "-c", program],
+        cwd=tmp_path,
+        env=environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+    ) as process:
+        assert process.stderr is not None
+        while process.stderr.readline() != b"started\n":
+            assert process.poll() is None
+        process.kill()
+        process.stderr.read()  # until all processes that inherited it have ended
 
 
 def test_summary_contains_counts_and_all_skip_reasons() -> None:
