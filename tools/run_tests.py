@@ -27,7 +27,7 @@ SUITES = {  # pytest options by suite; the timeout terminates hanging tests
     "unit": ("--timeout=120", "--numprocesses=auto"),
     "simulation": ("--timeout=3600", "--numprocesses=auto"),  # a few tests simulate thousands of histories each
     # loadscope runs the tests of a file in one worker, because they share launches with two ranks
-    "integration": ("--timeout=600", "--numprocesses=2", "--dist=loadscope"),
+    "integration": ("--timeout=1200", "--numprocesses=2", "--dist=loadscope"),
     "e2e": ("--timeout=900",),
     "queue": ("--timeout=900",),
 }

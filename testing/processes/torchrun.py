@@ -43,7 +43,7 @@ def run_cells(
         str(folder / "cells.json"),
         str(folder / "results.json"),
     )
-    completed = subprocess.run((sys.executable, *torchrun, *script), env=environment, capture_output=True, timeout=900)
+    completed = subprocess.run((sys.executable, *torchrun, *script), env=environment, capture_output=True, timeout=1100)
     assert completed.returncode == 0, completed.stderr.decode()[-3_000:] + read_stderr_tails(folder / "logs of ranks")
     results: Results = json.loads((folder / "results.json").read_text())
     return results

@@ -83,6 +83,7 @@ def list_staged_parts(deployment: OperatorInstallation, job: str) -> list[Path]:
     return list((deployment.get_output_folder(job) / "checkpoints").glob(".tmp-attempt-*/state/rank-*.safetensors"))
 
 
+@pytest.mark.long
 def test_training_resumes_from_the_checkpoint_before_the_one_that_a_killed_node_was_writing(
     deployment: OperatorInstallation, fault_injector: Chaos, start_job: StartJob
 ) -> None:

@@ -44,6 +44,7 @@ def test_resumed_job_continues_from_the_checkpoint_saved_on_suspend(
     assert finished["status"].get("restarts", 0) == 0
 
 
+@pytest.mark.long
 def test_a_suspended_job_is_resumed_on_one_node_and_then_on_four_ranks(
     deployment: OperatorInstallation, start_job: StartJob, tmp_path: Path
 ) -> None:

@@ -20,6 +20,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.versions]
 StartJob = Callable[..., str]
 
 
+@pytest.mark.long
 def test_progress_of_a_pod_with_the_labels_of_the_job_is_ignored(
     deployment: OperatorInstallation, start_job: StartJob
 ) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from testing.cluster.images.oci import write_single_layer_image
+from testing.long_tests import mark_long
 from testing.models import tiny_vision
 from testing.models.loss_curve import read_losses
 from testing.models.tool_templates import QWEN_3
@@ -47,7 +48,13 @@ def test_training_on_two_nodes_improves_the_model_and_equals_single_process_trai
     assert all(abs(single[step] - distributed[step]) < 5e-4 for step in distributed), (single, distributed)
 
 
-@pytest.mark.parametrize("sharding", [{"deepspeed": {"preset": "zero2"}}, {"fsdp": {}}], ids=["zero2", "fsdp2"])
+@pytest.mark.parametrize(
+    "sharding",
+    [
+        pytest.param({"deepspeed": {"preset": "zero2"}}, id="zero2"),
+        pytest.param({"fsdp": {}}, marks=pytest.mark.long, id="fsdp2"),
+    ],
+)
 def test_sharded_full_tuning_on_two_nodes_equals_single_process_training(
     deployment: OperatorInstallation, start_job: Callable[..., str], tmp_path: Path, sharding: dict[str, Any]
 ) -> None:
@@ -80,6 +87,7 @@ def test_model_and_data_are_read_from_the_files_of_an_image(
     assert list(read_losses(deployment.get_output_folder(job))) == [1, 2, 3, 4]
 
 
+@pytest.mark.long
 def test_tool_calls_with_reasoning_are_trained_on_two_nodes(
     deployment: OperatorInstallation, start_job: Callable[..., str]
 ) -> None:
@@ -109,7 +117,7 @@ def test_dpo_on_two_nodes_reduces_the_loss(deployment: OperatorInstallation, sta
     assert losses[20] < losses[1] - 0.05, losses
 
 
-@pytest.mark.parametrize("model_type", ["llava", "qwen3_5"])
+@pytest.mark.parametrize("model_type", mark_long(["llava", "qwen3_5"], ["llava"]))
 def test_vision_language_model_trains_on_two_nodes_with_batches_without_images(
     deployment: OperatorInstallation, start_job: Callable[..., str], model_type: str
 ) -> None:

@@ -1,4 +1,4 @@
-"""Fixture that tells whether long tests are selected, whose trainings would otherwise run for nothing."""
+"""Fixture with which trainings of long tests run only if these tests are selected."""
 
 import pytest
 
