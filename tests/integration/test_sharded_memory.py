@@ -31,10 +31,10 @@ SHARDING: dict[str, dict[str, Any]] = {
     "fsdp2, gathered until the backward pass": {"fsdp": {"reshardAfterForward": False}},
 }
 TUNERS: dict[str, dict[str, Any]] = {"full": {}, "lora": {"lora": {"r": 8}}}
-CELLS = tuple(f"{name} (tracked)" for name in ("zero2, full", "zero3, full", "zero3, lora", "fsdp2, full"))
+CELLS = tuple(f"{name} (tracked)" for name in ("zero3, full", "fsdp2, full"))
 LONG_CELLS = (
     *(f"{sharding}, full (tracked)" for sharding in SHARDING if f"{sharding}, full (tracked)" not in CELLS),
-    *(f"{sharding}, lora (tracked)" for sharding in ("zero2", "fsdp2")),
+    *(f"{sharding}, lora (tracked)" for sharding in ("zero2", "zero3", "fsdp2")),
 )
 
 
