@@ -151,9 +151,12 @@ class TrainerSettings:
         path = "training.warmupSteps"
         warmup = read_number(self.options, *self.names.warmup_steps)
         ratio = read_number(self.options, *self.names.warmup_ratio)
+        if warmup < 0:
+            raise Unconvertible(f"{self.names.warmup_steps[-1]}: {warmup:g} is out of range")
+        if warmup:
+            self.note(self.names.warmup_ratio, EntryEffect.UNUSED, "warmup_steps overrides it")
         if warmup >= 1:
             self.set(self.names.warmup_steps, path, int(warmup))
-            self.note(self.names.warmup_ratio, EntryEffect.UNUSED, "warmup_steps overrides it")
             return
         names = self.names.warmup_steps if warmup else self.names.warmup_ratio
         self.note(self.names.warmup_steps if not warmup else (), EntryEffect.SAME, "no warm-up in steps")

@@ -170,3 +170,19 @@ def test_any_manifest_is_converted_or_refused(data: st.DataObject, kind: str) ->
     manifest = {"apiVersion": "x/v1", "kind": kind, "metadata": {"name": "a"}, "spec": {"trainer": trainer, **spec}}
     with contextlib.suppress(ConversionError):
         convert(json.dumps(manifest, indent=1), ConversionRequest(source="kubeflow"))
+
+
+@pytest.mark.parametrize("steps", ["0.5", "100"])
+def test_warmup_ratio_that_steps_override_is_listed(steps: str) -> None:
+    command = f"swift sft --model a/b --dataset /data/x.jsonl --max_steps 10 --warmup_ratio 0 --warmup_steps {steps}"
+    conversion = try_convert(command, tool_version=4)
+
+    assert conversion is not None
+    assert_nothing_is_lost(conversion, {"warmup_ratio", "warmup_steps"})
+
+
+def test_negative_warmup_is_not_converted() -> None:
+    command = "swift sft --model a/b --dataset /data/x.jsonl --max_steps 10 --warmup_steps -1"
+    conversion = try_convert(command, tool_version=4)
+
+    assert conversion is None or "warmupSteps" not in conversion.job["spec"]["training"]
