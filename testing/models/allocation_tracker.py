@@ -33,7 +33,8 @@ class AllocationTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         references = list(self._storages.items())  # copied, because threads of collectives may free a storage meanwhile
         storages = ((key, reference()) for key, reference in references)
         self._sizes = {key: storage.nbytes() for key, storage in storages if storage is not None}
-        return sum(self._sizes.values())
+        self._live_bytes_bound = sum(self._sizes.values())
+        return self._live_bytes_bound
 
     def __torch_dispatch__(self, function: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = function(*args, **(kwargs or {}))
@@ -48,8 +49,7 @@ class AllocationTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self._live_bytes_bound += max(size - self._sizes.get(storage._cdata, 0), 0)
                 self._sizes[storage._cdata] = size
         if self._live_bytes_bound > self.peak_bytes:
-            self._live_bytes_bound = self.live_bytes
-            self.peak_bytes = max(self.peak_bytes, self._live_bytes_bound)
+            self.peak_bytes = max(self.peak_bytes, self.live_bytes)
         return result
 
 

@@ -181,8 +181,10 @@ def test_warmup_ratio_that_steps_override_is_listed(steps: str) -> None:
     assert_nothing_is_lost(conversion, {"warmup_ratio", "warmup_steps"})
 
 
-def test_negative_warmup_is_not_converted() -> None:
+def test_negative_warmup_is_refused() -> None:
     command = "swift sft --model a/b --dataset /data/x.jsonl --max_steps 10 --warmup_steps -1"
-    conversion = try_convert(command, tool_version=4)
 
-    assert conversion is None or "warmupSteps" not in conversion.job["spec"]["training"]
+    with pytest.raises(ConversionError) as error:
+        convert(command, ConversionRequest(tool_version=4))
+
+    assert error.value.problems == ("warmup_steps: -1 is out of range",)
