@@ -168,6 +168,7 @@ def kill_operator(deployment: OperatorInstallation) -> None:
     )
 
 
+@pytest.mark.long
 def test_operator_is_killed_in_every_phase(deployment: OperatorInstallation, queues: Queues) -> None:
     """The first job keeps its quota over a restart and returns it at the end; both jobs run."""
     first, second = queues.submit("a"), queues.submit("b", program="true")
@@ -230,6 +231,7 @@ def test_example_job_is_admitted_by_the_example_queue(deployment: OperatorInstal
         deployment.kubectl("delete", "-f", "-", stdin=queue)
 
 
+@pytest.mark.long
 def test_preempted_training_resumes_from_its_checkpoint(deployment: OperatorInstallation, queues: Queues) -> None:
     """The ranks save a checkpoint within the grace period, and lose no step."""
     job = f"{queues.name}-training"
