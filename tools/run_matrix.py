@@ -1,7 +1,8 @@
 """Run end-to-end tests on other Kubernetes versions and on clusters with IPv6, one cluster after the other.
 
 On each other version of Kubernetes, the tests with the marker `versions` run; on an IPv6-only and on a dual-stack
-cluster of the default version, those with the marker `ip_family`. `make test` runs all tests except these on IPv4.
+cluster of the default version, those with the marker `ip_family`. `make test` runs all tests on IPv4 except these and
+those with the marker `long`.
 """
 
 import argparse
