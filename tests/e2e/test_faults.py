@@ -180,7 +180,7 @@ def test_preflight_names_a_throttled_link(
     fault_injector.throttle("node2", megabits=20)
     try:
         job = start_job(training=build_training_fields(max_steps=4, preflight={"minInterNodeGbps": 0.1}))
-        deployment.wait_until(job, lambda j: j["status"].get("attempt") == 1, description="at attempt 1")
+        deployment.wait_until(job, lambda j: j.get("status", {}).get("attempt") == 1, description="at attempt 1")
     finally:
         fault_injector.remove_throttle("node2")
     finished = deployment.wait_until_finished(job)

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from testing.builders.jobs import command
+from testing.cluster.images.project_images import get_image_name
 from testing.models.loss_curve import read_losses
 from testing.processes.cluster_training import (
     build_training_fields,
@@ -15,11 +17,21 @@ from testing.processes.cluster_training import (
     train_in_one_process,
     wait_for_checkpoint,
 )
-from testing.processes.operator_stack import OperatorInstallation, has_condition
+from testing.processes.operator_stack import OperatorInstallation, get_reported_step, has_condition
 
 pytestmark = pytest.mark.cluster
 StartJob = Callable[..., str]
 LABEL = "finetune.dev/job-name"
+
+# Ignores SIGTERM until a file exists, so that a test decides how long the pods of a deleted job run.
+RUN_UNTIL_FILE_EXISTS = """
+import os, pathlib, signal, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+output = pathlib.Path(os.environ["FINETUNE_OUTPUT"])
+(output / f"node-{os.environ['NODE_RANK']}").touch()
+while not (output / "end").exists():
+    time.sleep(0.2)
+"""
 
 
 @pytest.mark.versions
@@ -74,7 +86,7 @@ def test_a_suspended_job_is_resumed_on_one_node_and_then_on_four_ranks(
 
 def test_job_created_suspended_starts_when_resumed(deployment: OperatorInstallation, start_job: StartJob) -> None:
     job = start_job(suspend=True, training=build_training_fields(max_steps=4))
-    deployment.wait_until(job, lambda j: has_condition(j, "Suspended"), description="Suspended", timeout_seconds=20)
+    deployment.wait_until(job, lambda j: has_condition(j, "Suspended"), description="Suspended")
     assert deployment.list_pods(job) == []
 
     # the network settings are mutable while the job is suspended
@@ -114,12 +126,7 @@ def test_cancelled_job_keeps_its_checkpoint_and_its_saved_log(
     deployment: OperatorInstallation, start_job: StartJob
 ) -> None:
     job = start_job(training=build_training_fields(max_steps=100_000))
-    deployment.wait_until(
-        job,
-        lambda j: (j["status"].get("progress") or {}).get("step", 0) > 0,
-        description="training",
-        timeout_seconds=120,
-    )
+    deployment.wait_until(job, lambda j: get_reported_step(j) > 0, description="training")
     deployment.kubectl("patch", "ftj", job, "--type=merge", "-p", '{"spec":{"cancel":true}}')
     finished = deployment.wait_until_finished(job, timeout_seconds=120)
 
@@ -194,16 +201,17 @@ def test_finished_job_is_deleted_after_its_ttl_and_its_output_remains(
 def test_recreated_job_waits_for_the_pods_of_the_deleted_job(
     deployment: OperatorInstallation, start_job: StartJob
 ) -> None:
-    job = start_job(training=build_training_fields(max_steps=100_000))
-    deployment.wait_until(job, lambda j: has_condition(j, "Running"), description="Running")
+    program = command({"exec": ["python3", "-c", RUN_UNTIL_FILE_EXISTS]}, image=get_image_name("operator"))
+    job = start_job(**program, terminationGracePeriodSeconds=45)
+    output = deployment.get_output_folder(job)
+    deployment.wait_until(job, lambda _: len(list(output.glob("node-*"))) == 2, description="both pods run")
     before = {pod["metadata"]["uid"] for pod in deployment.list_pods(job)}
 
     deployment.kubectl("delete", "ftj", job)
     claim = {"persistentVolumeClaim": {"claimName": "models"}}
     start_job(output={**claim, "overwrite": True}, training=build_training_fields(max_steps=4))
-    pending = deployment.wait_until(
-        job, lambda j: "waiting" in j.get("status", {}), description="waiting", timeout_seconds=20
-    )
+    pending = deployment.wait_until(job, lambda j: "waiting" in j.get("status", {}), description="waiting")
+    (output / "end").touch()
     finished = deployment.wait_until_finished(job)
 
     assert pending["status"]["waiting"]["reason"] == "PredecessorTerminating"
