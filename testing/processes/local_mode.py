@@ -18,7 +18,7 @@ from testing.models.tiny_text import TinyFiles
 
 RawBody = dict[str, Any]
 
-TIMEOUT_SECONDS = 240  # importing torch on a busy host is slow
+TIMEOUT_SECONDS = 480  # importing torch on a busy host is slow
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -15,13 +16,19 @@ from typing import Any
 from finetune_api.termination import Termination, parse_termination
 
 REPOSITORY = Path(__file__).parents[2]
-_TIMEOUT_SECONDS = 150.0
+_TIMEOUT_SECONDS = 300.0
 
 
 def find_free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """Return a free port below those that the system assigns, so that no other process gets it by chance."""
+    while True:
+        port = 20_000 + secrets.randbelow(10_000)
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:  # another process uses it
+                continue
+            return port
 
 
 @dataclass(frozen=True)

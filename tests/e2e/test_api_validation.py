@@ -18,7 +18,6 @@ pytestmark = [pytest.mark.cluster, pytest.mark.versions]
 RawBody = dict[str, Any]
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "manifests" / "examples").glob("*.yaml"))
-CRD_SECONDS = 3.0  # until the API server serves a changed CRD
 SECRET = {"secretKeyRef": {"name": "hub", "key": "token"}}
 
 
@@ -166,6 +165,30 @@ def test_kubernetes_objects_are_validated_and_bounded(
     assert message in get_rejection_message(apply_dry_run, deployment, build_job("bad", **fields))
 
 
+VIOLATING_FIELDS: RawBody = {
+    "env": [{"name": f"A{number}", "value": "x" * 32768} for number in range(3)],
+    "podTemplate": {"affinity": {"nodeAffinity": "none", "invented": {"a": 1}}},
+}
+
+
+def replace_crd(deployment: OperatorInstallation, crd: RawBody, *, is_permissive: bool) -> None:
+    """Replace the CRD and wait until the API server serves it."""
+    deployment.kubectl("replace", "-f", "-", stdin=json.dumps(crd))
+    deadline = time.monotonic() + 60
+    while accepts_violating_fields(deployment) != is_permissive:
+        assert time.monotonic() < deadline, "the API server does not serve the changed CRD"
+        time.sleep(0.5)
+
+
+def accepts_violating_fields(deployment: OperatorInstallation) -> bool:
+    try:
+        create = ("create", "--dry-run=server", "--validate=false", "-f", "-")
+        deployment.kubectl(*create, stdin=json.dumps(build_job("probe", **VIOLATING_FIELDS)))
+    except RuntimeError:
+        return False
+    return True
+
+
 @pytest.fixture
 def permissive_crd(deployment: OperatorInstallation) -> Iterator[Callable[[], None]]:
     """Replace the CRD by one without the bounds of env and affinity; return a function that restores it."""
@@ -181,29 +204,20 @@ def permissive_crd(deployment: OperatorInstallation) -> Iterator[Callable[[], No
         "x-kubernetes-preserve-unknown-fields": True,
     }
 
-    def restore() -> None:
-        deployment.kubectl("replace", "-f", "-", stdin=json.dumps(strict_crd))
-        time.sleep(CRD_SECONDS)
-
-    deployment.kubectl("replace", "-f", "-", stdin=json.dumps(permissive))
-    time.sleep(CRD_SECONDS)
-    yield restore
-    restore()
+    replace_crd(deployment, permissive, is_permissive=True)
+    yield lambda: replace_crd(deployment, strict_crd, is_permissive=False)
+    replace_crd(deployment, strict_crd, is_permissive=False)
 
 
 def test_stored_job_that_violates_a_newer_schema_keeps_working(
     deployment: OperatorInstallation, job_name: str, permissive_crd: Callable[[], None]
 ) -> None:
-    job = build_job(
-        job_name,
-        env=[{"name": f"A{number}", "value": "x" * 32768} for number in range(3)],
-        podTemplate={"affinity": {"nodeAffinity": "none", "invented": {"a": 1}}},
-    )
+    job = build_job(job_name, **VIOLATING_FIELDS)
     try:
         deployment.kubectl("create", "--validate=false", "-f", "-", stdin=json.dumps(job))
         permissive_crd()
         patch_job(deployment, job, {"ttlSecondsAfterFinished": 600})
-        deployment.kubectl("wait", f"ftj/{job_name}", "--for=jsonpath={.status.observedGeneration}=2", "--timeout=30s")
+        deployment.kubectl("wait", f"ftj/{job_name}", "--for=jsonpath={.status.observedGeneration}=2", "--timeout=60s")
         stored = deployment.get_job(job_name)
     finally:
         deployment.delete(job_name)
@@ -223,7 +237,7 @@ def test_disruption_budget_with_max_unavailable_counts_the_nodes_of_the_job(
         "spec": {"maxUnavailable": "50%", "selector": {"matchLabels": {"finetune.dev/job-name": job_name}}},
     }
     try:
-        deployment.kubectl("wait", f"ftj/{job_name}", "--for=jsonpath={.status.replicas}=2", "--timeout=30s")
+        deployment.kubectl("wait", f"ftj/{job_name}", "--for=jsonpath={.status.replicas}=2", "--timeout=60s")
         deployment.apply(budget)
         # the disruption controller may have discovered the CRD's resources up to 30 s before their creation, and it
         # retries only after a change of the budget or a pod
@@ -283,7 +297,8 @@ def test_new_job_is_in_progress_before_the_first_status_write(deployment: Operat
     try:
         deployment.kubectl("scale", "-n", namespace, name, "--replicas=0")
         deployment.kubectl(
-            "wait", "-n", namespace, "--for=delete", "pods", "-l", "app.kubernetes.io/name=finetune-operator"
+            *("wait", "-n", namespace, "--for=delete", "pods", "-l", "app.kubernetes.io/name=finetune-operator"),
+            "--timeout=90s",
         )
         deployment.apply(build_job(job_name))
         status = deployment.get_job(job_name)["status"]

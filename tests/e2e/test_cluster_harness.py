@@ -112,6 +112,12 @@ def get_pod_ip(cluster: ThrowawayCluster, name: str) -> str:
     return str(cluster.kubectl.get("pod", name, namespace="default")["status"]["podIP"])
 
 
+def wait_for_greeting(cluster: ThrowawayCluster, name: str) -> None:
+    """Wait until the web server of a pod that is Ready accepts connections."""
+    address = get_pod_ip(cluster, name)
+    assert wait_for_condition(lambda: fetch_greeting(cluster, host=address) == "hello from the host")
+
+
 def test_starting_a_running_cluster_again_restarts_no_program(cluster: ThrowawayCluster) -> None:
     before = {daemon.name: daemon.pid() for daemon in cluster.daemons()}
 
@@ -157,7 +163,7 @@ def test_failed_lookup_is_cached_only_with_the_dns_cache(provider: ThrowawayProv
         assert "hello" not in fetch_greeting(cluster, host=f"{name}.web")
         cluster.kubectl.apply(build_web_pod(name, node="node2"))
         cluster.kubectl("wait", "--for=condition=Ready", f"pod/{name}", "--timeout=30s")
-        time.sleep(1)  # the HTTP server needs a moment to start
+        wait_for_greeting(cluster, name)
         responses[cached] = fetch_greeting(cluster, host=f"{name}.web")
         cluster.kubectl("delete", "pod", name)
 

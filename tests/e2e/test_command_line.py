@@ -108,7 +108,9 @@ def run_and_get_error(deployment: OperatorInstallation, *arguments: str, exit_co
 def test_a_running_job_is_examined_suspended_resumed_and_deleted(
     deployment: OperatorInstallation, finetune: Finetune, start_job: StartJob, tmp_path: Path
 ) -> None:
-    job = start_job(training=build_training_fields(max_steps=100_000, save_steps=20))
+    # the checkpoint must still exist when it is copied
+    training = build_training_fields(max_steps=100_000, save_steps=20, saveTotalLimit=1000)
+    job = start_job(training=training)
     assert finetune("wait", "--for", "training", job) == f"{job} is Running\n"
 
     ranks = [line.split()[0] for line in finetune("top", job).splitlines() if line[:1].isdigit()]
@@ -128,13 +130,13 @@ def test_a_running_job_is_examined_suspended_resumed_and_deleted(
 def test_followed_logs_continue_after_a_restart(
     deployment: OperatorInstallation, client: Client, start_job: StartJob
 ) -> None:
-    job = start_job(training=build_training_fields(max_steps=40, save_steps=10))
+    job = start_job(training=build_training_fields(max_steps=80, save_steps=10))
     wait_for_checkpoint(deployment, job)
     deployment.kubectl("delete", "pod", f"{job}-0-1", "--wait=false")
 
     lines = list(client.read_logs(job, LogSelection(nodes=None, follow=True)))
 
-    assert any(line.attempt == 1 and line.text.startswith("step 40/40") for line in lines)
+    assert any(line.attempt == 1 and line.text.startswith("step 80/80") for line in lines)
     assert client.get(job).phase == "Complete"
 
 

@@ -141,14 +141,16 @@ def test_killing_the_operator_in_any_phase_does_not_affect_the_job(
     deployment.wait_until(job, lambda j: len(list_nodes(j)) > 0, description="started")
     kill_operator(deployment)  # while the pods start
 
-    saved = wait_for_checkpoint(deployment, job)
+    wait_for_checkpoint(deployment, job)
     kill_operator(deployment)  # while the ranks train
 
     kill_container(deployment, fault_injector, f"{job}-0-1")
     kill_operator(deployment)  # while the job restarts
 
-    wait_for_checkpoint(deployment, job, after=saved)
+    deployment.wait_until(job, lambda j: j["status"]["attempt"] == 1, description="restarted")
+    wait_for_checkpoint(deployment, job, after=find_last_checkpoint_step(deployment, job))
     set_suspended(deployment, job, is_suspended=True)
+    deployment.wait_until(job, lambda j: j["status"]["phase"] == "Suspended", description="suspending")
     kill_operator(deployment)  # while the job is being suspended
     deployment.wait_until(job, lambda j: has_condition(j, "Suspended"), description="Suspended")
 

@@ -79,6 +79,8 @@ def test_pod_with_a_running_sidecar_is_deleted_after_the_job_finishes(
     job = start_job(**command(program, image=IMAGE, numNodes=1, podTemplate={"labels": LABEL}))
 
     assert has_condition(deployment.wait_until_finished(job), "Complete")
+    # the kubelet starts the containers one after the other, so the sidecar may start after the trainer has ended
+    deployment.kubectl("wait", "--for=jsonpath={.status.phase}=Running", f"pod/{job}-0-0", "--timeout=20s")
     [pod] = deployment.list_pods(job)
     assert [container["name"] for container in pod["spec"]["containers"]] == ["trainer", "proxy"]
     assert pod["status"]["phase"] == "Running"

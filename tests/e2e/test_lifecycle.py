@@ -156,7 +156,7 @@ def test_unschedulable_pod_stops_the_gang_and_finally_fails_the_job(
     job = start_job(
         podTemplate=template,
         startupDeadlineSeconds=5,
-        pendingDeadlineSeconds=25,
+        pendingDeadlineSeconds=45,
         restartPolicy={"maxRestarts": 0, "maxInfrastructureRestarts": 0, "maxBackoffSeconds": 5},
         training=build_training_fields(max_steps=4),
     )
@@ -167,7 +167,7 @@ def test_unschedulable_pod_stops_the_gang_and_finally_fails_the_job(
     assert first["reason"] == "GangIncomplete", finished["status"]
     assert "1 of 2 pods cannot be placed" in first["message"]
     assert last["reason"] == "PendingDeadlineExceeded"
-    assert "pendingDeadlineSeconds (25 s)" in last["message"]
+    assert "pendingDeadlineSeconds (45 s)" in last["message"]
     assert all(pod["status"]["phase"] in ("Succeeded", "Failed") for pod in deployment.list_pods(job))
 
 

@@ -104,7 +104,7 @@ def test_progress_of_a_script_with_a_transformers_trainer_is_displayed(tmp_path:
 def test_command_that_stops_reporting_progress_is_restarted(tmp_path: Path) -> None:
     files = tiny_text.build(tmp_path / "tiny", rows=8, eval_rows=2)
     command = {"script": "plain_trainer.py", "args": ["/data/model", "$(FINETUNE_OUTPUT)", "40"]}
-    policy = {"restartPolicy": {"hangTimeoutSeconds": 10}}
+    policy = {"restartPolicy": {"hangTimeoutSeconds": 20}}
     job = write_command_job(
         tmp_path, {**command, "workingDir": str(SCRIPTS)}, data=files.train.parent, nprocPerNode=1, **policy
     )

@@ -55,14 +55,28 @@ VARIABLES = {
 }
 
 
-def start_launcher(folder: Path, source: str, *args: str, **variables: str) -> subprocess.Popen[str]:
+# Allows the other ranks more time after a failure, so that the order of exits does not depend on the machine's speed.
+LAUNCHER_WITH_LONG_GRACE_PERIOD = """
+import sys
+sys.path.insert(0, sys.argv.pop(1))
+from finetune_supervisor.__main__ import main
+from finetune_supervisor.launch import launcher
+launcher._FAILURE_GRACE_SECONDS = 10
+sys.exit(main())
+"""
+
+
+def start_launcher(
+    folder: Path, source: str, *args: str, has_long_grace_period: bool = False, **variables: str
+) -> subprocess.Popen[str]:
     """Start a launcher with two ranks that run a script with this source."""
     script = folder / "train.py"
     script.write_text(source)
     rendezvous = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(find_free_port()), "NNODES": "1", "NODE_RANK": "0"}
     ranks = {"NPROC_PER_NODE": "2", "FINETUNE_WORLD_SIZE": "2", "PYTHONPATH": ""}
+    program = [sys.executable, "-u", *(("-c", LAUNCHER_WITH_LONG_GRACE_PERIOD) if has_long_grace_period else ())]
     return subprocess.Popen(
-        [sys.executable, "-u", str(write_supervisor(folder)), "ranks", str(script), *args],
+        [*program, str(write_supervisor(folder)), "ranks", str(script), *args],
         env={**build_supervisor_environment(folder), **rendezvous, **ranks, **variables},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -216,10 +230,10 @@ import torch
 import os, time
 if os.environ["RANK"] == "0":
     os._exit(1)
-time.sleep(0.15)
+time.sleep(2)
 os._exit(7)
 """
-    wait_for_exit(start_launcher(tmp_path, source))
+    wait_for_exit(start_launcher(tmp_path, source, has_long_grace_period=True))
 
     assert {rank: rank_exit["code"] for rank, rank_exit in read_exit_codes(tmp_path).items()} == {"0": 1, "1": 7}
 
@@ -230,10 +244,10 @@ import torch
 import os, time
 if os.environ["RANK"] == "0":
     os.kill(os.getpid(), 9)
-time.sleep(0.15)
+time.sleep(2)
 os._exit(7)
 """
-    wait_for_exit(start_launcher(tmp_path, source))
+    wait_for_exit(start_launcher(tmp_path, source, has_long_grace_period=True))
 
     assert {rank: rank_exit["code"] for rank, rank_exit in read_exit_codes(tmp_path).items()} == {
         "0": -9,
