@@ -99,7 +99,8 @@ def test_deeply_nested_job_does_not_stop_the_operator(
 ) -> None:
     """A field without a schema may have up to 10,000 levels; each LIST and watch event contains them."""
     body = build_example_job(f"{job_name}-deep", suspend=True, deepspeed={"config": {"nested": "NESTED"}})
-    levels, restarts = 9_000, count_operator_restarts(deployment)
+    levels = 9_000
+    restarts = count_operator_restarts(deployment)
     deployment.kubectl(
         "create",
         "-f",

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from testing.processes.operator_stack import OperatorInstallation, build_example_job, has_condition
+from testing.processes.operator_stack import OperatorInstallation, build_example_job, get_reported_step, has_condition
 
 pytestmark = pytest.mark.cluster
 GATE = "example.com/approval"
@@ -52,11 +52,7 @@ def unrestricted(deployment: OperatorInstallation) -> Iterator[OperatorInstallat
 def test_a_job_trains_on_the_host_network(unrestricted: OperatorInstallation, job_name: str) -> None:
     fields = {"network": {"interface": "eth0"}, "podTemplate": {"hostNetwork": True}}
     unrestricted.apply(build_example_job(job_name, **fields))
-    running = unrestricted.wait_until(
-        job_name,
-        lambda job: job.get("status", {}).get("progress", {}).get("step", 0) > 0,
-        description="training",
-    )
+    running = unrestricted.wait_until(job_name, lambda job: get_reported_step(job) > 0, description="training")
     pods = unrestricted.list_pods(job_name)
 
     assert all(pod["status"]["podIP"] == pod["status"]["hostIP"] for pod in pods)
