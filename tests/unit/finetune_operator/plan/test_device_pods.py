@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from finetune_operator.plan.device_summary import describe_devices
-from testing.builders.golden import assert_golden
+from testing.builders.golden import NVIDIA_GPUS, assert_golden
 from testing.builders.jobs import command
-from testing.builders.manifests import build_pod_manifests, build_run_plan
+from testing.builders.manifests import build_first_pod_manifest, build_run_plan
 
 GPUS_CLAIM = {"name": "gpus", "resourceClaimTemplateName": "four-gpus"}
 CHANNEL_CLAIM = {"name": "channel", "resourceClaimTemplateName": "bert-channel"}
@@ -23,7 +23,7 @@ def run_own_program(image: str, **fields: Any) -> dict[str, Any]:
 
 CASES: dict[str, tuple[dict[str, Any], int, str]] = {
     "nvidia-gpu": (
-        request("nvidia.com/gpu", 8),
+        NVIDIA_GPUS,
         8,
         "8 x nvidia.com/gpu per node (NVIDIA GPU), 1 rank each; backend nccl",
     ),
@@ -77,7 +77,8 @@ CASES: dict[str, tuple[dict[str, Any], int, str]] = {
 def test_pod_equals_the_golden_file(case: str) -> None:
     fields, _, _ = CASES[case]
 
-    assert_golden(f"pods/{case}", build_pod_manifests(build_run_plan(**fields))[:1])
+    base = None if fields == NVIDIA_GPUS else "pods/nvidia-gpu"
+    assert_golden(f"pods/{case}", [build_first_pod_manifest(**fields)], base=base)
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -10,7 +10,7 @@ from finetune_operator import names
 from finetune_operator.plan.config_map import build_config_map
 from finetune_operator.plan.manifests import build_children
 from finetune_operator.plan.run_plan import plan_run
-from testing.builders.golden import assert_golden
+from testing.builders.golden import BASES, assert_golden
 from testing.builders.jobs import SETTINGS, UID, command, job
 from testing.builders.manifests import (
     ALL_FIELDS,
@@ -26,7 +26,7 @@ def read_environment_variables(**fields: Any) -> dict[str, str]:
 
 
 def test_manifests_of_a_minimal_job_equal_the_golden_file() -> None:
-    assert_golden("two-nodes", build_children(build_run_plan(attempt=1)))
+    assert_golden("two-nodes", BASES["two-nodes"]())
 
 
 def test_manifests_of_a_job_with_all_fields_equal_the_golden_file() -> None:
@@ -35,7 +35,7 @@ def test_manifests_of_a_job_with_all_fields_equal_the_golden_file() -> None:
 
 def test_manifests_of_a_job_with_a_command_equal_the_golden_file() -> None:
     program = {"script": "train_dpo.py", "args": ["--batch_size", "4"], "workingDir": "/workspace/trainer"}
-    assert_golden("command", build_children(build_run_plan(**command(program))))
+    assert_golden("command", build_children(build_run_plan(attempt=1, **command(program))), base="two-nodes")
 
 
 def test_config_map_of_a_job_with_a_command_contains_the_supervisor() -> None:

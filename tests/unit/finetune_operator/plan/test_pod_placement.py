@@ -45,7 +45,7 @@ def read_spread(**fields: Any) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("case", CASES)
 def test_pod_equals_the_golden_file(case: str) -> None:
-    assert_golden(f"pods/{case}", [build_first_pod_manifest(**CASES[case])])
+    assert_golden(f"pods/{case}", [build_first_pod_manifest(**CASES[case])], base="pods/nvidia-gpu")
 
 
 def test_placement_fields_are_absent_by_default() -> None:
