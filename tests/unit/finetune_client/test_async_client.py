@@ -18,6 +18,7 @@ from testing.builders.job_files import job_body
 from testing.builders.jobs import NOW
 from testing.fakes.http_api import ScriptedFault
 from testing.fakes.job_api import NAMESPACE, JobApi, serve_jobs
+from testing.processes.polling import wait_until
 
 RUNNING = JobStatus(
     phase=Phase.RUNNING, attempt=1, attempts=(AttemptRecord(attempt=1, state=AttemptState.RUNNING, start_time=NOW),)
@@ -318,12 +319,6 @@ async def test_logs_that_do_not_exist_are_reported(
 
     with pytest.raises(ClientError, match=message):
         await read_logs(client, **selection)
-
-
-async def wait_until(condition: Any) -> None:
-    async with asyncio.timeout(10):
-        while not condition():  # noqa: ASYNC110  the fake API has no event
-            await asyncio.sleep(0.01)
 
 
 async def test_synchronous_client_runs_in_a_thread_with_a_running_event_loop(api: JobApi, tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ import asyncio
 import io
 import os
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from finetune_operator import names
 from finetune_operator.observation.pods import PodPhase, observe_pod
 from testing.builders.job_files import job_file
 from testing.fakes import supervisor
+from testing.processes.polling import wait_until
 
 FAKE_SUPERVISOR = (sys.executable, "-S", str(Path(supervisor.__file__)))
 
@@ -52,12 +52,6 @@ class LocalRun:
         """Wait until the termination message of each node contains this text."""
         logs = [self.cluster.get_attempt_folder("0") / f"node-{rank}/termination.json" for rank in (0, 1)]
         await wait_until(lambda: all(log.exists() and text in log.read_text() for log in logs))
-
-
-async def wait_until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
-        while not condition():  # noqa: ASYNC110  the condition depends on other processes
-            await asyncio.sleep(0.01)
 
 
 async def test_job_is_complete_when_all_nodes_succeed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,6 +19,7 @@ from finetune_operator.observation.ownership import RawBody
 from testing.builders.jobs import SETTINGS, spec
 from testing.fakes.api_client import serve_and_connect
 from testing.fakes.http_api import HttpApi, ScriptedFault
+from testing.processes.polling import wait_until
 
 
 def put_job(api: HttpApi, name: str, **fields: Any) -> RawBody:
@@ -49,12 +50,6 @@ async def running_controller(
             for task in tasks:
                 task.cancel()
             await asyncio.wait(tasks)
-
-
-async def wait_until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
 
 
 def list_pod_names(api: HttpApi) -> list[str]:

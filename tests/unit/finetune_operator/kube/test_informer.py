@@ -4,7 +4,7 @@ import asyncio
 import logging
 import os
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -18,6 +18,7 @@ from finetune_operator.observation.ownership import RawBody
 from testing.fakes.api_client import serve_and_connect
 from testing.fakes.dead_peer import drop_incoming_packets_of_process
 from testing.fakes.http_api import HttpApi, ScriptedFault
+from testing.processes.polling import wait_until
 
 LABELS = {"managed": "test"}
 
@@ -62,12 +63,6 @@ async def running_informer(api: HttpApi, path: str = "/api/v1/pods") -> AsyncIte
         finally:
             task.cancel()
             await asyncio.wait((task,))
-
-
-async def wait_until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):  # only reached if the test fails
-        while not condition():  # noqa: ASYNC110  the server has no event for every condition of a test
-            await asyncio.sleep(0.005)
 
 
 @pytest.fixture(autouse=True)

@@ -7,7 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +23,7 @@ from finetune_operator.observation.ownership import RawBody
 from testing.builders.jobs import spec
 from testing.fakes.http_api import HttpApi, RecordedRequest, ScriptedFault, serve_api
 from testing.fakes.notification_sink import serve_sink
+from testing.processes.polling import wait_until
 
 REPOSITORY = Path(__file__).parents[4]
 
@@ -82,12 +83,6 @@ async def running_operator(
             process.kill()
         await process.wait()
         await log_task
-
-
-async def wait_until(condition: Callable[[], bool], *, seconds: float = 60.0) -> None:
-    async with asyncio.timeout(seconds):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.02)
 
 
 def put_job(api: HttpApi, name: str = "bert", *, namespace: str = "default") -> RawBody:

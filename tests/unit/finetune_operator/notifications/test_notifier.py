@@ -6,7 +6,7 @@ import hashlib
 import hmac
 import logging
 import re
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -30,6 +30,7 @@ from finetune_operator.notifications.sink import (
 )
 from testing.builders.jobs import NOW
 from testing.fakes.notification_sink import FakeSink, serve_sink
+from testing.processes.polling import wait_until
 
 NOTIFICATIONS_PAGE = Path(__file__).parents[4] / "docs/operations/notifications.md"
 SECRET = "s3cr3t-token"  # noqa: S105
@@ -75,12 +76,6 @@ def build_notifier(
 
 def count_results(metrics: Metrics, result: str) -> float:
     return metrics.registry.get_sample_value("finetune_notifications_total", {"result": result}) or 0.0
-
-
-async def wait_until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
 
 
 @asynccontextmanager
