@@ -3,7 +3,7 @@
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from finetune_api.v1alpha1.job import FineTuneJob
+from finetune_api.v1alpha1.job import FineTuneJob, TrainerSpec
 from finetune_api.v1alpha1.status import JobStatus
 from finetune_operator.core.decide import decide
 from finetune_operator.core.decision import Decision
@@ -33,6 +33,11 @@ def spec(**fields: Any) -> RawBody:
         "output": {"persistentVolumeClaim": {"claimName": "models"}},
         **fields,
     }
+
+
+def parse_spec(**fields: Any) -> TrainerSpec:
+    """Return the parsed spec() of a job of the operator's trainer."""
+    return TrainerSpec.model_validate(spec(**fields))
 
 
 def command(program: RawBody, **fields: Any) -> RawBody:

@@ -2,27 +2,17 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from finetune_trainer.errors import InvalidSpec
 from finetune_trainer.read_spec import read_spec
-
-
-def build_spec_body(**fields: Any) -> dict[str, Any]:
-    return {
-        "model": {"name": "/models/tiny"},
-        "dataset": {"train": [{"name": "/data/train.jsonl"}]},
-        "sft": {},
-        "output": {"persistentVolumeClaim": {"claimName": "models"}},
-        **fields,
-    }
+from testing.builders.jobs import spec
 
 
 def test_error_names_every_invalid_field(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
-    path.write_text(json.dumps(build_spec_body(training={"seed": "x", "maxSteps": 0})))
+    path.write_text(json.dumps(spec(training={"seed": "x", "maxSteps": 0})))
 
     with pytest.raises(InvalidSpec) as raised:
         read_spec(path)
@@ -33,7 +23,7 @@ def test_error_names_every_invalid_field(tmp_path: Path) -> None:
 
 def test_unset_fields_get_the_defaults_with_which_the_job_began(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
-    path.write_text(json.dumps(build_spec_body(training={"saveSteps": 9})))
+    path.write_text(json.dumps(spec(training={"saveSteps": 9})))
     (tmp_path / "defaults.json").write_text(json.dumps({"training": {"saveSteps": 50, "loggingSteps": 20}}))
 
     training = read_spec(path).training
@@ -43,7 +33,7 @@ def test_unset_fields_get_the_defaults_with_which_the_job_began(tmp_path: Path) 
 
 def test_warmup_steps_with_a_constant_schedule_are_rejected(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
-    path.write_text(json.dumps(build_spec_body(training={"lrSchedulerType": "constant", "warmupSteps": 5})))
+    path.write_text(json.dumps(spec(training={"lrSchedulerType": "constant", "warmupSteps": 5})))
 
     with pytest.raises(InvalidSpec, match="use constant_with_warmup"):
         read_spec(path)

@@ -9,7 +9,6 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 
-from finetune_api.v1alpha1.job import TrainerSpec
 from finetune_trainer.cgroup import Cgroup
 from finetune_trainer.distributed.rank_context import Ranks
 from finetune_trainer.training_arguments import (
@@ -19,7 +18,7 @@ from finetune_trainer.training_arguments import (
     count_cpus,
 )
 from finetune_trainer.training_plan import plan_training
-from testing.builders.jobs import spec as build_spec
+from testing.builders.jobs import parse_spec
 
 
 @pytest.fixture
@@ -32,7 +31,7 @@ def process_group() -> Iterator[None]:
 
 @pytest.mark.usefixtures("process_group")
 def test_training_fields_of_the_spec_are_passed_as_training_arguments(tmp_path: Path) -> None:
-    spec = build_spec(
+    spec = parse_spec(
         training={
             "perDeviceTrainBatchSize": 2,
             "gradientAccumulationSteps": 4,
@@ -52,7 +51,7 @@ def test_training_fields_of_the_spec_are_passed_as_training_arguments(tmp_path: 
             "averageTokensAcrossDevices": False,
         }
     )
-    plan = plan_training(TrainerSpec.model_validate(spec), world_size=1).with_samples(10)
+    plan = plan_training(spec, world_size=1).with_samples(10)
 
     args = build_training_arguments(
         plan,
@@ -101,10 +100,10 @@ def test_cpus_are_the_lowest_of_affinity_quota_and_request(
 def test_loader_workers_share_the_cpus_with_all_ranks(cpus: float, local_ranks: int, workers: int) -> None:
     ranks = Ranks(rank=0, local_rank=0, local_world_size=local_ranks, world_size=local_ranks)
 
-    assert choose_loader_workers(TrainerSpec.model_validate(build_spec()), ranks, cpus=cpus) == workers
+    assert choose_loader_workers(parse_spec(), ranks, cpus=cpus) == workers
 
 
 def test_loader_workers_of_the_spec_are_used_with_any_number_of_cpus() -> None:
-    spec = TrainerSpec.model_validate(build_spec(dataset={**build_spec()["dataset"], "numWorkers": 5}))
+    spec = parse_spec(dataset={"train": [{"name": "/data/train.jsonl"}], "numWorkers": 5})
 
     assert choose_loader_workers(spec, Ranks(0, 0, 1, 1), cpus=1.0) == 5

@@ -10,11 +10,11 @@ from finetune_api.v1alpha1.job import TrainerSpec
 from finetune_api.v1alpha1.recorded_defaults import apply_defaults
 from finetune_trainer.errors import InvalidSpec
 from finetune_trainer.training_plan import plan_training
-from testing.builders.jobs import spec as build_spec
+from testing.builders import jobs
 
 
 def parse_spec(**fields: Any) -> TrainerSpec:
-    return TrainerSpec.model_validate(build_spec(**{"lora": None, "numNodes": 1, "nprocPerNode": 1, **fields}))
+    return jobs.parse_spec(**{"lora": None, "numNodes": 1, "nprocPerNode": 1, **fields})
 
 
 def compute_fingerprint(**fields: Any) -> str:

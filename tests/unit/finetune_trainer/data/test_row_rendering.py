@@ -5,11 +5,10 @@ from typing import Any
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from finetune_api.v1alpha1.job import TrainerSpec
 from finetune_trainer.data.row_rendering import render_dpo_row, render_sft_row, select_row_renderer
 from finetune_trainer.data_sources.readers import Row
 from testing.builders.conversations import WEATHER_TOOL, assistant, tool_result, user, weather_call
-from testing.builders.jobs import spec as build_spec
+from testing.builders.jobs import parse_spec
 from testing.models import tiny_text
 from testing.models.renderers import WITH_GENERATION_TAGS, decode_targets, use_template
 from testing.models.tool_templates import QWEN_3
@@ -125,4 +124,4 @@ def test_a_pair_of_tool_calls_differs_in_the_completions_only(tokenizer: PreTrai
 )
 def test_the_renderer_name_identifies_method_and_target_tokens(method: dict[str, Any], name: str) -> None:
     """The name of the row renderer is part of the cache key."""
-    assert select_row_renderer(TrainerSpec.model_validate(build_spec(**method))).name == name
+    assert select_row_renderer(parse_spec(**method)).name == name

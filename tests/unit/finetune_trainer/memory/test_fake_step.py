@@ -8,7 +8,6 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, Qwen2Config, Qwen3Config
 
-from finetune_api.v1alpha1.job import TrainerSpec
 from finetune_api.v1alpha1.lora import Lora
 from finetune_trainer.errors import ModelError
 from finetune_trainer.memory.breakdown import DdpStrategy, RankLayout, break_down_rank_memory
@@ -25,7 +24,7 @@ from finetune_trainer.model.lora import add_adapters
 from finetune_trainer.model.quantization import build_nf4_config, disable_cpu_repacking
 from finetune_trainer.model.varlen_attention import VARLEN
 from finetune_trainer.training.token_losses import compute_target_losses
-from testing.builders import jobs
+from testing.builders.jobs import parse_spec
 from testing.models import tiny_families, tiny_text
 from testing.models.micro_batches import build_micro_batch
 
@@ -269,7 +268,7 @@ def test_two_samples_without_masks_need_twice_the_memory_of_one() -> None:
 def test_the_layout_of_the_micro_batches_determines_the_mask(
     fields: dict[str, Any], attention: str, mask_use: MaskUse
 ) -> None:
-    spec = TrainerSpec.model_validate({**jobs.spec(), **fields})
+    spec = parse_spec(**fields)
 
     assert choose_mask_use(spec, ForecastModel(build_config(), torch.float32, attention=attention)) is mask_use
 

@@ -34,7 +34,7 @@ TINY = ForecastModel(
 
 def parse_spec(*, length: int | None = 64, **fields: Any) -> TrainerSpec:
     dataset = {"train": [{"name": "/data/train.jsonl"}], "maxLength": length}
-    return TrainerSpec.model_validate({**jobs.spec(lora=None, dataset=dataset), **fields})
+    return jobs.parse_spec(**{"lora": None, "dataset": dataset, **fields})
 
 
 def build_plan(spec: TrainerSpec) -> TrainingPlan:

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 import torch
 
-from finetune_api.v1alpha1.job import TrainerSpec
 from finetune_trainer.memory.breakdown import (
     MemoryBreakdown,
     RankLayout,
@@ -18,7 +17,7 @@ from finetune_trainer.memory.fake_step import ActivationMemory
 from finetune_trainer.memory.model_shape import ModelShape
 from finetune_trainer.memory.sharded import Fsdp2Strategy, ZeroStrategy, build_sharding_strategy
 from finetune_trainer.units import GIB
-from testing.builders import jobs
+from testing.builders.jobs import parse_spec
 
 MILLION = 10**6
 # 100 million bfloat16 parameters, all trained: nine layers of 10 million, and 10 million outside the layers
@@ -41,7 +40,7 @@ HIDDEN_SIZE = 1000
 
 
 def build_strategy(**fields: Any) -> ZeroStrategy | Fsdp2Strategy:
-    spec = TrainerSpec.model_validate({**jobs.spec(lora=None), **fields})
+    spec = parse_spec(lora=None, **fields)
     strategy = build_sharding_strategy(spec, torch.bfloat16, hidden_size=HIDDEN_SIZE)
     assert isinstance(strategy, ZeroStrategy | Fsdp2Strategy)
     return strategy
@@ -56,7 +55,7 @@ def convert_to_millions(breakdown: MemoryBreakdown) -> dict[str, float]:
 
 
 def test_job_without_sharding_has_no_sharding_strategy() -> None:
-    spec = TrainerSpec.model_validate(jobs.spec(lora=None))
+    spec = parse_spec(lora=None)
 
     assert build_sharding_strategy(spec, torch.bfloat16, hidden_size=HIDDEN_SIZE) is None
 

@@ -12,7 +12,6 @@ from transformers import AttentionInterface, Gemma4AudioConfig, Gemma4Config, Pr
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMaskInterface
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from finetune_api.v1alpha1.job import TrainerSpec
 from finetune_trainer.errors import InvalidSpec
 from finetune_trainer.model import attention_backend, varlen_attention
 from finetune_trainer.model.attention_backend import (
@@ -31,7 +30,7 @@ from finetune_trainer.model.attention_backend import (
     supports_sdpa,
 )
 from finetune_trainer.model.varlen_attention import VARLEN
-from testing.builders import jobs
+from testing.builders.jobs import parse_spec
 from testing.models import attention_families, tiny_families, tiny_vision
 
 CONFIG = Qwen2Config(
@@ -140,10 +139,6 @@ def test_sdpa_is_chosen_without_a_benchmark_if_there_are_no_candidates(tmp_path:
 
     assert choose_fastest_backend(TRIAL, (), cache_file) == AttentionChoice(SDPA, "no other is installed")
     assert not cache_file.exists()
-
-
-def parse_spec(**fields: Any) -> TrainerSpec:
-    return TrainerSpec.model_validate({**jobs.spec(), **fields})
 
 
 def test_the_implementation_set_in_the_spec_is_chosen(tmp_path: Path) -> None:

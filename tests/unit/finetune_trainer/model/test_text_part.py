@@ -51,7 +51,7 @@ def folder(model_type: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def parse_spec(folder: Path, **fields: Any) -> TrainerSpec:
     model = {"name": str(folder), "textOnly": True}
     dataset = {"train": [{"name": "/data/train.jsonl"}], "maxLength": 64}
-    return TrainerSpec.model_validate({**jobs.spec(lora=None), "model": model, "dataset": dataset, **fields})
+    return jobs.parse_spec(**{"lora": None, "model": model, "dataset": dataset, **fields})
 
 
 def load_trained_model(folder: Path, **fields: Any) -> Any:

@@ -6,16 +6,11 @@ import pytest
 import torch
 from transformers.integrations.deepspeed import HfDeepSpeedConfig
 
-from finetune_api.v1alpha1.job import TrainerSpec
 from finetune_trainer.model.weight_loading import WeightLoading, choose_weight_loading
 from finetune_trainer.parallel.deepspeed_config import build_deepspeed_config
-from testing.builders import jobs
+from testing.builders.jobs import parse_spec
 
 GPU = torch.device("cuda", 1)
-
-
-def parse_spec(**fields: Any) -> TrainerSpec:
-    return TrainerSpec.model_validate({**jobs.spec(lora=None), **fields})
 
 
 @pytest.mark.parametrize(
@@ -31,7 +26,7 @@ def parse_spec(**fields: Any) -> TrainerSpec:
 def test_weights_are_loaded_to_the_device_unless_they_are_sharded(
     parallelism: dict[str, Any], loading: WeightLoading
 ) -> None:
-    spec = parse_spec(**parallelism)
+    spec = parse_spec(lora=None, **parallelism)
     # transformers keeps only a weak reference to the config that enables ZeRO-3
     config = HfDeepSpeedConfig(build_deepspeed_config(spec.deepspeed)) if spec.deepspeed else None
 

@@ -1,14 +1,7 @@
 """Test the FSDP config of a spec."""
 
-from typing import Any
-
-from finetune_api.v1alpha1.job import TrainerSpec
 from finetune_trainer.parallel.fsdp import build_fsdp_config
-from testing.builders.jobs import spec as build_spec
-
-
-def parse_spec(**fields: Any) -> TrainerSpec:
-    return TrainerSpec.model_validate(build_spec(**fields))
+from testing.builders.jobs import parse_spec
 
 
 def test_fsdp_config_selects_version_2() -> None:

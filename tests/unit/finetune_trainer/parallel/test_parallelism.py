@@ -1,14 +1,7 @@
 """Test the description of the parallelism of a spec."""
 
-from typing import Any
-
-from finetune_api.v1alpha1.job import TrainerSpec
 from finetune_trainer.parallel.parallelism import describe_parallelism
-from testing.builders.jobs import spec as build_spec
-
-
-def parse_spec(**fields: Any) -> TrainerSpec:
-    return TrainerSpec.model_validate(build_spec(**fields))
+from testing.builders.jobs import parse_spec
 
 
 def test_description_contains_the_backend_and_the_preset() -> None:

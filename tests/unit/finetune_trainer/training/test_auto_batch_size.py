@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from finetune_api.batch import Batch
-from finetune_api.v1alpha1.job import TrainerSpec
 from finetune_trainer.checkpoint.output_folder import OutputFolder
 from finetune_trainer.errors import ModelError, OutputError
 from finetune_trainer.memory.breakdown import MemoryBreakdown, MemoryPart
@@ -22,7 +21,7 @@ from finetune_trainer.training.auto_batch_size import (
     reserve_training_memory,
 )
 from finetune_trainer.units import GIB
-from testing.builders.jobs import spec as build_spec
+from testing.builders.jobs import parse_spec
 
 SMALLEST = Batch(1, 8, 2)
 CPU = torch.device("cpu")
@@ -34,10 +33,6 @@ def forecast_two_gib_per_sample(batch: Batch) -> MemoryBreakdown:
     return MemoryBreakdown(
         (MemoryPart("weights", 3 * GIB), MemoryPart("activations", 2 * GIB * batch.micro_batch_size))
     )
-
-
-def parse_spec(**fields: Any) -> TrainerSpec:
-    return TrainerSpec.model_validate(build_spec(**fields))
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 import torch
 
-from finetune_api.v1alpha1.job import TrainerSpec
 from finetune_api.v1alpha1.training import Training
 from finetune_trainer.data.collator import Collator, SequenceLayout
 from finetune_trainer.data.token_dataset import IGNORE_INDEX
@@ -13,7 +12,7 @@ from finetune_trainer.errors import InvalidSpec
 from finetune_trainer.model.supported_types import check_router_loss
 from finetune_trainer.training.router_loss import RouterLossTerm, count_router_units
 from finetune_trainer.training.token_losses import compute_target_losses
-from testing.builders import jobs
+from testing.builders.jobs import parse_spec
 from testing.models import tiny_families, tiny_towers
 
 WEIGHTED = Training(router_aux_loss_coef=0.5)
@@ -27,10 +26,6 @@ BATCH = Collator(0, SequenceLayout())(
         )
     ]
 )
-
-
-def parse_spec(**training: Any) -> TrainerSpec:
-    return TrainerSpec.model_validate({**jobs.spec(), "training": training})
 
 
 def test_the_units_are_tokens_without_padding_and_fillers() -> None:
@@ -74,9 +69,9 @@ def test_the_coefficient_is_rejected_for_a_model_without_the_loss(model_type: st
     with pytest.raises(
         InvalidSpec, match=rf"spec\.training\.routerAuxLossCoef: .* of type {model_type} has no auxiliary"
     ):
-        check_router_loss(parse_spec(routerAuxLossCoef=0.01), builder.build_config(model_type))
+        check_router_loss(parse_spec(training={"routerAuxLossCoef": 0.01}), builder.build_config(model_type))
 
 
 @pytest.mark.parametrize("model_type", ["qwen3_moe", "mixtral", "gpt_oss"])
 def test_the_coefficient_is_accepted_for_a_model_with_the_loss(model_type: str) -> None:
-    check_router_loss(parse_spec(routerAuxLossCoef=0.01), tiny_families.build_config(model_type))
+    check_router_loss(parse_spec(training={"routerAuxLossCoef": 0.01}), tiny_families.build_config(model_type))
