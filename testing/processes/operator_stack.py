@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from testing.cluster.images.project_images import ImageBuilder, get_image_name
+from testing.cluster.kubectl_proxy import ApiUnavailable, KubectlProxy
 from testing.cluster.provider import ClusterProvider, choose_provider
 from testing.models import tiny_text
 
@@ -22,6 +23,7 @@ REPOSITORY = Path(__file__).parents[2]
 CHART = REPOSITORY / "charts" / "finetune-operator"
 EXAMPLE = REPOSITORY / "manifests" / "examples" / "cpu-two-nodes.yaml"
 OPERATOR_NAMESPACE = "finetune-system"
+NAMESPACE = "finetune-jobs"
 
 RawBody = dict[str, Any]
 JobPredicate = Callable[[RawBody], bool]
@@ -44,7 +46,7 @@ class OperatorInstallation:
     """A cluster with a namespace for jobs; `stages` contains the duration of each setup step in seconds."""
 
     provider: ClusterProvider
-    namespace: str = "finetune-jobs"
+    namespace: str = NAMESPACE
     stages: dict[str, float] = field(default_factory=dict)
 
     @contextmanager
@@ -117,31 +119,34 @@ class OperatorInstallation:
         """Return the host folder of a job's output."""
         return self.get_claim_folder("models") / self.namespace / job
 
+    @cached_property
+    def api(self) -> KubectlProxy:
+        return KubectlProxy(self.provider.kubectl, self.provider.kubeconfig)
+
     def get_job(self, name: str) -> RawBody:
-        body: RawBody = json.loads(self.kubectl("get", "ftj", name, "-o", "json"))
-        return body
+        return self.api.send("GET", f"/apis/finetune.dev/v1alpha1/namespaces/{self.namespace}/finetunejobs/{name}")
 
     def list_pods(self, name: str) -> list[RawBody]:
-        output = self.kubectl("get", "pods", "-l", f"finetune.dev/job-name={name}", "-o", "json")
-        pods: list[RawBody] = json.loads(output)["items"]
+        path = f"/api/v1/namespaces/{self.namespace}/pods?labelSelector=finetune.dev/job-name={name}"
+        pods: list[RawBody] = self.api.send("GET", path)["items"]
         return pods
 
     def wait_until(
         self, name: str, predicate: JobPredicate, *, description: str, timeout_seconds: float = 180
     ) -> RawBody:
-        """Poll the job until it satisfies the predicate, and return it.
+        """Poll the job until it satisfies the predicate, and return it; repeat requests that were not processed.
 
         Raises:
             TimeoutError: the job did not satisfy the predicate in time; the message contains a diagnosis of the job.
         """
         deadline = time.monotonic() + timeout_seconds
-        while True:
-            job = self.get_job(name)
-            if predicate(job):
-                return job
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"{name}: not {description} within {timeout_seconds:.0f} s\n{self.diagnose(name)}")
-            time.sleep(0.3)
+        while time.monotonic() < deadline:
+            with suppress(ApiUnavailable):
+                job = self.get_job(name)
+                if predicate(job):
+                    return job
+            time.sleep(0.1)
+        raise TimeoutError(f"{name}: not {description} within {timeout_seconds:.0f} s\n{self.diagnose(name)}")
 
     def diagnose(self, name: str) -> str:
         """Return the output of `kubectl describe` for the job, and the log tail and rank states of each pod."""
