@@ -52,7 +52,7 @@ test-e2e: setup ## run the tests on a real cluster
 test-long: setup ## run the tests that `make test` leaves out because they take long and resemble others
 	@$(RUN) tools/run_tests.py --long integration e2e queue
 test-queue: setup ## run all tests of queues and gangs on a cluster with Kueue and PodGroups
-	@$(RUN) -m pytest -q --timeout=900 tests/queue
+	@$(RUN) tools/run_tests.py queue && $(RUN) tools/run_tests.py --long queue
 test-matrix: setup ## run end-to-end tests on other Kubernetes versions and with IPv6; ONLY=1.34.4,1.35.4
 	@$(RUN) tools/run_matrix.py --only "$(ONLY)"
 test-upgrade: setup ## upgrade and roll back the operator with jobs in every state; ARGS="--directions this-next,next-this"

@@ -73,7 +73,7 @@ def run_cluster(cluster: MatrixCluster) -> SuiteResult:
         build_all(Cache.from_environment(), replace(PINNED, kubernetes=cluster.kubernetes))
         return run_pytest(
             cluster.title,
-            *("--timeout=900", "-p", "no:xdist", "-m", cluster.marker, "tests/e2e"),
+            *("--timeout=900", "-m", cluster.marker, "tests/e2e"),
             environment=cluster.environment,
         )
     except HarnessError as error:

@@ -1,6 +1,7 @@
 """Run test suites and print a summary, including the reasons of skipped tests.
 
-The suites run one by one, except that the simulation runs beside the suites on a cluster, which mostly wait.
+The suites run one by one, except that the simulation runs beside the suites on a cluster, which mostly wait. Several
+workers share the cluster; the tests marked `alone` run after the others, one by one.
 """
 
 import argparse
@@ -20,6 +21,10 @@ from xml.etree import ElementTree
 from prometheus import prepare_programs
 from testing.cluster.host.commands import HarnessError
 from testing.cluster.host.debian_packages import BROWSER, ensure_packages
+from testing.cluster.images.go_build import build_all
+from testing.cluster.images.project_images import TARGETS, ImageBuilder
+from testing.cluster.provider import ThrowawayProvider, choose_provider
+from testing.cluster.throwaway import REQUIRED_COMPONENTS
 
 ROOT = Path(__file__).resolve().parent.parent
 REPORTS = ROOT / "build" / "reports"
@@ -31,6 +36,7 @@ SUITES = {  # pytest options by suite; the timeout terminates hanging tests
     "e2e": ("--timeout=900",),
     "queue": ("--timeout=900",),
 }
+CLUSTER_WORKERS = ("--numprocesses=3", "--maxschedchunk=1")  # a worker that is free takes the next test
 MARKERS = {False: "not long and not ip_family", True: "long"}  # tools/run_matrix.py runs the tests marked ip_family
 BACKGROUND_SUITE = "simulation"
 CLUSTER_SUITES = ("e2e", "queue")
@@ -113,7 +119,30 @@ def install_browser() -> None:
 
 def run_suite(suite: str, *, markers: str, log: Path | None = None) -> SuiteResult:
     """Run the tests of a suite that have these markers; with `log`, at a low priority and with the output there."""
-    return run_pytest(suite, *SUITES[suite], "-m", markers, f"tests/{suite}", log=log)
+    if suite not in CLUSTER_SUITES:
+        return run_pytest(suite, *SUITES[suite], "-m", markers, f"tests/{suite}", log=log)
+    build_cluster()
+    shared, alone = (
+        run_pytest(
+            name, *SUITES[suite], *workers, "-m", f"{markers} and {marker}", f"tests/{suite}", environment=environment
+        )
+        for name, workers, marker, environment in (
+            (suite, CLUSTER_WORKERS, "not alone", {"KEEP_CLUSTER": "1"}),
+            (f"{suite}-alone", (), "alone", {}),
+        )
+    )
+    seconds = shared.seconds + alone.seconds
+    return SuiteResult(suite, passed=shared.passed and alone.passed, seconds=seconds, cases=shared.cases + alone.cases)
+
+
+def build_cluster() -> None:
+    """Build the programs and images of the cluster; on a new machine, this takes longer than a test may take."""
+    provider = choose_provider(os.environ).provider
+    if isinstance(provider, ThrowawayProvider):
+        build_all(provider.cache, provider.versions, component_names=(*REQUIRED_COMPONENTS, "helm"))
+    if provider is not None:
+        for target in TARGETS:
+            ImageBuilder(provider.cache).build(target)
 
 
 def run_suites(suites: Sequence[str], run: Callable[..., SuiteResult]) -> list[SuiteResult]:

@@ -10,7 +10,6 @@ from typing import Any
 from testing.processes.operator_stack import OperatorInstallation
 from testing.processes.queues import build_shell_job
 
-RESOURCE = "example.com/slot"
 PRIORITIES = {"gang-low": 10, "gang-high": 1000}
 
 RawBody = dict[str, Any]
@@ -18,11 +17,16 @@ RawBody = dict[str, Any]
 
 @dataclass
 class Gangs:
-    """Kubernetes nodes with one slot each, and jobs of which each pod needs one."""
+    """Kubernetes nodes with one slot each, and jobs of which each pod needs one; others do not have these slots."""
 
     deployment: OperatorInstallation
     prefix: str = field(default_factory=lambda: f"g-{secrets.token_hex(3)}")
     jobs: list[str] = field(default_factory=list)
+
+    @property
+    def resource(self) -> str:
+        """Extended resource of the slots."""
+        return f"example.com/{self.prefix}"
 
     def create(self) -> None:
         """Give each Kubernetes node one slot, and create the PriorityClasses."""
@@ -50,7 +54,7 @@ class Gangs:
         defaults = {
             "numNodes": nodes,
             "nprocPerNode": 1,
-            "resources": {"limits": {RESOURCE: 1}},
+            "resources": {"limits": {self.resource: 1}},
             "scheduling": {"priorityClassName": priority} if priority else {},
         }
         job = f"{self.prefix}-{name}"
@@ -70,7 +74,7 @@ class Gangs:
             self.deployment.delete(job)
 
     def _set_slots(self, number: int) -> None:
-        slots = {RESOURCE: str(number)}
+        slots = {self.resource: str(number)}
         patch = json.dumps({"status": {"capacity": slots, "allocatable": slots}})  # the kubelet sets the latter later
         for node in json.loads(self.deployment.kubectl("get", "nodes", "-o", "json"))["items"]:
             name = node["metadata"]["name"]

@@ -1,4 +1,4 @@
-"""Fixtures of the end-to-end tests, with one cluster per session and one job per test."""
+"""Fixtures of the end-to-end tests: one cluster for all workers, one namespace per worker and one job per test."""
 
 import os
 import secrets
@@ -7,21 +7,26 @@ from typing import Any
 
 import pytest
 
+from testing.builders.jobs import command
 from testing.cluster.fault_injection import Chaos
-from testing.cluster.provider import ClusterKind, choose_provider
+from testing.cluster.images.project_images import get_image_name
+from testing.cluster.provider import choose_provider
 from testing.processes.operator_stack import OperatorInstallation, build_example_job
+from testing.processes.shared_installation import share_installation
+
+
+def pytest_collection_modifyitems(items: list[pytest.Function]) -> None:
+    """Run tests that start a job first, so that the last tests of all workers end at about the same time."""
+    items.sort(key=lambda item: "start_job" not in item.fixturenames)
 
 
 @pytest.fixture(scope="session")
-def deployment() -> Iterator[OperatorInstallation]:
+def deployment(worker_id: str, testrun_uid: str) -> Iterator[OperatorInstallation]:
     choice = choose_provider(os.environ)
     if choice.provider is None:
         pytest.skip(f"no cluster: {choice.explanation}")
-    deployment = OperatorInstallation(choice.provider)
-    deployment.prepare()
-    yield deployment
-    if choice.kind is not ClusterKind.CURRENT and os.environ.get("KEEP_CLUSTER") != "1":
-        choice.provider.down()
+    with share_installation(choice.provider, worker=worker_id, run=testrun_uid) as deployment:
+        yield deployment
 
 
 @pytest.fixture
@@ -57,3 +62,13 @@ def start_job(deployment: OperatorInstallation, job_name: str) -> Iterator[Calla
         deployment.delete(job)
         for kind in ("pods", "services", "configmaps"):
             deployment.kubectl("wait", "--for=delete", kind, "-l", f"finetune.dev/job-name={job}", "--timeout=60s")
+
+
+@pytest.fixture
+def start_program(start_job: Callable[..., str]) -> Callable[..., str]:
+    """Return a function that starts a job with a shell command on every node, in an image without torch."""
+
+    def start(program: str, **fields: Any) -> str:
+        return start_job(**command({"exec": ["sh", "-c", program]}, image=get_image_name("operator"), **fields))
+
+    return start

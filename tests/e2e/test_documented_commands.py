@@ -40,7 +40,7 @@ from testing.processes.operator_stack import (
     has_condition,
 )
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.alone]
 
 BLOCKS = select_blocks(Place.CLUSTER)
 INSTALL_MANIFEST = REPOSITORY / "manifests" / "install.yaml"

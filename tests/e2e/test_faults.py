@@ -132,6 +132,7 @@ def kill_operator(deployment: OperatorInstallation) -> None:
     deployment.kubectl("delete", "-n", OPERATOR_NAMESPACE, "--grace-period=0", "--force", *operators)
 
 
+@pytest.mark.alone
 def test_killing_the_operator_in_any_phase_does_not_affect_the_job(
     deployment: OperatorInstallation, fault_injector: Chaos, start_job: StartJob
 ) -> None:
@@ -175,6 +176,7 @@ def set_suspended(deployment: OperatorInstallation, job: str, *, is_suspended: b
     )
 
 
+@pytest.mark.alone
 def test_preflight_names_a_throttled_link(
     deployment: OperatorInstallation, fault_injector: Chaos, start_job: StartJob
 ) -> None:

@@ -15,7 +15,7 @@ from testing.processes.operator_stack import (
     has_condition,
 )
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.alone]
 
 
 @pytest.mark.versions

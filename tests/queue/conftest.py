@@ -4,6 +4,7 @@ import os
 import secrets
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -12,22 +13,18 @@ from testing.cluster.kueue import KUEUE
 from testing.cluster.provider import ThrowawayProvider, choose_provider
 from testing.processes.operator_stack import OperatorInstallation
 from testing.processes.queues import Queues
+from testing.processes.shared_installation import share_installation
 
 
 @pytest.fixture(scope="session")
-def deployment() -> Iterator[OperatorInstallation]:
+def deployment(worker_id: str, testrun_uid: str) -> Iterator[OperatorInstallation]:
     choice = choose_provider(os.environ)
     if not isinstance(choice.provider, ThrowawayProvider):
         pytest.skip(f"queues need the throwaway cluster: {choice.explanation}")
     provider = replace(choice.provider, pod_groups=True)
-    deployment = OperatorInstallation(provider)
-    deployment.prepare()
-    try:
-        with install_manager(provider.cluster, KUEUE):
-            yield deployment
-    finally:
-        if os.environ.get("KEEP_CLUSTER") != "1":
-            provider.down()
+    extend = partial(install_manager, provider.cluster, KUEUE)
+    with share_installation(provider, worker=worker_id, run=testrun_uid, extend=extend) as deployment:
+        yield deployment
 
 
 @pytest.fixture

@@ -169,6 +169,7 @@ def kill_operator(deployment: OperatorInstallation) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.alone
 def test_operator_is_killed_in_every_phase(deployment: OperatorInstallation, queues: Queues) -> None:
     """The first job keeps its quota over a restart and returns it at the end; both jobs run."""
     first, second = queues.submit("a"), queues.submit("b", program="true")

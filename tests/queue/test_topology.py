@@ -10,7 +10,7 @@ from testing.processes.gangs import Gangs
 from testing.processes.operator_stack import OperatorInstallation
 from testing.processes.queues import Queues, wait_until_running
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.alone]
 RACK = "example.com/rack"
 
 

@@ -103,13 +103,13 @@ def test_long_tests_run_with_the_option_only(
 ) -> None:
     monkeypatch.setattr(run_tests, "ROOT", tmp_path)
     monkeypatch.setattr(run_tests, "REPORTS", tmp_path)
-    (tmp_path / "tests/e2e").mkdir(parents=True)
-    (tmp_path / "tests/e2e/test_marked.py").write_text(MARKED_TESTS)
+    (tmp_path / "tests/integration").mkdir(parents=True)
+    (tmp_path / "tests/integration/test_marked.py").write_text(MARKED_TESTS)
 
-    result = run_tests.run_suite("e2e", markers=run_tests.MARKERS[long])
+    result = run_tests.run_suite("integration", markers=run_tests.MARKERS[long])
 
     assert result.passed
-    report = ElementTree.parse(tmp_path / "e2e.xml")  # noqa: S314 (written by pytest)
+    report = ElementTree.parse(tmp_path / "integration.xml")  # noqa: S314 (written by pytest)
     assert [case.get("name") for case in report.iter("testcase")] == names
 
 
