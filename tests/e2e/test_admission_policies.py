@@ -11,9 +11,10 @@ import yaml
 
 from testing.builders.jobs import job as parsed_job
 from testing.builders.jobs import pod, spec
+from testing.processes.cluster_training import build_training_fields
 from testing.processes.operator_stack import CHART, OPERATOR_NAMESPACE, OperatorInstallation, has_condition
 
-pytestmark = [pytest.mark.cluster, pytest.mark.versions]
+pytestmark = [pytest.mark.cluster, pytest.mark.versions, pytest.mark.alone]
 RawBody = dict[str, Any]
 
 OPERATOR = f"--as=system:serviceaccount:{OPERATOR_NAMESPACE}:finetune-operator"
@@ -200,7 +201,8 @@ def patch_spec(deployment: OperatorInstallation, name: str, fields: RawBody) -> 
 
 
 def test_job_within_the_limits_completes(deployment: OperatorInstallation, start_job: Callable[..., str]) -> None:
-    job = start_job(podTemplate={"labels": {QUEUE: "small"}})
+    training = build_training_fields(max_steps=2)
+    job = start_job(numNodes=1, podTemplate={"labels": {QUEUE: "small"}}, training=training)
 
     assert has_condition(deployment.wait_until_finished(job), "Complete")
 

@@ -42,6 +42,9 @@ def test_failed_job_can_be_corrected_and_trains_on_copied_data(
         deployment.delete(job_name)
 
     assert has_condition(failed, "Failed"), failed["status"]
-    assert failed["status"]["attempts"][-1]["reason"] == "DatasetError"
+    assert (failed["status"].get("restarts", 0), len(failed["status"]["attempts"])) == (0, 1)
+    attempt = failed["status"]["attempts"][-1]
+    assert (attempt["reason"], attempt["fault"]) == ("DatasetError", "user")
+    assert "/data/quickstart/trian.jsonl" in attempt["message"]
     assert has_condition(finished, "Complete"), finished["status"]
     assert (deployment.get_output_folder(job_name) / "result" / "adapter_model.safetensors").is_file()

@@ -2,14 +2,13 @@
 
 import json
 import re
+import shlex
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from testing.builders.jobs import command
-from testing.cluster.images.project_images import get_image_name
 from testing.models.loss_curve import read_losses
 from testing.processes.cluster_training import (
     build_training_fields,
@@ -84,8 +83,8 @@ def test_a_suspended_job_is_resumed_on_one_node_and_then_on_four_ranks(
     assert all(abs(single[step] - losses[step]) < 5e-4 for step in losses), (single, losses)
 
 
-def test_job_created_suspended_starts_when_resumed(deployment: OperatorInstallation, start_job: StartJob) -> None:
-    job = start_job(suspend=True, training=build_training_fields(max_steps=4))
+def test_job_created_suspended_starts_when_resumed(deployment: OperatorInstallation, start_program: StartJob) -> None:
+    job = start_program("true", suspend=True)
     deployment.wait_until(job, lambda j: has_condition(j, "Suspended"), description="Suspended")
     assert deployment.list_pods(job) == []
 
@@ -110,15 +109,15 @@ def assert_events_are_shown(deployment: OperatorInstallation, job: str, reasons:
 
 @pytest.mark.versions
 def test_active_deadline_fails_the_job_and_stops_its_pods(
-    deployment: OperatorInstallation, start_job: StartJob
+    deployment: OperatorInstallation, start_program: StartJob
 ) -> None:
-    job = start_job(activeDeadlineSeconds=20, training=build_training_fields(max_steps=100_000))
+    job = start_program("sleep 600", activeDeadlineSeconds=10)
     finished = deployment.wait_until_finished(job, timeout_seconds=120)
 
     assert has_condition(finished, "Failed")
     failed = next(c for c in finished["status"]["conditions"] if c["type"] == "Failed")
     assert failed["reason"] == "DeadlineExceeded"
-    assert "activeDeadlineSeconds (20 s)" in failed["message"]
+    assert "activeDeadlineSeconds (10 s)" in failed["message"]
     assert all(pod["status"]["phase"] in ("Succeeded", "Failed") for pod in deployment.list_pods(job))
 
 
@@ -140,7 +139,7 @@ def test_cancelled_job_keeps_its_checkpoint_and_its_saved_log(
 
 @pytest.mark.versions
 def test_unschedulable_pod_stops_the_gang_and_finally_fails_the_job(
-    deployment: OperatorInstallation, start_job: StartJob
+    deployment: OperatorInstallation, start_program: StartJob
 ) -> None:
     """The placement is contradictory: both pods require the same Kubernetes node, but must not share a node."""
     (k8s_node, *_) = json.loads(deployment.kubectl("get", "nodes", "-o", "json"))["items"]
@@ -153,12 +152,12 @@ def test_unschedulable_pod_stops_the_gang_and_finally_fails_the_job(
         "nodeSelector": {hostname: k8s_node["metadata"]["labels"][hostname]},
         "affinity": {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [anti_affinity]}},
     }
-    job = start_job(
+    job = start_program(
+        "sleep 600",
         podTemplate=template,
         startupDeadlineSeconds=5,
-        pendingDeadlineSeconds=45,
+        pendingDeadlineSeconds=30,
         restartPolicy={"maxRestarts": 0, "maxInfrastructureRestarts": 0, "maxBackoffSeconds": 5},
-        training=build_training_fields(max_steps=4),
     )
 
     finished = deployment.wait_until_finished(job, timeout_seconds=120)
@@ -167,17 +166,17 @@ def test_unschedulable_pod_stops_the_gang_and_finally_fails_the_job(
     assert first["reason"] == "GangIncomplete", finished["status"]
     assert "1 of 2 pods cannot be placed" in first["message"]
     assert last["reason"] == "PendingDeadlineExceeded"
-    assert "pendingDeadlineSeconds (45 s)" in last["message"]
+    assert "pendingDeadlineSeconds (30 s)" in last["message"]
     assert all(pod["status"]["phase"] in ("Succeeded", "Failed") for pod in deployment.list_pods(job))
 
 
 def test_a_job_fails_if_another_service_has_its_name(
-    deployment: OperatorInstallation, job_name: str, start_job: StartJob
+    deployment: OperatorInstallation, job_name: str, start_program: StartJob
 ) -> None:
     spec = {"ports": [{"port": 80}], "selector": {"app": "theirs"}}
     deployment.apply({"apiVersion": "v1", "kind": "Service", "metadata": {"name": job_name}, "spec": spec})
     try:
-        finished = deployment.wait_until_finished(start_job(training=build_training_fields(max_steps=4)))
+        finished = deployment.wait_until_finished(start_program("true"))
     finally:
         deployment.kubectl("delete", "service", job_name)
 
@@ -188,28 +187,27 @@ def test_a_job_fails_if_another_service_has_its_name(
 
 @pytest.mark.versions
 def test_finished_job_is_deleted_after_its_ttl_and_its_output_remains(
-    deployment: OperatorInstallation, start_job: StartJob
+    deployment: OperatorInstallation, start_program: StartJob
 ) -> None:
-    job = start_job(ttlSecondsAfterFinished=3, training=build_training_fields(max_steps=4))
+    job = start_program('touch "$FINETUNE_OUTPUT/model"', ttlSecondsAfterFinished=3)
     deployment.kubectl("wait", "--for=condition=Complete", f"ftj/{job}", "--timeout=180s")
     deployment.kubectl("wait", "--for=delete", f"ftj/{job}", "--timeout=30s")
     deployment.kubectl("wait", "--for=delete", "pods", "-l", f"finetune.dev/job-name={job}", "--timeout=60s")
-    assert (deployment.get_output_folder(job) / "result" / "SUCCESS").exists()
+    assert (deployment.get_output_folder(job) / "model").exists()
 
 
 @pytest.mark.versions
 def test_recreated_job_waits_for_the_pods_of_the_deleted_job(
-    deployment: OperatorInstallation, start_job: StartJob
+    deployment: OperatorInstallation, start_program: StartJob
 ) -> None:
-    program = command({"exec": ["python3", "-c", RUN_UNTIL_FILE_EXISTS]}, image=get_image_name("operator"))
-    job = start_job(**program, terminationGracePeriodSeconds=45)
+    job = start_program(f"exec python3 -c {shlex.quote(RUN_UNTIL_FILE_EXISTS)}", terminationGracePeriodSeconds=45)
     output = deployment.get_output_folder(job)
     deployment.wait_until(job, lambda _: len(list(output.glob("node-*"))) == 2, description="both pods run")
     before = {pod["metadata"]["uid"] for pod in deployment.list_pods(job)}
 
     deployment.kubectl("delete", "ftj", job)
     claim = {"persistentVolumeClaim": {"claimName": "models"}}
-    start_job(output={**claim, "overwrite": True}, training=build_training_fields(max_steps=4))
+    start_program("true", output={**claim, "overwrite": True})
     pending = deployment.wait_until(job, lambda j: "waiting" in j.get("status", {}), description="waiting")
     (output / "end").touch()
     finished = deployment.wait_until_finished(job)
@@ -222,14 +220,14 @@ def test_recreated_job_waits_for_the_pods_of_the_deleted_job(
 
 
 @pytest.mark.versions
-@pytest.mark.parametrize("propagation", ["background", "foreground"])
-def test_deleting_a_running_job_deletes_all_its_children(
-    deployment: OperatorInstallation, start_job: StartJob, propagation: str
+def test_deleting_a_running_job_in_the_foreground_deletes_all_its_children(
+    deployment: OperatorInstallation, start_program: StartJob
 ) -> None:
-    job = start_job(training=build_training_fields(max_steps=100_000))
+    """The fixture `start_job` asserts the same of a deletion in the background, at the end of each test."""
+    job = start_program("sleep 600")
     deployment.wait_until(job, lambda j: has_condition(j, "Running"), description="Running")
 
-    deployment.kubectl("delete", "ftj", job, f"--cascade={propagation}", "--wait=true", "--timeout=150s")
+    deployment.kubectl("delete", "ftj", job, "--cascade=foreground", "--wait=true", "--timeout=150s")
 
     deadline = time.monotonic() + 150
     kinds = "pods,services,configmaps"

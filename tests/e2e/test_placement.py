@@ -1,7 +1,7 @@
 """Tests of jobs whose pods wait for other controllers, or use the network of their Kubernetes node."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import pytest
@@ -21,22 +21,19 @@ def remove_gates(deployment: OperatorInstallation, job: str) -> None:
 
 
 def test_a_job_waits_until_another_controller_removes_its_gates(
-    deployment: OperatorInstallation, job_name: str
+    deployment: OperatorInstallation, start_program: Callable[..., str]
 ) -> None:
-    deployment.apply(build_example_job(job_name, podTemplate={"schedulingGates": [{"name": GATE}]}))
-    try:
-        message = f"2 of 2 pods wait until other controllers remove scheduling gates: {GATE}"
-        waiting = deployment.wait_until(
-            job_name,
-            # the first pass may know only one of the pods
-            lambda job: message in job.get("status", {}).get("waiting", {}).get("message", ""),
-            description="waiting for the gate",
-        )
-        assert waiting["status"]["waiting"]["reason"] == "SchedulingGated"
-        remove_gates(deployment, job_name)
-        assert has_condition(deployment.wait_until_finished(job_name), "Complete")
-    finally:
-        deployment.delete(job_name)
+    job = start_program("true", podTemplate={"schedulingGates": [{"name": GATE}]})
+    message = f"2 of 2 pods wait until other controllers remove scheduling gates: {GATE}"
+    waiting = deployment.wait_until(
+        job,
+        # the first pass may know only one of the pods
+        lambda body: message in body.get("status", {}).get("waiting", {}).get("message", ""),
+        description="waiting for the gate",
+    )
+    assert waiting["status"]["waiting"]["reason"] == "SchedulingGated"
+    remove_gates(deployment, job)
+    assert has_condition(deployment.wait_until_finished(job), "Complete")
 
 
 @pytest.fixture
@@ -60,15 +57,13 @@ def test_a_job_trains_on_the_host_network(unrestricted: OperatorInstallation, jo
     assert has_condition(unrestricted.wait_until_finished(job_name), "Complete")
 
 
-def test_a_restricted_namespace_rejects_the_host_network(deployment: OperatorInstallation, job_name: str) -> None:
-    fields = {"network": {"interface": "eth0"}, "podTemplate": {"hostNetwork": True}}
-    deployment.apply(build_example_job(job_name, **fields))
-    try:
-        waiting = deployment.wait_until(
-            job_name,
-            lambda job: job.get("status", {}).get("waiting", {}).get("reason") == "CreateRefused",
-            description="rejected",
-        )
-        assert "violates PodSecurity" in waiting["status"]["waiting"]["message"]
-    finally:
-        deployment.delete(job_name)
+def test_a_restricted_namespace_rejects_the_host_network(
+    deployment: OperatorInstallation, start_job: Callable[..., str]
+) -> None:
+    job = start_job(network={"interface": "eth0"}, podTemplate={"hostNetwork": True})
+    waiting = deployment.wait_until(
+        job,
+        lambda body: body.get("status", {}).get("waiting", {}).get("reason") == "CreateRefused",
+        description="rejected",
+    )
+    assert "violates PodSecurity" in waiting["status"]["waiting"]["message"]

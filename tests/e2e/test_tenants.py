@@ -126,9 +126,9 @@ def test_config_map_that_was_recreated_with_another_program_is_not_used(
 
 
 def test_kubectl_wait_returns_after_a_finished_job_was_changed(
-    deployment: OperatorInstallation, start_job: StartJob
+    deployment: OperatorInstallation, start_program: StartJob
 ) -> None:
-    job = start_job(numNodes=1, training=build_training_fields(max_steps=4))
+    job = start_program("true", numNodes=1)
     deployment.wait_until_finished(job)
     deployment.kubectl("patch", "ftj", job, "--type=merge", "-p", '{"spec":{"ttlSecondsAfterFinished":3600}}')
 
