@@ -12,6 +12,7 @@ from typing import Any
 
 RawBody = dict[str, Any]
 TIMEOUT_SECONDS = 30
+UNAVAILABLE = (429, 502, 503, 504)  # an apply request with an unknown field is answered with 500
 
 
 class ApiUnavailable(Exception):
@@ -69,7 +70,7 @@ class KubectlProxy:
             raise ApiUnavailable(f"{method} {path}: {error!r}") from error
         finally:
             connection.close()
-        if response.status == 429 or response.status >= 500:
+        if response.status in UNAVAILABLE:
             raise ApiUnavailable(f"{method} {path}: {response.status} {content.decode(errors='replace')[:500]}")
         parsed: RawBody = json.loads(content)
         if response.status >= 400:

@@ -206,8 +206,7 @@ def test_recreated_job_waits_for_the_pods_of_the_deleted_job(
     before = {pod["metadata"]["uid"] for pod in deployment.list_pods(job)}
 
     deployment.kubectl("delete", "ftj", job)
-    claim = {"persistentVolumeClaim": {"claimName": "models"}}
-    start_program("true", output={**claim, "overwrite": True})
+    start_program("true")
     pending = deployment.wait_until(job, lambda j: "waiting" in j.get("status", {}), description="waiting")
     (output / "end").touch()
     finished = deployment.wait_until_finished(job)

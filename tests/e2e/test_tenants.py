@@ -48,7 +48,7 @@ def test_config_map_with_a_forged_owner_reference_is_replaced(
     deployment: OperatorInstallation, fault_injector: Chaos, start_job: StartJob
 ) -> None:
     job = start_job(training=build_training_fields(max_steps=120, save_steps=20))
-    wait_for_checkpoint(deployment, job)
+    saved = wait_for_checkpoint(deployment, job)
     under_test = JobUnderTest(deployment, fault_injector, job)
     name = under_test.get_config_map_name(attempt=1)
     genuine = json.loads(
@@ -61,7 +61,9 @@ def test_config_map_with_a_forged_owner_reference_is_replaced(
     finished = deployment.wait_until_finished(job)
     config_map = json.loads(deployment.kubectl("get", "configmap", name, "-o", "json"))
     assert has_condition(finished, "Complete"), finished["status"]["conditions"]
-    assert finished["status"]["restarts"] == 1
+    killed, last = finished["status"]["attempts"]
+    assert (killed["reason"], killed["nodeRank"]) == ("ContainerKilled", 1), killed
+    assert last["firstStep"] >= saved > 0
     assert config_map["data"] == genuine["data"]
 
 

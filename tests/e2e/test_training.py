@@ -80,7 +80,7 @@ def test_model_and_data_are_read_from_the_files_of_an_image(
     deployment.provider.load_image(tmp_path / "data.tar")
 
     volume = {"name": "data", "mountPath": "/data", "image": {"reference": DATA_IMAGE, "pullPolicy": "Never"}}
-    job = start_job(volumes=[volume], training=build_training_fields(max_steps=4))
+    job = start_job(numNodes=1, nprocPerNode=1, volumes=[volume], training=build_training_fields(max_steps=4))
 
     finished = deployment.wait_until_finished(job)
     assert has_condition(finished, "Complete"), finished["status"]
