@@ -245,9 +245,9 @@ def test_disruption_budget_with_max_unavailable_counts_the_nodes_of_the_job(
         deployment.apply(budget)
         # the disruption controller may have discovered the CRD's resources up to 30 s before their creation, and it
         # retries only after a change of the budget or a pod
-        for number in range(8):
+        for number in range(50):
             deployment.kubectl("annotate", "pdb", job_name, f"retry={number}", "--overwrite")
-            time.sleep(6)
+            time.sleep(1)
             status = json.loads(deployment.kubectl("get", "pdb", job_name, "-o", "json"))["status"]
             if status["expectedPods"] == 2:
                 break
