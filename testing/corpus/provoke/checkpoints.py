@@ -6,6 +6,7 @@ from pathlib import Path
 
 import safetensors.torch
 import torch
+from transformers import AutoModelForCausalLM, LlamaConfig
 
 _WEIGHTS = {"weight": torch.zeros(64, 64)}
 
@@ -49,6 +50,20 @@ def _load_pickled_object(folder: Path) -> None:
     torch.load(folder / "model.pt")
 
 
+def _load_missing_shard(folder: Path) -> None:
+    config = LlamaConfig(
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        vocab_size=32,
+    )
+    AutoModelForCausalLM.from_config(config).save_pretrained("sh", max_shard_size="5KB")
+    sorted(folder.glob("sh/*.safetensors"))[1].unlink()
+    AutoModelForCausalLM.from_pretrained("./sh")
+
+
 def _save_into_missing_folder(folder: Path) -> None:
     torch.save(_WEIGHTS, "runs/exp/model.pt")
 
@@ -71,5 +86,6 @@ PROVOCATIONS: dict[str, Callable[[Path], object]] = {
     "torch.load of absent file": lambda folder: torch.load("checkpoints/last.pt"),
     "torch.load weights_only on pickled config object": _load_pickled_object,
     "torch.save into missing folder": _save_into_missing_folder,
+    "second shard gone": _load_missing_shard,
     "all zeros after a power cut": lambda folder: _load_torch(folder, bytes(4096), weights_only=False),
 }

@@ -13,14 +13,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from testing.corpus.provoke import checkpoints, data_files, libraries, network, tensors
+from testing.corpus.provoke import checkpoints, losses, network
 
 MAX_TEXT_LENGTH = 400
 PROVOCATIONS: dict[str, Callable[[Path], object]] = {
-    **tensors.PROVOCATIONS,
-    **data_files.PROVOCATIONS,
     **checkpoints.PROVOCATIONS,
-    **libraries.PROVOCATIONS,
+    **losses.PROVOCATIONS,
     **network.PROVOCATIONS,
 }
 _SITE_PACKAGES = sysconfig.get_path("purelib")
