@@ -1,8 +1,8 @@
-"""Tests of the cgroup helpers on fake v1 and v2 hierarchies."""
+"""Tests of the CPU limit on fake cgroup v1 and v2 hierarchies."""
 
 from pathlib import Path
 
-from testing.cluster.host.cgroups import find_missing_controllers, list_hierarchies, set_cpu_limit
+from testing.cluster.host.cgroups import set_cpu_limit
 
 
 def create_cgroup_v1(root: Path) -> Path:
@@ -16,27 +16,6 @@ def create_cgroup_v2(root: Path) -> Path:
     (root / "node").mkdir()
     (root / "cgroup.controllers").write_text("cpuset cpu io memory pids\n")
     return root
-
-
-def test_cgroup_v1_has_one_hierarchy_per_controller_without_symlinks(tmp_path: Path) -> None:
-    root = create_cgroup_v1(tmp_path)
-
-    assert [path.name for path in list_hierarchies(root)] == ["cpu", "cpuset", "memory", "pids"]
-    assert find_missing_controllers(root) == ()
-
-
-def test_cgroup_v2_has_one_unified_hierarchy(tmp_path: Path) -> None:
-    root = create_cgroup_v2(tmp_path)
-
-    assert list_hierarchies(root) == (root,)
-    assert find_missing_controllers(root) == ()
-
-
-def test_missing_controllers_are_listed(tmp_path: Path) -> None:
-    root = create_cgroup_v2(tmp_path)
-    (root / "cgroup.controllers").write_text("cpu memory\n")
-
-    assert find_missing_controllers(root) == ("cpuset", "pids")
 
 
 def test_cpu_limit_is_written_as_quota_per_100_ms_and_removed(tmp_path: Path) -> None:

@@ -1,11 +1,9 @@
-"""Tests of the configuration files and command lines of the cluster's programs."""
+"""Tests of the addresses, namespaces and networks of the programs of the cluster."""
 
 import json
 from dataclasses import replace
 from ipaddress import IPv4Network
 from pathlib import Path
-
-import pytest
 
 from testing.cluster.host.addresses import IpFamily
 from testing.cluster.host.cache import Cache
@@ -14,78 +12,15 @@ from testing.cluster.host.processes import Daemon
 from testing.cluster.host.versions import PINNED
 from testing.cluster.node.config_files import (
     render_cni_config,
-    render_containerd_config,
     render_corefile,
-    render_files,
     render_kubelet_config,
 )
 from testing.cluster.node.partition import MATCH_ALL, build_sender_matches, render_drop_rules
-from testing.cluster.node.pki import list_users, render_subject_alternative_names, render_token_file
 from testing.cluster.node.program_arguments import build_control_plane_daemons, build_node_daemons
 
 LAYOUT = ClusterLayout(name="dev", root=Path("/cache/cluster/dev"), node_count=2, network=IPv4Network("10.90.0.0/16"))
 IPV6, DUAL = (replace(LAYOUT, ip_family=family) for family in (IpFamily.IPV6, IpFamily.DUAL))
-NODE = LAYOUT.nodes[1]
 CACHE = Cache(Path("/cache"))
-
-
-def test_kubeconfig_of_every_user_contains_a_token_from_the_token_file() -> None:
-    files = render_files(LAYOUT)
-    tokens = {line.split(",")[0] for line in render_token_file(LAYOUT).splitlines()}
-
-    assert len(tokens) == len(list_users(LAYOUT)) == 8
-    for user in list_users(LAYOUT):
-        kubeconfig = json.loads(files[LAYOUT.kubeconfig(user.name)])
-        assert kubeconfig["users"][0]["user"]["token"] == user.token
-        assert user.token in tokens
-        assert kubeconfig["clusters"][0]["cluster"]["server"] == LAYOUT.api_server
-
-
-def test_kubelet_token_authenticates_only_its_node() -> None:
-    line = next(line for line in render_token_file(LAYOUT).splitlines() if line.startswith("node2-token"))
-
-    assert line == 'node2-token,system:node:node2,node2,"system:nodes"'
-
-
-def test_api_server_certificate_contains_host_and_service_addresses() -> None:
-    names = render_subject_alternative_names(LAYOUT).split(",")
-
-    assert {"IP:10.90.0.1", "IP:10.90.128.1", "DNS:kubernetes.default.svc"} <= {*names}
-
-
-def test_dns_answers_are_cached_for_30_seconds_only_if_enabled() -> None:
-    cached_corefile, uncached_corefile = (
-        render_corefile(LAYOUT, cache_answers=cache_answers) for cache_answers in (True, False)
-    )
-
-    assert "cache 30" in cached_corefile
-    assert "ttl 30" in cached_corefile
-    assert "cache" not in uncached_corefile.replace("/cache/", "")
-    assert "ttl 5" in uncached_corefile
-
-
-def test_nodes_share_neither_pod_addresses_nor_state_folders() -> None:
-    first, second = (json.loads(render_cni_config(node))["plugins"][0]["ipam"] for node in LAYOUT.nodes)
-
-    assert first["dataDir"] != second["dataDir"]
-    assert first["ranges"] != second["ranges"]
-    configurations = [render_containerd_config(node, restrict_oom_score=True) for node in LAYOUT.nodes]
-    assert all(str(node.root) in text for node, text in zip(LAYOUT.nodes, configurations, strict=True))
-    assert str(LAYOUT.nodes[0].root) not in configurations[1]
-
-
-@pytest.mark.parametrize("restrict_oom_score", [True, False])
-def test_oom_score_restriction_is_written_to_containerd_configuration(restrict_oom_score: bool) -> None:
-    text = render_containerd_config(NODE, restrict_oom_score=restrict_oom_score)
-
-    assert f"restrict_oom_score_adj = {str(restrict_oom_score).lower()}" in text
-
-
-def test_kubelet_uses_cgroup_of_its_node_and_cluster_dns() -> None:
-    kubelet = json.loads(render_kubelet_config(LAYOUT, NODE))
-
-    assert kubelet["cgroupRoot"] == "/ftc-dev-n2"
-    assert kubelet["clusterDNS"] == ["10.90.0.1"]
 
 
 def test_control_plane_listens_only_on_the_host_address_of_the_cluster() -> None:
@@ -95,7 +30,7 @@ def test_control_plane_listens_only_on_the_host_address_of_the_cluster() -> None
 
 
 def test_all_programs_of_a_node_run_in_its_network_namespace() -> None:
-    daemons = build_node_daemons(LAYOUT, NODE, CACHE, PINNED)
+    daemons = build_node_daemons(LAYOUT, LAYOUT.nodes[1], CACHE, PINNED)
 
     assert [daemon.name for daemon in daemons] == ["containerd-node2", "kubelet-node2", "kube-proxy-node2"]
     assert all(daemon.argv[:2] == ("nsenter", "--net=/run/netns/ftc-dev-n2") for daemon in daemons)

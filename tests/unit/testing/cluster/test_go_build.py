@@ -9,7 +9,6 @@ import pytest
 from testing.cluster.host.cache import Cache
 from testing.cluster.host.versions import PINNED, list_staging_modules
 from testing.cluster.images.go_build import (
-    KUBERNETES_PROGRAMS,
     SOURCES,
     LocalMainComponent,
     build_all,
@@ -51,31 +50,6 @@ def test_committed_go_mod_matches_the_pinned_version(component: LocalMainCompone
     ]
     lines = {line.strip().removeprefix("require ") for line in pinned.splitlines()}
     assert all(line.removeprefix("require ").strip() in lines for line in expected_lines if "(" not in line)
-
-
-def test_other_kubernetes_versions_do_not_use_committed_go_mod() -> None:
-    assert build_kubernetes(PINNED.kubernetes).is_pinned
-    assert not build_kubernetes("1.35.4").is_pinned
-
-
-def test_linker_flags_set_the_version_that_kubectl_and_helm_check() -> None:
-    flags = build_kubernetes("1.35.4").linker_flags
-
-    assert "-X k8s.io/component-base/version.gitVersion=v1.35.4" in flags
-    assert "-X k8s.io/client-go/pkg/version.gitMinor=35" in flags
-
-
-@pytest.mark.parametrize("version", ["1.36", "v1.36.3", "2.0.0", "1.x.3", "1.20.0"])
-def test_unsupported_kubernetes_version_is_rejected(version: str) -> None:
-    with pytest.raises(ValueError, match="version"):
-        build_kubernetes(version)
-
-
-def test_kubernetes_binary_contains_every_kubernetes_program() -> None:
-    source = (SOURCES / "kubernetes" / "main.go").read_text()
-
-    assert len(KUBERNETES_PROGRAMS) == 6
-    assert all(f'"{program}":' in source for program in KUBERNETES_PROGRAMS)
 
 
 def test_go_flags_do_not_disable_the_verification_of_modules(tmp_path: Path) -> None:

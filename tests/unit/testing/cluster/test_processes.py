@@ -1,12 +1,11 @@
 """Tests of daemons tracked by pid files."""
 
 import os
-import signal
 import sys
 import time
 from pathlib import Path
 
-from testing.cluster.host.processes import Daemon, find_daemons, read_start_time, stop_all
+from testing.cluster.host.processes import Daemon, read_start_time
 
 
 def create_sleeping_daemon(folder: Path, *, ignore_sigterm: bool = False) -> Daemon:
@@ -26,18 +25,6 @@ def start_and_wait(daemon: Daemon) -> int:
     return pid
 
 
-def test_second_start_keeps_the_running_process(tmp_path: Path) -> None:
-    daemon = create_sleeping_daemon(tmp_path)
-    pid = start_and_wait(daemon)
-
-    daemon.start()
-
-    assert daemon.pid() == pid
-    daemon.stop()
-    assert daemon.pid() is None
-    assert read_start_time(pid) is None
-
-
 def test_process_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
     daemon = create_sleeping_daemon(tmp_path, ignore_sigterm=True)
     pid = start_and_wait(daemon)
@@ -55,24 +42,3 @@ def test_reused_pid_is_not_signalled(tmp_path: Path) -> None:
     daemon.stop()
 
     assert read_start_time(os.getpid()) is not None
-
-
-def test_zombie_process_counts_as_ended(tmp_path: Path) -> None:
-    daemon = create_sleeping_daemon(tmp_path)
-    pid = start_and_wait(daemon)
-
-    os.kill(pid, signal.SIGKILL)
-    deadline = time.monotonic() + 10
-    while daemon.pid() is not None and time.monotonic() < deadline:
-        time.sleep(0.01)
-
-    assert daemon.pid() is None
-
-
-def test_all_daemons_with_pid_files_in_folder_are_stopped(tmp_path: Path) -> None:
-    pid = start_and_wait(create_sleeping_daemon(tmp_path))
-
-    stop_all(find_daemons(tmp_path), grace_seconds=1)
-
-    assert read_start_time(pid) is None
-    assert not list(tmp_path.glob("*.pid"))

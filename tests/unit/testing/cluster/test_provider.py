@@ -7,7 +7,6 @@ import pytest
 from testing.cluster import provider
 from testing.cluster.current import CurrentContextProvider
 from testing.cluster.host.commands import HarnessError
-from testing.cluster.kind import KindProvider
 from testing.cluster.provider import ClusterKind, ThrowawayProvider, choose_provider
 
 
@@ -22,16 +21,6 @@ def patch_host(
     monkeypatch.setattr(provider, "find_kind_problem", lambda: kind_problem)
     monkeypatch.setattr(provider, "find_host_problem", lambda: throwaway_problem)
     monkeypatch.setattr(provider, "find_go_problem", lambda: go_problem)
-
-
-def test_kind_is_preferred_if_available(monkeypatch: pytest.MonkeyPatch) -> None:
-    patch_host(monkeypatch)
-
-    choice = choose_provider({})
-
-    assert choice.kind is ClusterKind.KIND
-    assert isinstance(choice.provider, KindProvider)
-    assert choice.provider.chaos is None
 
 
 def test_throwaway_cluster_is_selected_without_docker(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,6 @@
-"""Tests of the stored cluster state and of shared claims."""
+"""Tests of the stored cluster state and of the configuration of kind."""
 
 import json
-import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +11,6 @@ from testing.cluster.host.commands import HarnessError
 from testing.cluster.host.versions import PINNED
 from testing.cluster.kind import SHARED_IN_NODES, render_kind_config
 from testing.cluster.state import ClusterState, read_state, require_state, write_state
-from testing.cluster.storage import create_shared_folder, render_shared_claim
 
 STATE = ClusterState(name="dev", node_count=3, network="10.90.0.0/16", versions=PINNED)
 
@@ -46,23 +44,6 @@ def test_error_for_unreadable_state_contains_the_solution(tmp_path: Path) -> Non
 
     with pytest.raises(HarnessError, match="run `down`"):
         read_state(tmp_path)
-
-
-def test_shared_claim_is_bound_to_dedicated_read_write_many_volume() -> None:
-    storage_class, volume, claim = render_shared_claim("jobs", "models", host_path="/shared/jobs/models")
-
-    assert volume["spec"]["claimRef"] == {"namespace": "jobs", "name": "models"}
-    assert volume["spec"]["hostPath"]["path"] == "/shared/jobs/models"
-    assert volume["spec"]["accessModes"] == claim["spec"]["accessModes"] == ["ReadWriteMany"]
-    assert volume["spec"]["storageClassName"] == claim["spec"]["storageClassName"] == storage_class["metadata"]["name"]
-
-
-def test_shared_folder_is_writable_by_trainer_user(tmp_path: Path) -> None:
-    folder = create_shared_folder(tmp_path, "jobs", "models")
-
-    stat = folder.stat()
-    assert folder == tmp_path / "jobs" / "models"
-    assert stat.st_uid == 1000 if os.geteuid() == 0 else stat.st_mode & 0o777 == 0o777
 
 
 def test_every_kind_node_mounts_the_same_folder() -> None:
