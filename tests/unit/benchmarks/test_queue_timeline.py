@@ -1,26 +1,19 @@
 """Tests of the figures of the queue benchmark."""
 
-import json
-from pathlib import Path
-
 import pytest
 
 from benchmarks.queue.job_plans import JobAction, plan_queued_jobs
-from benchmarks.queue.queue_report import build_quota_rows, write_results
 from benchmarks.queue.quota_observer import count_pods_without_quota
 from benchmarks.queue.timeline import (
     GpuUse,
     IdleCause,
     UseChange,
     WaitStage,
-    count_intervals,
     find_idle_intervals,
     measure_admission_delays,
-    measure_first_waits,
-    measure_pod_creations,
     measure_totals,
 )
-from benchmarks.queue.workloads import get_eviction, get_job_name, get_reserved_gpus
+from benchmarks.queue.workloads import get_reserved_gpus
 
 RawBody = dict[str, object]
 
@@ -65,16 +58,6 @@ def test_gpus_are_idle_while_the_smallest_waiting_job_fits() -> None:
     assert [(i.start, i.end, i.gpu_seconds) for i in intervals] == [(2, 5, 6)]
 
 
-def test_uninterrupted_idle_time_of_several_jobs_is_one_interval() -> None:
-    changes = [wait(0, "a", 1), wait(1, "b", 1), run(1.5, "a", 1), run(3, "b", 1)]
-
-    (interval,) = find_idle_intervals(changes, quota=8)
-
-    assert interval.seconds == 3
-    assert count_intervals([interval], longer_than=2) == {IdleCause.KUEUE: 1}
-    assert count_intervals([interval], longer_than=3) == {}
-
-
 def test_idle_time_is_attributed_to_what_the_fitting_job_waits_for() -> None:
     changes = [
         wait(0, "a", 1, WaitStage.PODS),
@@ -89,17 +72,6 @@ def test_idle_time_is_attributed_to_what_the_fitting_job_waits_for() -> None:
     assert interval.seconds_by_cause == {IdleCause.OPERATOR: 1, IdleCause.KUEUE: 3, IdleCause.EVICTION: 3}
 
 
-def test_job_that_does_not_fit_leaves_no_gpu_idle() -> None:
-    assert find_idle_intervals([run(0, "a", 6), wait(1, "b", 4), end(5, "a")], quota=8) == []
-
-
-def test_deleted_job_waits_no_longer() -> None:
-    changes = [wait(0, "a", 1), UseChange(2, "a", None), run(9, "b", 1)]
-
-    assert [i.seconds for i in find_idle_intervals(changes, quota=8)] == [2]
-    assert measure_admission_delays(changes, quota=8) == []
-
-
 def test_admission_delay_begins_when_the_job_fits_without_interruption() -> None:
     changes = [
         run(0, "a", 6),
@@ -111,25 +83,6 @@ def test_admission_delay_begins_when_the_job_fits_without_interruption() -> None
     ]
 
     assert measure_admission_delays(changes, quota=8) == [0.5]
-
-
-def test_preempted_job_has_one_first_wait() -> None:
-    changes = [wait(0, "a", 1), run(2, "a", 1), wait(5, "a", 1), run(9, "a", 1)]
-
-    assert measure_first_waits(changes) == {"a": 2}
-    assert measure_admission_delays(changes, quota=8) == [2, 4]
-
-
-def test_operator_has_created_the_pods_when_the_job_waits_in_the_queue() -> None:
-    changes = [
-        wait(0, "a", 1, WaitStage.PODS),
-        wait(0.25, "a", 1),
-        wait(1, "b", 1, WaitStage.PODS),
-        end(2, "b"),  # it was suspended
-        run(3, "a", 1),
-    ]
-
-    assert measure_pod_creations(changes) == [0.25]
 
 
 def test_totals_are_integrated_over_time() -> None:
@@ -165,13 +118,6 @@ def test_only_terminating_pods_of_evicted_jobs_may_lack_quota(workload: RawBody,
     assert count_pods_without_quota([pod, {"metadata": metadata, "spec": {}}], workload) == count
 
 
-def test_empty_timeline_has_no_gpu_seconds() -> None:
-    rows = dict(build_quota_rows([], quota=8))
-
-    assert rows["quota reserved"] == "none"
-    assert rows["from free quota to admission"] == "none"
-
-
 @pytest.mark.parametrize(
     ("workload", "gpus"),
     [
@@ -187,14 +133,6 @@ def test_workload_reserves_gpus_until_its_pods_have_ended(workload: RawBody, gpu
     assert get_reserved_gpus(workload) == gpus
 
 
-def test_eviction_is_identified_by_reason_and_time() -> None:
-    condition = {"type": "Evicted", "status": "True", "reason": "Preempted", "lastTransitionTime": "now"}
-
-    assert get_eviction({"status": {"conditions": [condition]}}) == ("Preempted", "now")
-    assert get_eviction({"status": {"conditions": [{**condition, "status": "False"}]}}) is None
-    assert get_job_name("job-007-1a2b3c4d") == "job-007"
-
-
 def test_planned_jobs_fit_into_the_quota_and_are_disturbed_in_all_ways() -> None:
     jobs = plan_queued_jobs(200, seconds=100, quota=16, seed=1)
 
@@ -203,16 +141,3 @@ def test_planned_jobs_fit_into_the_quota_and_are_disturbed_in_all_ways() -> None
     assert {job.action for job in jobs} == set(JobAction)
     assert {job.priority for job in jobs} == {"low", "normal", "high"}
     assert jobs == plan_queued_jobs(200, seconds=100, quota=16, seed=1)
-
-
-def test_results_are_written_as_json(tmp_path: Path) -> None:
-    changes = [wait(0, "a", 1), run(1, "a", 1), UseChange(2, "a", None)]
-
-    write_results(tmp_path, build_quota_rows(changes, quota=8), problems=["late"], changes=changes)
-
-    result = json.loads((tmp_path / "result.json").read_text())
-    assert result["wrong"] == ["late"]
-    assert result["figures"]["GPUs of the quota"] == "8"
-    assert "- WRONG: late" in (tmp_path / "result.md").read_text()
-    lines = [json.loads(line) for line in (tmp_path / "timeline.jsonl").read_text().splitlines()]
-    assert [line["use"] and line["use"]["waits_for"] for line in lines] == ["queue", None, None]

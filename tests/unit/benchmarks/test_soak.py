@@ -1,12 +1,10 @@
 """Tests that the expected outcomes of `make soak` match the decisions of the operator."""
 
-import json
 from datetime import timedelta
 
 import pytest
 
 from benchmarks.load.job_bodies import build_job_body
-from benchmarks.rig import count_passes
 from benchmarks.soak.scripts import (
     DELETED,
     RESTART_POLICY,
@@ -86,23 +84,3 @@ def test_every_script_has_jobs_with_enough_time_for_all_actions(seconds: int) ->
     assert len({plan.name for plan in plans}) == len(plans)
     assert max(plan.start_seconds for plan in plans) < 0.9 * seconds
     assert all(plan.run_seconds * len(plan.script.actions) < 0.3 * seconds for plan in plans)
-
-
-def test_termination_messages_are_json() -> None:
-    messages = [
-        build_container_exit(action, time=1.0)[2]
-        for action in ScriptAction
-        if action not in (*DELETIONS, *SUSPENSIONS, ScriptAction.DELETE_JOB, ScriptAction.RECREATE_JOB)
-    ]
-
-    assert [json.loads(message)["outcome"] for message in messages if message].count("failed") == 4
-
-
-def test_passes_are_counted_per_histogram_bucket() -> None:
-    text = "\n".join(
-        f'finetune_reconcile_seconds_bucket{{le="{le}",result="{result}"}} {count}'
-        for result, counts in (("changed", (3.0, 5.0, 5.0)), ("unchanged", (1.0, 1.0, 2.0)))
-        for le, count in zip(("0.001", "0.01", "+Inf"), counts, strict=True)
-    )
-
-    assert count_passes(text) == {0.001: 4, 0.01: 2, float("inf"): 1}

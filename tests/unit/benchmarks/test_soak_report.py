@@ -2,18 +2,14 @@
 
 import json
 import random
-from collections import Counter
 from itertools import islice
 
 from benchmarks.soak.checks import find_unexpected_error
 from benchmarks.soak.disturbances import DISTURBANCES, Effect, Kind, Target, plan_disturbances
 from benchmarks.soak.replicas import MemorySample
 from benchmarks.soak.report import (
-    build_effect_rows,
-    describe_times,
     measure_memory,
     measure_restarts,
-    render_markdown,
 )
 from benchmarks.soak.state import SUSPENSION, SoakState
 
@@ -51,13 +47,6 @@ def test_growth_from_process_to_process_is_not_flat() -> None:
     assert not trend.is_flat
 
 
-def test_short_lifetimes_and_warm_up_have_no_trend() -> None:
-    assert measure_memory([build_lifetime(0, begin_mib=1, end_mib=100, seconds=20)]) is None
-    trend = measure_memory([build_lifetime(0, begin_mib=90, end_mib=100, seconds=90)])
-    assert trend is not None
-    assert trend.growths == ()
-
-
 def test_restart_times_are_divided_by_overlap_with_a_disturbance() -> None:
     state = SoakState()
     state.failed_at = {("a", 0): 10.0, ("b", 0): 100.0, ("c", 0): 10.0, ("d", 0): 10.0}
@@ -68,11 +57,6 @@ def test_restart_times_are_divided_by_overlap_with_a_disturbance() -> None:
     assert measure_restarts(state, [effect]) == ([2.0], [30.0])
 
 
-def test_times_are_described_by_percentiles() -> None:
-    assert describe_times([float(n) for n in range(1, 101)]) == "100: p50 50.50 s, p99 100.00 s, max 100.00 s"
-    assert describe_times([]) == "none"
-
-
 def test_disturbances_take_turns_and_each_one_occurs() -> None:
     kinds = tuple(Kind)
     disturbances = list(islice(plan_disturbances(kinds, random.Random(1)), 36))
@@ -81,19 +65,6 @@ def test_disturbances_take_turns_and_each_one_occurs() -> None:
     assert set(disturbances) == {disturbance for same in DISTURBANCES.values() for disturbance in same}
     assert len({str(disturbance) for disturbance in disturbances}) == 16
     assert {d.target for d in disturbances if d.kind is Kind.KILL} == set(Target)
-
-
-def test_effects_are_grouped_by_title() -> None:
-    effects = [
-        Effect("kill leader", 0, 9, until_ready=3.0, until_pod=16.0),
-        Effect("kill leader", 0, 9, until_ready=5.0, until_pod=None),
-    ]
-
-    assert build_effect_rows(effects) == [("kill leader", "2", "4.0 (at most 5.0)", "16.0 (at most 16.0)")]
-    ends = Counter({("a pod is deleted", "PodDeleted"): 3})
-    markdown = render_markdown([("jobs", "1")], effects, ends)
-    assert "| kill leader | 2 |" in markdown
-    assert "| a pod is deleted | PodDeleted | 3 |" in markdown
 
 
 def test_tracebacks_in_a_log_are_unexpected_errors() -> None:
