@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from chart_values import read_descriptions, render_values_reference
+from chart_values import render_values_reference
 from helm import CHART
 
 SCHEMA = {"properties": {"replicas": {"type": "integer"}, "image": {"properties": {"tag": {"type": "string"}}}}}
@@ -15,23 +15,6 @@ def write_chart(folder: Path, values: str) -> Path:
     (folder / "values.yaml").write_text(values)
     (folder / "values.schema.json").write_text(json.dumps(SCHEMA))
     return folder
-
-
-def test_description_is_the_comment_directly_above_a_key() -> None:
-    text = "# about the file\n\n# Number\n# of pods.\nreplicas: 2\nimage:\n  # Tag of the image.\n  tag: v1  # here\n"
-
-    assert read_descriptions(text) == {"replicas": "Number of pods.", "image": "", "image.tag": "Tag of the image."}
-
-
-def test_reference_has_a_row_for_each_value(tmp_path: Path) -> None:
-    chart = write_chart(tmp_path, "# Pods | all.\nreplicas: 2\nimage:\n  # See docs/a/b.md#c.\n  tag: v1\n")
-
-    rows = [line for line in render_values_reference(chart).splitlines() if line.startswith("| `")]
-
-    assert rows == [
-        "| `replicas` | integer | `2` | Pods \\| all. |",
-        '| `image.tag` | string | `"v1"` | See [a/b.md#c](../a/b.md#c). |',
-    ]
 
 
 @pytest.mark.parametrize(

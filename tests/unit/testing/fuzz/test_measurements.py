@@ -7,7 +7,6 @@ import pytest
 
 from testing.fuzz.measurements import (
     CpuTimeExceeded,
-    Measurements,
     Result,
     explain_slow_example,
     limit_cpu_time,
@@ -60,16 +59,6 @@ def test_slow_examples_are_listed_by_seed_and_explained() -> None:
     explanation = explain_slow_example(burn_cpu_for_seed_7, seed, seconds)
     assert explanation.startswith("seed 7 (job: slow) took ")
     assert "burn (test_measurements.py:" in explanation
-
-
-def test_the_deadline_ends_the_examples() -> None:
-    measurements = run_examples(raise_for_odd_seeds, range(100), deadline=time.monotonic(), slow_seconds=1.0)
-
-    assert measurements.examples == 1
-
-
-def test_figures_of_no_examples_are_rendered() -> None:
-    assert Measurements(0).render("texts", slow_seconds=0.2) == "0 texts"
 
 
 def test_example_that_does_not_end_is_interrupted() -> None:
