@@ -101,3 +101,40 @@ def expect_repair(reason: Reason) -> tuple[ExpectedFailure, ...]:
 
 def expect_failure(reason: Reason) -> tuple[ExpectedFailure, ...]:
     return (ExpectedFailure(reason, FailureAction.FAIL),)
+
+
+def expect_no_failure(
+    name: str,
+    description: str,
+    *,
+    pending_reason: Reason | None = None,
+    max_steps_lost: int | None = 0,
+    values: tuple[ExpectedValue, ...] = (),
+) -> Expectation:
+    """Expect that no attempt fails and, by default, that no step is lost."""
+    return Expectation(name, description, pending_reason=pending_reason, max_steps_lost=max_steps_lost, values=values)
+
+
+def expect_one_restart(
+    name: str,
+    description: str,
+    reason: Reason = Reason.CONTAINER_KILLED,
+    *,
+    max_steps_lost: int | None = SAVE_STEPS,
+    rank: int | None = None,
+    pending_reason: Reason | None = None,
+    avoids_node: bool = False,
+    values: tuple[ExpectedValue, ...] = (),
+) -> Expectation:
+    """Expect one restart that node 1 causes, by default because its PID 1 is killed during or after the fault."""
+    return Expectation(
+        name,
+        description,
+        expect_restart(reason),
+        pending_reason=pending_reason,
+        node_rank=1,
+        rank=rank,
+        max_steps_lost=max_steps_lost,
+        avoids_node=avoids_node,
+        values=values,
+    )

@@ -18,6 +18,7 @@ from testing.cluster.host.processes import terminate_processes
 from testing.cluster.node.pod_processes import find_running_container_id
 from testing.cluster.throwaway import ThrowawayCluster
 from testing.faults.job_recorder import POLL_SECONDS, JobRecorder
+from testing.faults.waiting import wait_until
 from testing.processes.operator_stack import OPERATOR_NAMESPACE, OperatorInstallation
 
 RawBody = dict[str, Any]
@@ -139,11 +140,9 @@ def wait_until_settled(
     """
     cluster.wait_until_ready()
     job = JobUnderTest(installation, Chaos(cluster), "none")
-    deadline = time.monotonic() + timeout_seconds
-    while not is_settled(job):
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"the operator's replicas did not settle within {timeout_seconds:.0f} s")
-        time.sleep(0.5)
+    wait_until(
+        lambda: is_settled(job), goal="two replicas on two nodes", timeout_seconds=timeout_seconds, interval_seconds=0.5
+    )
 
 
 def is_settled(job: JobUnderTest) -> bool:
@@ -170,11 +169,11 @@ def move_operator_pod(job: JobUnderTest, pod: RawBody) -> None:
     job.installation.kubectl("cordon", k8s_node)
     try:
         job.installation.kubectl("delete", "pod", "-n", OPERATOR_NAMESPACE, pod["metadata"]["name"])
-        deadline = time.monotonic() + 30
-        while sum("nodeName" in each["spec"] for each in job.list_operator_pods()) < 2:
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"no operator pod could be moved from {k8s_node} within 30 s")
-            time.sleep(0.2)
+        wait_until(
+            lambda: sum("nodeName" in each["spec"] for each in job.list_operator_pods()) >= 2,
+            goal=f"an operator pod has moved from {k8s_node}",
+            timeout_seconds=30,
+        )
     finally:
         job.installation.kubectl("uncordon", k8s_node)
 

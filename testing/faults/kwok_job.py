@@ -13,16 +13,15 @@ from typing import Any
 from finetune_operator import names
 from testing.builders.jobs import command
 from testing.cluster.api_connection import ApiConnection, Request, call_all
-from testing.cluster.host.commands import HarnessError
 from testing.cluster.images.project_images import get_image_name
 from testing.cluster.kwok import build_kwok_daemon, start_kwok
 from testing.cluster.throwaway import ThrowawayCluster
 from testing.faults.job_under_test import JobUnderTest, RawBody
+from testing.faults.waiting import wait_until
 from testing.processes.operator_stack import build_example_job
 
 FAKE_NODES = 20
 ON_KWOK = {"nodeSelector": {"type": "kwok"}, "tolerations": [{"operator": "Exists"}]}
-POLL_SECONDS = 0.2
 _KWOK_LOCK = Lock()
 
 BuildTermination = Callable[[int], RawBody]
@@ -86,14 +85,9 @@ class KwokJob:
 
     def wait_until(self, predicate: Callable[[RawBody], bool], *, goal: str, timeout_seconds: float) -> float:
         """Wait until the status satisfies the predicate; return the seconds that it took."""
-        started_at = time.monotonic()
-        while not predicate(status := self.read_status()):
-            if time.monotonic() > started_at + timeout_seconds:
-                raise TimeoutError(
-                    f"{self.name}: not {goal} within {timeout_seconds:.0f} s; phase {status.get('phase')}"
-                )
-            time.sleep(POLL_SECONDS)
-        return round(time.monotonic() - started_at, 1)
+        return wait_until(
+            lambda: predicate(self.read_status()), goal=f"{self.name} is {goal}", timeout_seconds=timeout_seconds
+        )
 
     def wait_until_running(self, *, attempt: int, timeout_seconds: float) -> float:
         return self.wait_until(
@@ -127,11 +121,11 @@ class KwokJob:
         connection = ApiConnection(self.cluster)
         connection.send(Request("DELETE", self._path))
         pods = Request("GET", f"{self._pods_path}?labelSelector={names.JOB_NAME}={self.name}&limit=1")
-        deadline = time.monotonic() + timeout_seconds
-        while connection.call(pods)["items"]:
-            if time.monotonic() > deadline:
-                raise HarnessError(f"pods of {self.name} still exist after {timeout_seconds:.0f} s")
-            time.sleep(POLL_SECONDS)
+        wait_until(
+            lambda: not connection.call(pods)["items"],
+            goal=f"no pod of {self.name} exists",
+            timeout_seconds=timeout_seconds,
+        )
 
 
 def build_ended_pod(pod: RawBody, terminated: RawBody) -> RawBody:
@@ -178,16 +172,9 @@ def create_namespace(job: JobUnderTest, name: str, **labels: str) -> Iterator[No
     metadata = {"name": name, "labels": labels}
     job.cluster.kubectl.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": metadata})
     try:
-        wait_for_service_account(job, name)
+        # without the default ServiceAccount, pods are rejected
+        account = ("get", "serviceaccount", "default", "--namespace", name)
+        wait_until(lambda: job.cluster.kubectl.succeeds(*account), goal=f"{name} has a ServiceAccount")
         yield
     finally:
         job.cluster.kubectl("delete", "namespace", name, "--ignore-not-found", "--wait=false")
-
-
-def wait_for_service_account(job: JobUnderTest, namespace: str) -> None:
-    """Wait for the default ServiceAccount, without which pods are rejected."""
-    deadline = time.monotonic() + 60
-    while not job.cluster.kubectl.succeeds("get", "serviceaccount", "default", "--namespace", namespace):
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"namespace {namespace} has no ServiceAccount after 60 s")
-        time.sleep(POLL_SECONDS)

@@ -26,6 +26,7 @@ from testing.faults.catalog.pod_faults import recreate_job
 from testing.faults.catalog.release_faults import CRD, add_spec_field, apply_crd
 from testing.faults.catalog.start_faults import stop_dns
 from testing.faults.job_under_test import JobUnderTest, RawBody
+from testing.faults.waiting import wait_until
 from testing.processes.operator_stack import OPERATOR_NAMESPACE
 
 BACKUP_AGE_SECONDS = 15
@@ -195,21 +196,16 @@ def recreate_job_unobserved(job: JobUnderTest) -> Iterator[None]:
     finally:
         os.kill(pid, signal.SIGCONT)
     try:
-        job.values["children of the deleted job gone after, s"] = wait_until_children_are_gone(job, uid)
+        list_children = ("get", "pods,services,configmaps", "-l", f"{names.JOB_UID}={uid}", "-o", "name")
+        job.values["children of the deleted job gone after, s"] = wait_until(
+            lambda: not job.installation.kubectl(*list_children).split(),
+            goal="the children of the deleted job are gone",
+            timeout_seconds=ORPHANS_TIMEOUT_SECONDS,
+            interval_seconds=1,
+        )
         yield
     finally:
         apply_crd(job, crd)
-
-
-def wait_until_children_are_gone(job: JobUnderTest, uid: str) -> float:
-    """Wait until the operator has deleted all children of the job with this uid, and return the seconds."""
-    started_at = time.monotonic()
-    selector = f"{names.JOB_UID}={uid}"
-    while children := job.installation.kubectl("get", "pods,services,configmaps", "-l", selector, "-o", "name").split():
-        if time.monotonic() - started_at > ORPHANS_TIMEOUT_SECONDS:
-            raise TimeoutError(f"{', '.join(children)} of a deleted job exist after {ORPHANS_TIMEOUT_SECONDS} s")
-        time.sleep(1)
-    return round(time.monotonic() - started_at, 1)
 
 
 @contextmanager
@@ -232,29 +228,23 @@ def avoid_leader_node(job: JobUnderTest) -> RawBody:
 
 
 CONTROL_PLANE_FAULTS = {
-    "api-server-down": InjectedFault(make_program_fields(), stop_api_server, duration_seconds=60),
-    "killed-while-api-server-down": InjectedFault(
-        make_program_fields(), kill_container_without_api_server, duration_seconds=20
-    ),
-    "etcd-restart": InjectedFault(make_program_fields(), restart_etcd),
-    "operator-killed-starting": InjectedFault(
-        make_program_fields(), kill_operators, injection_time=InjectionTime.STARTING
-    ),
-    "operator-killed-running": InjectedFault(make_program_fields(), kill_operators),
+    "api-server-down": InjectedFault(stop_api_server, duration_seconds=60),
+    "killed-while-api-server-down": InjectedFault(kill_container_without_api_server, duration_seconds=20),
+    "etcd-restart": InjectedFault(restart_etcd),
+    "operator-killed-starting": InjectedFault(kill_operators, injection_time=InjectionTime.STARTING),
+    "operator-killed-running": InjectedFault(kill_operators),
     "operator-killed-stopping": InjectedFault(
-        make_program_fields("--save-seconds", "5"), kill_operators_while_stopping
+        kill_operators_while_stopping, make_program_fields("--save-seconds", "5")
     ),
-    "connections-forgotten": InjectedFault(make_program_fields(), drop_connections),
-    "leader-paused-4": InjectedFault(make_program_fields(), pause_leader(4), recovery_timeout_seconds=60),
-    "leader-paused-12": InjectedFault(make_program_fields(), pause_leader(12), recovery_timeout_seconds=60),
-    "leader-paused-25": InjectedFault(make_program_fields(), pause_leader(25), recovery_timeout_seconds=60),
-    "operators-paused-25": InjectedFault(make_program_fields(), pause_all_operators, recovery_timeout_seconds=60),
-    "controller-manager-down": InjectedFault(make_program_fields(), stop_controller_manager, duration_seconds=20),
-    "dns-down-restart": InjectedFault(make_program_fields(), stop_dns_and_kill_container, duration_seconds=20),
-    "crd-recreated": InjectedFault(make_program_fields(), recreate_crd, recovery_timeout_seconds=240),
-    "applied-again-unobserved": InjectedFault(
-        make_program_fields(), recreate_job_unobserved, recovery_timeout_seconds=300
-    ),
-    "etcd-restored": InjectedFault(make_program_fields(), restore_etcd, recovery_timeout_seconds=300),
-    "leader-partitioned": InjectedFault(avoid_leader_node, partition_leader, duration_seconds=30),
+    "connections-forgotten": InjectedFault(drop_connections),
+    "leader-paused-4": InjectedFault(pause_leader(4), recovery_timeout_seconds=60),
+    "leader-paused-12": InjectedFault(pause_leader(12), recovery_timeout_seconds=60),
+    "leader-paused-25": InjectedFault(pause_leader(25), recovery_timeout_seconds=60),
+    "operators-paused-25": InjectedFault(pause_all_operators, recovery_timeout_seconds=60),
+    "controller-manager-down": InjectedFault(stop_controller_manager, duration_seconds=20),
+    "dns-down-restart": InjectedFault(stop_dns_and_kill_container, duration_seconds=20),
+    "crd-recreated": InjectedFault(recreate_crd, recovery_timeout_seconds=240),
+    "applied-again-unobserved": InjectedFault(recreate_job_unobserved, recovery_timeout_seconds=300),
+    "etcd-restored": InjectedFault(restore_etcd, recovery_timeout_seconds=300),
+    "leader-partitioned": InjectedFault(partition_leader, avoid_leader_node, duration_seconds=30),
 }

@@ -63,10 +63,10 @@ def copy_dataset(job: JobUnderTest) -> RawBody:
 
 DATA_FAULTS = {
     "checkpoint-truncated": InjectedFault(
-        lambda _: build_trainer_fields(), truncate_newest_checkpoint, injection_step=45, is_isolated=True
+        truncate_newest_checkpoint, lambda _: build_trainer_fields(), injection_step=45, is_isolated=True
     ),
     "checkpoints-truncated": InjectedFault(
-        lambda _: build_trainer_fields(), truncate_all_checkpoints, injection_step=25, is_isolated=True
+        truncate_all_checkpoints, lambda _: build_trainer_fields(), injection_step=25, is_isolated=True
     ),
-    "dataset-vanished": InjectedFault(copy_dataset, remove_dataset, injection_step=25, is_isolated=True),
+    "dataset-vanished": InjectedFault(remove_dataset, copy_dataset, injection_step=25, is_isolated=True),
 }

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 from finetune_operator import names
 from testing.cluster.api_connection import ApiConnection, Request, call_all
-from testing.faults.catalog.fault import InjectedFault, Injection, make_program_fields
+from testing.faults.catalog.fault import InjectedFault, Injection
 from testing.faults.catalog.policy_faults import register_webhook
 from testing.faults.catalog.release_faults import restart_operator, stop_operator
 from testing.faults.job_under_test import JobUnderTest
@@ -20,6 +20,7 @@ from testing.faults.kwok_job import (
     create_namespace,
     run_kwok_job,
 )
+from testing.faults.waiting import wait_until
 
 FINISHED_JOBS = 1_000
 SLOW_NODES = 128
@@ -104,18 +105,10 @@ def slow_down_other_namespace(job: JobUnderTest) -> Iterator[None]:
         time.sleep(3)  # the creates of the large job are waiting
         started_at = time.monotonic()
         with run_kwok_job(job, num_nodes=4, suffix="third", namespace=third) as other:
-            wait_until(lambda: len(other.list_pods(attempt=0)) == 4, goal="4 pods created")
+            wait_until(lambda: len(other.list_pods(attempt=0)) == 4, goal="4 pods created", timeout_seconds=120)
             job.values["pods of a third namespace created after, s"] = round(time.monotonic() - started_at, 1)
         job.kill_container(1)
         yield
-
-
-def wait_until(predicate: Callable[[], bool], *, goal: str, timeout_seconds: float = 120) -> None:
-    deadline = time.monotonic() + timeout_seconds
-    while not predicate():
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"not within {timeout_seconds:.0f} s: {goal}")
-        time.sleep(0.2)
 
 
 @contextmanager
@@ -147,10 +140,10 @@ def delete_namespace(job: JobUnderTest) -> Iterator[None]:
 
 
 LOAD_FAULTS = {
-    "large-job-512": InjectedFault(make_program_fields(), fail_large_job(512)),
-    "large-job-1000": InjectedFault(make_program_fields(), fail_large_job(1000)),
-    "finished-jobs": InjectedFault(make_program_fields(), create_finished_jobs),
-    "slow-webhook": InjectedFault(make_program_fields(), slow_down_other_namespace, is_isolated=True),
-    "succeeded-pod-removed": InjectedFault(make_program_fields(), remove_succeeded_pod),
-    "namespace-deleted": InjectedFault(make_program_fields(), delete_namespace, is_isolated=True),
+    "large-job-512": InjectedFault(fail_large_job(512)),
+    "large-job-1000": InjectedFault(fail_large_job(1000)),
+    "finished-jobs": InjectedFault(create_finished_jobs),
+    "slow-webhook": InjectedFault(slow_down_other_namespace, is_isolated=True),
+    "succeeded-pod-removed": InjectedFault(remove_succeeded_pod),
+    "namespace-deleted": InjectedFault(delete_namespace, is_isolated=True),
 }

@@ -11,6 +11,7 @@ from finetune_operator import names
 from testing.cluster.images.project_images import get_image_name
 from testing.faults.catalog.fault import InjectedFault, InjectionTime, make_program_fields
 from testing.faults.job_under_test import JobUnderTest, RawBody
+from testing.faults.waiting import wait_until
 
 PREEMPTOR = "chaos-preemptor"
 FINALIZER = "example.com/backup"  # of another controller
@@ -150,11 +151,7 @@ def edit_service(job: JobUnderTest) -> Iterator[None]:
     job.installation.kubectl(
         "patch", "service", job.name, "--type=merge", "-p", '{"spec":{"selector":{"app":"theirs"}}}'
     )
-    deadline = time.monotonic() + 20
-    while (current := get_selector()) != original_selector:
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"the Service still selects {current or 'nothing'} after 20 s")
-        time.sleep(0.1)
+    wait_until(lambda: get_selector() == original_selector, goal="the Service has its selector", timeout_seconds=20)
     job.kill_container(1)
     yield
 
@@ -249,7 +246,7 @@ def taint_node_out_of_service(job: JobUnderTest) -> Iterator[None]:
     k8s_node = job.get_k8s_node(1)
     job.chaos.stop_kubelet(k8s_node)
     try:
-        wait_until_unready(job, k8s_node)
+        wait_until(lambda: k8s_node not in job.cluster.kubectl.list_ready_nodes(), goal=f"{k8s_node} is not Ready")
         job.installation.kubectl("taint", "node", k8s_node, OUT_OF_SERVICE)
         yield
     finally:
@@ -257,57 +254,45 @@ def taint_node_out_of_service(job: JobUnderTest) -> Iterator[None]:
         job.chaos.start_kubelet(k8s_node)
 
 
-def wait_until_unready(job: JobUnderTest, k8s_node: str) -> None:
-    deadline = time.monotonic() + 60
-    while k8s_node in job.cluster.kubectl.list_ready_nodes():
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"{k8s_node} is still Ready a minute after its kubelet was stopped")
-        time.sleep(0.5)
-
-
 def build_cpu_request(cpu: str) -> RawBody:
     return {"requests": {"cpu": cpu}}
 
 
 POD_FAULTS = {
-    "container-kill": InjectedFault(make_program_fields(), kill_container, is_isolated=True),
-    "pod-delete": InjectedFault(make_program_fields(), delete_pod, is_isolated=True),
-    "pod-delete-start": InjectedFault(
-        make_program_fields(), delete_pod_during_start, injection_time=InjectionTime.STARTING, is_isolated=True
-    ),
-    "pod-evict": InjectedFault(make_program_fields(), evict_pod, is_isolated=True),
-    "drain": InjectedFault(make_program_fields(), drain_node),
+    "container-kill": InjectedFault(kill_container, is_isolated=True),
+    "pod-delete": InjectedFault(delete_pod, is_isolated=True),
+    "pod-delete-start": InjectedFault(delete_pod_during_start, injection_time=InjectionTime.STARTING, is_isolated=True),
+    "pod-evict": InjectedFault(evict_pod, is_isolated=True),
+    "drain": InjectedFault(drain_node),
     "preemption": InjectedFault(
-        make_program_fields(resources=build_cpu_request("1100m")), preempt_pod, duration_seconds=8
+        preempt_pod, make_program_fields(resources=build_cpu_request("1100m")), duration_seconds=8
     ),
     "sigterm-ignored": InjectedFault(
-        make_program_fields("--ignore-sigterm"), delete_pod_with_short_grace, is_isolated=True
+        delete_pod_with_short_grace, make_program_fields("--ignore-sigterm"), is_isolated=True
     ),
-    "service-deleted": InjectedFault(make_program_fields(), delete_service, is_isolated=True),
-    "service-edited": InjectedFault(make_program_fields(), edit_service, is_isolated=True),
-    "image-edited": InjectedFault(make_program_fields(), edit_image, is_isolated=True),
-    "name-taken-later": InjectedFault(
-        make_program_fields(), take_next_config_map_name, duration_seconds=8, is_isolated=True
-    ),
-    "pod-relabelled": InjectedFault(make_program_fields(), relabel_pod, is_isolated=True),
-    "pod-deadline": InjectedFault(make_program_fields(), set_pod_deadline, is_isolated=True),
-    "pod-finalizer": InjectedFault(make_program_fields(), add_finalizer, is_isolated=True),
-    "pod-debugged": InjectedFault(make_program_fields(), resize_and_debug_pod, is_isolated=True),
-    "spot-reclaim": InjectedFault(make_program_fields("--save-seconds", "15"), reclaim_pod, is_isolated=True),
-    "applied-again": InjectedFault(make_program_fields(), recreate_job, is_isolated=True),
+    "service-deleted": InjectedFault(delete_service, is_isolated=True),
+    "service-edited": InjectedFault(edit_service, is_isolated=True),
+    "image-edited": InjectedFault(edit_image, is_isolated=True),
+    "name-taken-later": InjectedFault(take_next_config_map_name, duration_seconds=8, is_isolated=True),
+    "pod-relabelled": InjectedFault(relabel_pod, is_isolated=True),
+    "pod-deadline": InjectedFault(set_pod_deadline, is_isolated=True),
+    "pod-finalizer": InjectedFault(add_finalizer, is_isolated=True),
+    "pod-debugged": InjectedFault(resize_and_debug_pod, is_isolated=True),
+    "spot-reclaim": InjectedFault(reclaim_pod, make_program_fields("--save-seconds", "15"), is_isolated=True),
+    "applied-again": InjectedFault(recreate_job, is_isolated=True),
 }
 
 K8S_NODE_FAULTS = {
     "kubelet-stop": InjectedFault(
-        make_program_fields(podTemplate=SHORT_TOLERATIONS), stop_kubelet, recovery_timeout_seconds=330
+        stop_kubelet, make_program_fields(podTemplate=SHORT_TOLERATIONS), recovery_timeout_seconds=330
     ),
-    "kubelet-restart": InjectedFault(make_program_fields(), stop_kubelet, duration_seconds=10),
+    "kubelet-restart": InjectedFault(stop_kubelet, duration_seconds=10),
     "partition": InjectedFault(
-        make_program_fields("--peer-timeout", "15", podTemplate=SHORT_TOLERATIONS),
         partition_node,
+        make_program_fields("--peer-timeout", "15", podTemplate=SHORT_TOLERATIONS),
         recovery_timeout_seconds=240,
     ),
-    "partition-healed": InjectedFault(make_program_fields(), partition_node, duration_seconds=6),
-    "node-delete": InjectedFault(make_program_fields(), delete_node, recovery_timeout_seconds=330),
-    "out-of-service": InjectedFault(make_program_fields(), taint_node_out_of_service, recovery_timeout_seconds=330),
+    "partition-healed": InjectedFault(partition_node, duration_seconds=6),
+    "node-delete": InjectedFault(delete_node, recovery_timeout_seconds=330),
+    "out-of-service": InjectedFault(taint_node_out_of_service, recovery_timeout_seconds=330),
 }

@@ -10,9 +10,10 @@ from contextlib import contextmanager
 
 from finetune_operator import names
 from testing.fakes.admission_webhook import serve_admission_webhook
-from testing.faults.catalog.fault import InjectedFault, InjectionTime, make_program_fields
+from testing.faults.catalog.fault import InjectedFault, build_start_fault
 from testing.faults.job_under_test import JobUnderTest, RawBody
 from testing.faults.kwok_job import ON_KWOK, RANK_KILLED, build_termination, create_namespace, run_kwok_job
+from testing.faults.waiting import wait_until
 
 POD_RULE = {"operations": ["CREATE"], "apiGroups": [""], "apiVersions": ["v1"], "resources": ["pods"]}
 ADMISSION = "admissionregistration.k8s.io/v1"
@@ -100,11 +101,9 @@ def deny_by_policy(job: JobUnderTest) -> Iterator[None]:
 def wait_until_pods_are_denied(job: JobUnderTest) -> None:
     """Wait for the policy, which the API server loads asynchronously."""
     dry_run = ("run", "probe", "--image=none", f"--labels={names.JOB_NAME}={job.name}", "--dry-run=server")
-    deadline = time.monotonic() + 60
-    while job.cluster.kubectl.succeeds("--namespace", "default", *dry_run):
-        if time.monotonic() > deadline:
-            raise TimeoutError("the policy is not enforced after 60 s")
-        time.sleep(0.5)
+    wait_until(
+        lambda: not job.cluster.kubectl.succeeds("--namespace", "default", *dry_run), goal="the policy is enforced"
+    )
 
 
 @contextmanager
@@ -149,21 +148,9 @@ def revoke_permissions(job: JobUnderTest) -> Iterator[None]:
 
 
 POLICY_FAULTS = {
-    "webhook-down": InjectedFault(
-        make_program_fields(),
-        break_webhook,
-        injection_time=InjectionTime.BEFORE_CREATION,
-        duration_seconds=8,
-        is_isolated=True,
-    ),
-    "denied-without-code": InjectedFault(
-        make_program_fields(),
-        deny_without_code,
-        injection_time=InjectionTime.BEFORE_CREATION,
-        duration_seconds=10,
-        is_isolated=True,
-    ),
-    "policy-denied": InjectedFault(make_program_fields(), deny_by_policy, is_isolated=True),
-    "pod-security-raised": InjectedFault(make_program_fields(), raise_pod_security, is_isolated=True),
-    "rbac-revoked": InjectedFault(make_program_fields(), revoke_permissions, duration_seconds=15),
+    "webhook-down": build_start_fault(break_webhook, duration_seconds=8, is_isolated=True),
+    "denied-without-code": build_start_fault(deny_without_code, duration_seconds=10, is_isolated=True),
+    "policy-denied": InjectedFault(deny_by_policy, is_isolated=True),
+    "pod-security-raised": InjectedFault(raise_pod_security, is_isolated=True),
+    "rbac-revoked": InjectedFault(revoke_permissions, duration_seconds=15),
 }

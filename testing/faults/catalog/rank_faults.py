@@ -61,14 +61,14 @@ def set_hang_timeout(seconds: int) -> RawBody:
 RANK_FAULTS = {
     "rank-exception": build_program_fault("exception", ranks=2),
     "rank-exit-42": build_program_fault("exit-42", ranks=2),
-    "rank-sigkill": InjectedFault(make_program_fields(ranks=2), kill_rank, is_isolated=True),
+    "rank-sigkill": InjectedFault(kill_rank, make_program_fields(ranks=2), is_isolated=True),
     "rank-segfault": build_program_fault("segfault", ranks=2),
     "rank-sigstop": InjectedFault(
-        lambda _: build_trainer_fields(restartPolicy=set_hang_timeout(20)), stop_rank, injection_step=25
+        stop_rank, lambda _: build_trainer_fields(restartPolicy=set_hang_timeout(20)), injection_step=25
     ),
     "program-hangs": build_program_fault("hang", restartPolicy=set_hang_timeout(10)),
     "cuda-oom": InjectedFault(
-        lambda _: {
+        build_spec_fields=lambda _: {
             "training": build_training_fields(max_steps=60, save_steps=20, perDeviceTrainBatchSize=2),
             "env": build_injection_environment(OOM_ABOVE_SAMPLES="1", PASSES_BEFORE_FAULT="25"),
         },
@@ -80,7 +80,9 @@ RANK_FAULTS = {
     "port-in-use": build_program_fault("port-in-use", ranks=2),
     "link-lost": build_program_fault("link", ranks=2),
     "nan-loss": InjectedFault(
-        lambda _: build_trainer_fields(env=build_injection_environment(INJECT_NAN="1", PASSES_BEFORE_FAULT="25")),
+        build_spec_fields=lambda _: build_trainer_fields(
+            env=build_injection_environment(INJECT_NAN="1", PASSES_BEFORE_FAULT="25")
+        ),
         injection_time=InjectionTime.BY_PROGRAM,
         is_isolated=True,
     ),

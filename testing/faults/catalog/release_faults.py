@@ -14,6 +14,7 @@ from testing.faults.catalog.pod_faults import recreate_job
 from testing.faults.catalog.rank_faults import kill_rank
 from testing.faults.job_under_test import JobUnderTest, RawBody, wait_until_settled
 from testing.faults.kwok_job import build_command_job
+from testing.faults.waiting import wait_until
 from testing.processes.cluster_training import build_training_fields
 from testing.processes.operator_stack import CHART, OPERATOR_NAMESPACE
 
@@ -124,11 +125,8 @@ def stop_operator(job: JobUnderTest) -> Iterator[None]:
     """Scale the operator to zero, and back on exit."""
     scale = ("scale", "--namespace", OPERATOR_NAMESPACE, DEPLOYMENT)
     job.installation.kubectl(*scale, "--replicas=0")
-    deadline = time.monotonic() + 60
-    while job.installation.kubectl("get", "pods", "-n", OPERATOR_NAMESPACE, "-o", "name").strip():
-        if time.monotonic() > deadline:
-            raise TimeoutError("the operator still runs 60 s after it was scaled to zero")
-        time.sleep(0.5)
+    list_pods = ("get", "pods", "-n", OPERATOR_NAMESPACE, "-o", "name")
+    wait_until(lambda: not job.installation.kubectl(*list_pods).strip(), goal="no replica of the operator runs")
     try:
         yield
     finally:
@@ -157,15 +155,15 @@ def edit_job_without_operator(job: JobUnderTest) -> Iterator[None]:
 
 
 RELEASE_FAULTS = {
-    "unknown-field": InjectedFault(make_program_fields(), set_unknown_field),
+    "unknown-field": InjectedFault(set_unknown_field),
     "operator-upgraded": InjectedFault(
-        lambda _: {"training": build_training_fields(max_steps=60, save_steps=20)},
         upgrade_default_image,
+        lambda _: {"training": build_training_fields(max_steps=60, save_steps=20)},
         injection_step=22,
     ),
-    "finished-job-patched": InjectedFault(make_program_fields(), patch_finished_job, is_isolated=True),
+    "finished-job-patched": InjectedFault(patch_finished_job, is_isolated=True),
     "applied-again-later": InjectedFault(
-        make_program_fields("--save-seconds", "5"), recreate_job_in_second_attempt, is_isolated=True
+        recreate_job_in_second_attempt, make_program_fields("--save-seconds", "5"), is_isolated=True
     ),
-    "edited-while-operator-away": InjectedFault(make_program_fields(), edit_job_without_operator),
+    "edited-while-operator-away": InjectedFault(edit_job_without_operator),
 }

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 from finetune_operator import names
-from testing.faults.catalog.fault import InjectedFault, InjectionTime, build_program_fields, make_program_fields
+from testing.faults.catalog.fault import build_program_fields, build_start_fault, make_program_fields
 from testing.faults.job_under_test import JobUnderTest, RawBody
+from testing.faults.waiting import wait_until
 from testing.processes.operator_stack import build_example_job
 
 SCHEDULABLE_LABEL, SECRET, QUOTA = "chaos-room", "chaos-token", "chaos-quota"
@@ -44,23 +44,16 @@ def limit_quota(job: JobUnderTest, *, pods: int = 0) -> Iterator[None]:
     spec = {"hard": {"pods": str(pods)}}
     job.installation.apply({"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": QUOTA}, "spec": spec})
     try:
-        wait_for_quota(job)
+        wait_until(lambda: is_quota_processed(job), goal="the ResourceQuota is processed", timeout_seconds=20)
         yield
     finally:
         job.installation.kubectl("delete", "resourcequota", QUOTA)
 
 
-def wait_for_quota(job: JobUnderTest) -> None:
-    """Wait for the quota controller, because a quota without status rejects all pods with another message."""
-    deadline = time.monotonic() + 20
-    while (
-        not json.loads(job.installation.kubectl("get", "resourcequota", QUOTA, "-o", "json"))
-        .get("status", {})
-        .get("hard")
-    ):
-        if time.monotonic() > deadline:
-            raise TimeoutError("the ResourceQuota was not processed within 20 s")
-        time.sleep(0.1)
+def is_quota_processed(job: JobUnderTest) -> bool:
+    """Return whether the quota has a status; without it, all pods are rejected with another message."""
+    quota = json.loads(job.installation.kubectl("get", "resourcequota", QUOTA, "-o", "json"))
+    return bool(quota.get("status", {}).get("hard"))
 
 
 @contextmanager
@@ -149,74 +142,41 @@ def find_image_without_python(job: JobUnderTest) -> str:
 TOKEN = [{"name": "TOKEN", "valueFrom": {"secretKeyRef": {"name": SECRET, "key": "token"}}}]
 
 START_FAULTS = {
-    "image-missing": InjectedFault(
-        make_program_fields(image="localhost/chaos/none:v0", pendingDeadlineSeconds=30),
-        injection_time=InjectionTime.BEFORE_CREATION,
+    "image-missing": build_start_fault(
+        build_spec_fields=make_program_fields(image="localhost/chaos/none:v0", pendingDeadlineSeconds=30),
         is_isolated=True,
     ),
-    "image-name-invalid": InjectedFault(
-        make_program_fields(image="localhost/Not A Name"),
-        injection_time=InjectionTime.BEFORE_CREATION,
-        is_isolated=True,
+    "image-name-invalid": build_start_fault(
+        build_spec_fields=make_program_fields(image="localhost/Not A Name"), is_isolated=True
     ),
-    "image-without-python": InjectedFault(
-        lambda job: build_program_fields(image=find_image_without_python(job)),
-        injection_time=InjectionTime.BEFORE_CREATION,
-        is_isolated=True,
+    "image-without-python": build_start_fault(
+        build_spec_fields=lambda job: build_program_fields(image=find_image_without_python(job)), is_isolated=True
     ),
-    "unschedulable": InjectedFault(
-        lambda _: require_schedulable_label(),
-        make_unschedulable,
-        injection_time=InjectionTime.BEFORE_CREATION,
-        duration_seconds=8,
+    "unschedulable": build_start_fault(make_unschedulable, lambda _: require_schedulable_label(), duration_seconds=8),
+    "unschedulable-for-ever": build_start_fault(
+        make_unschedulable, lambda _: require_schedulable_label(pendingDeadlineSeconds=10)
     ),
-    "unschedulable-for-ever": InjectedFault(
-        lambda _: require_schedulable_label(pendingDeadlineSeconds=10),
-        make_unschedulable,
-        injection_time=InjectionTime.BEFORE_CREATION,
-    ),
-    "gang-incomplete": InjectedFault(
-        lambda _: require_schedulable_label(startupDeadlineSeconds=8, restartPolicy={"maxBackoffSeconds": 5}),
+    "gang-incomplete": build_start_fault(
         allow_one_node,
-        injection_time=InjectionTime.BEFORE_CREATION,
+        lambda _: require_schedulable_label(startupDeadlineSeconds=8, restartPolicy={"maxBackoffSeconds": 5}),
         duration_seconds=16,
     ),
-    "quota": InjectedFault(
-        make_program_fields(), limit_quota, injection_time=InjectionTime.BEFORE_CREATION, duration_seconds=8
-    ),
-    "quota-incomplete": InjectedFault(
-        make_program_fields(startupDeadlineSeconds=8, restartPolicy={"maxBackoffSeconds": 5}),
+    "quota": build_start_fault(limit_quota, duration_seconds=8),
+    "quota-incomplete": build_start_fault(
         partial(limit_quota, pods=1),
-        injection_time=InjectionTime.BEFORE_CREATION,
+        make_program_fields(startupDeadlineSeconds=8, restartPolicy={"maxBackoffSeconds": 5}),
         duration_seconds=16,
     ),
-    "config-map-deleted": InjectedFault(
-        lambda _: require_schedulable_label(),
-        remove_config_map,
-        injection_time=InjectionTime.BEFORE_CREATION,
-        duration_seconds=8,
+    "config-map-deleted": build_start_fault(
+        remove_config_map, lambda _: require_schedulable_label(), duration_seconds=8
     ),
-    "volume-missing": InjectedFault(
-        lambda _: mount_secret(),
-        remove_secret,
-        injection_time=InjectionTime.BEFORE_CREATION,
-        duration_seconds=65,
-        recovery_timeout_seconds=300,
+    "volume-missing": build_start_fault(
+        remove_secret, lambda _: mount_secret(), duration_seconds=65, recovery_timeout_seconds=300
     ),
-    "container-not-made": InjectedFault(
-        require_seccomp_profile,
-        remove_seccomp_profile,
-        injection_time=InjectionTime.BEFORE_CREATION,
-        duration_seconds=8,
-        is_isolated=True,
+    "container-not-made": build_start_fault(
+        remove_seccomp_profile, require_seccomp_profile, duration_seconds=8, is_isolated=True
     ),
-    "secret-missing": InjectedFault(
-        make_program_fields(env=TOKEN), remove_secret, injection_time=InjectionTime.BEFORE_CREATION, duration_seconds=8
-    ),
-    "dns-blocked": InjectedFault(
-        make_program_fields(), stop_dns, injection_time=InjectionTime.BEFORE_CREATION, duration_seconds=20
-    ),
-    "name-taken": InjectedFault(
-        make_program_fields(), create_foreign_service, injection_time=InjectionTime.BEFORE_CREATION, is_isolated=True
-    ),
+    "secret-missing": build_start_fault(remove_secret, make_program_fields(env=TOKEN), duration_seconds=8),
+    "dns-blocked": build_start_fault(stop_dns, duration_seconds=20),
+    "name-taken": build_start_fault(create_foreign_service, is_isolated=True),
 }

@@ -8,11 +8,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from testing.cluster.host.commands import HarnessError, run, try_run
+from testing.cluster.host.commands import run, try_run
 from testing.cluster.storage import TRAINER_USER
 from testing.faults.catalog.fault import InjectedFault, build_program_fault, build_program_fields, make_program_fields
 from testing.faults.catalog.rank_faults import build_injection_environment, set_hang_timeout
 from testing.faults.job_under_test import JobUnderTest
+from testing.faults.waiting import wait_until
 
 IMAGE_MIB = 64
 REPAIR_SECONDS = 5
@@ -42,13 +43,9 @@ def get_image_path(job: JobUnderTest) -> Path:
     return job.cluster.root / f"{job.name}.img"
 
 
-def unmount(folder: Path, *, timeout_seconds: float = 60) -> None:
+def unmount(folder: Path) -> None:
     """Unmount the folder as soon as no process uses it."""
-    deadline = time.monotonic() + timeout_seconds
-    while (result := try_run("umount", folder)).returncode:
-        if time.monotonic() > deadline:
-            raise HarnessError(f"{folder} cannot be unmounted: {result.stderr.strip()}")
-        time.sleep(0.5)
+    wait_until(lambda: try_run("umount", folder).returncode == 0, goal=f"{folder} is unmounted")
 
 
 @contextmanager
@@ -74,9 +71,11 @@ def make_output_read_only(job: JobUnderTest) -> Iterator[None]:
         )
         time.sleep(REPAIR_SECONDS)
         unmount(job.output)
-        wait_until_detached(get_image_path(job))
-        try_run("fsck.ext4", "-p", get_image_path(job))  # exits with 1 if it repaired something
-        run("mount", "-o", "loop", get_image_path(job), job.output)
+        # the containers of the attempt have mounts of their own
+        image = get_image_path(job)
+        wait_until(lambda: not run("losetup", "--associated", image).strip(), goal=f"{image} is detached")
+        try_run("fsck.ext4", "-p", image)  # exits with 1 if it repaired something
+        run("mount", "-o", "loop", image, job.output)
     finally:
         job.installation.kubectl("label", "node", *nodes, f"{job.name}=yes")
     yield
@@ -94,29 +93,18 @@ def mount_output_and_label_nodes(job: JobUnderTest) -> Iterator[None]:
             job.installation.kubectl("label", "node", *nodes, f"{job.name}-")
 
 
-def wait_until_detached(image: Path, *, timeout_seconds: float = 60) -> None:
-    """Wait until the containers of the attempt, which have mounts of their own, are gone."""
-    deadline = time.monotonic() + timeout_seconds
-    while run("losetup", "--associated", image).strip():
-        if time.monotonic() > deadline:
-            raise HarnessError(f"{image} is still in use after {timeout_seconds:.0f} s")
-        time.sleep(0.2)
-
-
 STORAGE_FAULTS = {
-    "volume-frozen": InjectedFault(
-        make_program_fields(), freeze_output, duration_seconds=15, is_isolated=True, prepare=mount_output
-    ),
+    "volume-frozen": InjectedFault(freeze_output, duration_seconds=15, is_isolated=True, prepare=mount_output),
     "volume-hangs": InjectedFault(
-        make_program_fields(restartPolicy=set_hang_timeout(10)),
         freeze_output,
+        make_program_fields(restartPolicy=set_hang_timeout(10)),
         duration_seconds=60,
         is_isolated=True,
         prepare=mount_output,
     ),
     "volume-read-only": InjectedFault(
-        lambda job: build_program_fields(podTemplate={"nodeSelector": {job.name: "yes"}}),
         make_output_read_only,
+        lambda job: build_program_fields(podTemplate={"nodeSelector": {job.name: "yes"}}),
         is_isolated=True,
         prepare=mount_output_and_label_nodes,
     ),

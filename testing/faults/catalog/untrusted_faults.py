@@ -163,13 +163,13 @@ def create_decoy_pod(job: JobUnderTest) -> Iterator[None]:
 
 
 UNTRUSTED_FAULTS = {
-    "deep-object": InjectedFault(make_program_fields(), create_deep_job),
-    "message-pattern": InjectedFault(make_program_fields(), send_pattern_message, is_isolated=True),
-    "message-numbers": InjectedFault(make_program_fields(), send_numbers_message, is_isolated=True),
+    "deep-object": InjectedFault(create_deep_job),
+    "message-pattern": InjectedFault(send_pattern_message, is_isolated=True),
+    "message-numbers": InjectedFault(send_numbers_message, is_isolated=True),
     "status-numbers": InjectedFault(
-        make_program_fields(env=build_injection_environment(INJECT_STATUS="1")), suspend, is_isolated=True
+        suspend, make_program_fields(env=build_injection_environment(INJECT_STATUS="1")), is_isolated=True
     ),
-    "messages-fuzzed": InjectedFault(make_program_fields(), end_nodes_with_random_messages),
-    "forged-config-map": InjectedFault(make_program_fields(), forge_config_map, is_isolated=True),
-    "decoy-pod": InjectedFault(make_program_fields(), create_decoy_pod, is_isolated=True),
+    "messages-fuzzed": InjectedFault(end_nodes_with_random_messages),
+    "forged-config-map": InjectedFault(forge_config_map, is_isolated=True),
+    "decoy-pod": InjectedFault(create_decoy_pod, is_isolated=True),
 }

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from testing.faults.expected.control_plane import CONTROL_PLANE, DATA
+from testing.faults.expected.jobs import DATA, RANKS, RESOURCES, STARTS
 from testing.faults.expected.pods import K8S_NODES, PODS, USER_CHANGES
-from testing.faults.expected.ranks import RANKS, RESOURCES
-from testing.faults.expected.shared_cluster import SHARED_CLUSTER
-from testing.faults.expected.starts import STARTS
-from testing.faults.expected.untrusted import UNTRUSTED
+from testing.faults.expected.shared_cluster import CONTROL_PLANE, SHARED_CLUSTER, UNTRUSTED
 
 EXPECTATIONS = (
     *RANKS,

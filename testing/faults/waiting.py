@@ -1,0 +1,21 @@
+"""Wait until a condition of the cluster is met."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+
+def wait_until(
+    predicate: Callable[[], object], *, goal: str, timeout_seconds: float = 60, interval_seconds: float = 0.2
+) -> float:
+    """Wait until the predicate returns something true; return the seconds that it took.
+
+    Raises: TimeoutError that contains the goal.
+    """
+    started_at = time.monotonic()
+    while not predicate():
+        if time.monotonic() > started_at + timeout_seconds:
+            raise TimeoutError(f"not within {timeout_seconds:.0f} s: {goal}")
+        time.sleep(interval_seconds)
+    return round(time.monotonic() - started_at, 1)
