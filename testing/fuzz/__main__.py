@@ -14,12 +14,11 @@ from collections.abc import Callable
 from functools import partial
 
 from testing.fuzz.cases import build_case, build_message, build_response
-from testing.fuzz.measurements import Result, explain_slow_example, run_examples
+from testing.fuzz.measurements import Result, run_examples
 from testing.fuzz.passes import parse_text, run_case
 
 SLOW_SECONDS = 0.2
 PASSES_SHARE = 0.85  # of the limit in minutes; parsing five times as many texts takes an eighth of the time
-MAX_EXPLAINED = 20  # slow examples that are repeated
 PARSERS: dict[str, Callable[[random.Random], str]] = {"message": build_message, "response": build_response}
 
 
@@ -47,9 +46,6 @@ def main() -> int:
         parsed = run(_prepare_text, seeds, deadline=started_at + seconds)
         for title, measurements in (("passes", passes), ("texts", parsed)):
             print(measurements.render(title, slow_seconds=SLOW_SECONDS))
-        for prepare, measurements in ((prepare_passes, passes), (_prepare_text, parsed)):
-            for seed, taken in list(measurements.slow_seeds.items())[:MAX_EXPLAINED]:
-                print(explain_slow_example(prepare, seed, taken))
     failures = (*passes.failures.values(), *parsed.failures.values())
     for failure in failures:
         print(failure.render())

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import cProfile
-import pstats
 import signal
 import time
 import traceback
@@ -12,12 +10,10 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from types import FrameType
 
 PROGRESS_INTERVAL_SECONDS = 60.0
-REPETITIONS = 3  # of a slow example
-EXPLAINED_FUNCTIONS = 4
+MAX_LISTED = 20  # slow examples
 CPU_LIMIT_SECONDS = 20.0  # of one example; the slowest ones need less than a second
 
 
@@ -76,7 +72,7 @@ class Measurements:
             self.slow_seeds[seed] = longest
 
     def render(self, title: str, *, slow_seconds: float) -> str:
-        """Return the number of passes or texts, their CPU time, and the number of examples per kind and outcome."""
+        """Return the number of passes or texts, their CPU times, slow seeds, and the number per kind and outcome."""
         ordered = sorted(self.cpu_seconds)
         if not ordered:
             return f"0 {title}"
@@ -87,6 +83,10 @@ class Measurements:
             f"{count} {title} (seeds {self.first_seed} to {self.first_seed + self.examples - 1})"
             f" in {self.wall_seconds:.0f} s, {self.total_cpu_seconds:.0f} s of CPU",
             f"  CPU of one: {times}; {len(self.slow_seeds)} over {1000 * slow_seconds:.0f} ms",
+            *(
+                f"  seed {seed} took {1000 * seconds:.0f} ms"
+                for seed, seconds in list(self.slow_seeds.items())[:MAX_LISTED]
+            ),
             *(f"  {kind}: {outcome} {number}" for (kind, outcome), number in sorted(self.outcomes.items())),
         ]
         return "\n".join(lines)
@@ -135,22 +135,3 @@ def run_examples(prepare: Prepare, seeds: range, *, deadline: float, slow_second
     measurements.wall_seconds = time.monotonic() - started_at
     measurements.total_cpu_seconds = time.thread_time() - cpu_before
     return measurements
-
-
-def explain_slow_example(prepare: Prepare, seed: int, seconds: float) -> str:
-    """Repeat a slow example; return the shortest CPU time of its longest pass and the functions that use most of it."""
-    results = [prepare(seed)() for _ in range(REPETITIONS)]
-    repeated = min(max(result.cpu_seconds) for result in results)
-    run = prepare(seed)
-    profile = cProfile.Profile(time.thread_time)
-    profile.runcall(run)
-    statistics = pstats.Stats(profile).stats  # type: ignore[attr-defined]
-    by_own_time = sorted(statistics.items(), key=lambda item: -item[1][2])[:EXPLAINED_FUNCTIONS]
-    functions = ", ".join(
-        f"{function} ({Path(file).name}:{line}) {calls} calls {1000 * own:.0f} ms"
-        for (file, line, function), (_, calls, own, _, _) in by_own_time
-    )
-    return (
-        f"seed {seed} ({results[0].kind}: {results[0].outcome}) took {1000 * seconds:.0f} ms of CPU,"
-        f" repeated {1000 * repeated:.0f} ms; in the profile: {functions}"
-    )

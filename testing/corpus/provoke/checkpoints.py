@@ -64,10 +64,6 @@ def _load_missing_shard(folder: Path) -> None:
     AutoModelForCausalLM.from_pretrained("./sh")
 
 
-def _save_into_missing_folder(folder: Path) -> None:
-    torch.save(_WEIGHTS, "runs/exp/model.pt")
-
-
 PROVOCATIONS: dict[str, Callable[[Path], object]] = {
     "safetensors header with an unknown dtype": lambda folder: _load_safetensors(folder, _use_unknown_dtype),
     "safetensors offset flipped": lambda folder: _load_safetensors(folder, _change_shape),
@@ -83,9 +79,7 @@ PROVOCATIONS: dict[str, Callable[[Path], object]] = {
     ),
     "garbage in place of a checkpoint": lambda folder: _load_torch(folder, b"\x91" * 4096),
     "garbage, weights_only=False": lambda folder: _load_torch(folder, b"t" * 4096, weights_only=False),
-    "torch.load of absent file": lambda folder: torch.load("checkpoints/last.pt"),
     "torch.load weights_only on pickled config object": _load_pickled_object,
-    "torch.save into missing folder": _save_into_missing_folder,
     "second shard gone": _load_missing_shard,
     "all zeros after a power cut": lambda folder: _load_torch(folder, bytes(4096), weights_only=False),
 }

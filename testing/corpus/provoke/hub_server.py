@@ -1,12 +1,9 @@
-"""An HTTP server on this machine that answers like the Hub when it fails."""
+"""Handler of HTTP requests that responds like the Hub when it fails."""
 
-import contextlib
 import socket
 import struct
-import threading
 import time
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 
 _STATUS_BODIES = {
     401: "Invalid credentials in Authorization header",
@@ -32,7 +29,7 @@ _HUB_ERRORS = {
 }
 
 
-class _FailingHub(BaseHTTPRequestHandler):
+class FailingHub(BaseHTTPRequestHandler):
     """Handler whose failure is chosen by the name of the model in the path."""
 
     protocol_version = "HTTP/1.1"
@@ -70,23 +67,3 @@ class _FailingHub(BaseHTTPRequestHandler):
 
     def log_message(self, *arguments: object) -> None:
         """Write no access log."""
-
-
-@contextlib.contextmanager
-def serve_failing_hub() -> Iterator[str]:
-    """Serve the failures until the context ends; yields the URL of the server."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _FailingHub)
-    server.handle_error = lambda request, client_address: None  # type: ignore[method-assign]
-    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        server.server_close()
-
-
-def find_free_port() -> int:
-    """Return a port of this machine on which nothing listens."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])

@@ -2,7 +2,6 @@
 
 import datetime
 import http.server
-import os
 import socket
 import urllib.request
 from collections.abc import Callable
@@ -11,18 +10,18 @@ from typing import Any
 
 import huggingface_hub
 import requests
-import torch.distributed
-import transformers
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from testing.corpus.provoke.hub_server import find_free_port, serve_failing_hub
+from testing.corpus.provoke.hub_server import FailingHub
+from testing.fakes.http_server import serve_in_background
+from testing.processes.supervisors import find_free_port
 
 
 def _use_hub(call: Callable[[str], object]) -> Callable[[Path], None]:
     """Return a provocation that calls a function with the URL of a failing server."""
 
     def provoke(folder: Path) -> None:
-        with serve_failing_hub() as url:
+        with serve_in_background(FailingHub) as url:
             call(url)
 
     return provoke
@@ -67,15 +66,6 @@ def _listen_on_taken_port(folder: Path) -> None:
         http.server.HTTPServer(listener.getsockname(), http.server.BaseHTTPRequestHandler)
 
 
-def _init_group(**environment: str) -> None:
-    os.environ.update(environment)
-    try:
-        torch.distributed.init_process_group("gloo", timeout=_seconds(1))
-    finally:
-        for name in environment:
-            del os.environ[name]
-
-
 PROVOCATIONS: dict[str, Callable[[Path], object]] = {
     "server answers 401 to snapshot_download": _use_hub(lambda url: _snapshot(url, "m-401")),
     "503 on snapshot_download": _use_hub(lambda url: _snapshot(url, "m-503")),
@@ -99,13 +89,6 @@ PROVOCATIONS: dict[str, Callable[[Path], object]] = {
     "connection reset": _use_hub(lambda url: _fetch(f"{url}/m-reset")),
     "Hub port closed": _use_closed_port(lambda url: _fetch(f"{url}/acme/x/resolve/main/config.json")),
     "503 through urllib": _use_hub(lambda url: urllib.request.urlopen(f"{url}/m-503")),  # noqa: S310
-    "invalid repo id": lambda folder: huggingface_hub.snapshot_download("acme//x--y"),
-    "invalid repo id with two slashes": lambda folder: transformers.AutoConfig.from_pretrained("acme/team/tiny"),
     "store.wait for a key the peer never sets": _wait_for_missing_key,
     "own metrics endpoint on a taken port": _listen_on_taken_port,
-    "RANK not set": lambda folder: _init_group(MASTER_ADDR="127.0.0.1"),
-    "MASTER_PORT beyond 65535": lambda folder: _init_group(
-        MASTER_ADDR="127.0.0.1", MASTER_PORT="70000", RANK="0", WORLD_SIZE="1"
-    ),
-    "collective before init_process_group": lambda folder: torch.distributed.all_reduce(torch.ones(1)),
 }

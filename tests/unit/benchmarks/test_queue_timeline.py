@@ -6,7 +6,6 @@ from benchmarks.queue.job_plans import JobAction, plan_queued_jobs
 from benchmarks.queue.quota_observer import count_pods_without_quota
 from benchmarks.queue.timeline import (
     GpuUse,
-    IdleCause,
     UseChange,
     WaitStage,
     find_idle_intervals,
@@ -56,20 +55,6 @@ def test_gpus_are_idle_while_the_smallest_waiting_job_fits() -> None:
 
     # the big job fits from 10 s, which is the end of the timeline
     assert [(i.start, i.end, i.gpu_seconds) for i in intervals] == [(2, 5, 6)]
-
-
-def test_idle_time_is_attributed_to_what_the_fitting_job_waits_for() -> None:
-    changes = [
-        wait(0, "a", 1, WaitStage.PODS),
-        wait(1, "a", 1, WaitStage.QUEUE),
-        run(3, "victim", 4, is_evicted=True),
-        end(6, "victim"),
-        run(7, "a", 1),
-    ]
-
-    (interval,) = find_idle_intervals(changes, quota=8)
-
-    assert interval.seconds_by_cause == {IdleCause.OPERATOR: 1, IdleCause.KUEUE: 3, IdleCause.EVICTION: 3}
 
 
 def test_admission_delay_begins_when_the_job_fits_without_interruption() -> None:

@@ -26,72 +26,10 @@ from testing.documented_commands import (
 )
 from translations import BLOCK
 
-PAGE = """\
-# Page
-
-```bash
-finetune plan job.yaml
-```
-
-It prints:
-
-```
-nodes    1
-```
-
-```yaml
-kind: FineTuneJob
-```
-
-## Other section
-
-```
-not an output of the block above
-```
-
-<!-- not run: it needs GPUs -->
-```bash
-finetune run job.yaml
-```
-
-<!-- interrupted after: Complete -->
-```bash
-kubectl get ftj --watch
-```
-
-<!-- exit code: 1 -->
-```bash
-finetune estimate job.yaml
-```
-"""
-
-
-def test_blocks_are_read_with_their_comments_and_outputs() -> None:
-    plan, run, watch, estimate = read_blocks(PAGE, page="page.md")
-
-    assert plan == CommandBlock("page.md", 3, "finetune plan job.yaml\n", outputs=("nodes    1\n",))
-    assert (run.not_run, run.place) == ("it needs GPUs", Place.NOWHERE)
-    assert (watch.interrupted_after, watch.place) == ("Complete", Place.CLUSTER)
-    assert (estimate.exit_code, estimate.place) == (1, Place.LAPTOP)
-
 
 def test_unknown_comment_before_a_block_is_an_error() -> None:
     with pytest.raises(ValueError, match=r"page\.md:2: the comment before the block"):
         list(read_blocks("<!-- not tested: it needs GPUs -->\n```bash\nls\n```\n", page="page.md"))
-
-
-@pytest.mark.parametrize(
-    ("commands", "place"),
-    [
-        pytest.param("finetune plan job.yaml\n", Place.LAPTOP, id="local command"),
-        pytest.param("cd run\nfinetune submit job.yaml\n", Place.CLUSTER, id="command of a job"),
-        pytest.param("finetune plan job.yaml\nkubectl apply -f job.yaml\n", Place.CLUSTER, id="both"),
-        pytest.param("make cluster-claim CLAIM=models\n", Place.CLUSTER, id="make"),
-        pytest.param("pip install .\n", Place.PACKAGE_INDEX, id="installation"),
-    ],
-)
-def test_place_of_a_block_follows_from_its_commands(commands: str, place: Place) -> None:
-    assert CommandBlock("page.md", 1, commands).place is place
 
 
 def test_each_block_of_the_pages_is_in_one_place() -> None:
@@ -109,10 +47,6 @@ def test_each_block_of_the_pages_is_in_one_place() -> None:
 @pytest.mark.parametrize("page", list_pages(), ids=lambda page: str(page.relative_to(ROOT)))
 def test_commands_are_in_blocks_with_the_language_bash(page: Path) -> None:
     assert find_unlabelled_commands(page.read_text()) == ()
-
-
-def test_commands_without_a_language_are_found() -> None:
-    assert find_unlabelled_commands("```\n$ kubectl get ftj\n```\n\n```\nname: x\n```\n") == ("$ kubectl get ftj",)
 
 
 def test_local_commands_are_commands_of_the_program() -> None:

@@ -8,7 +8,7 @@ import pytest
 from finetune_api.v1alpha1.reasons import Reason
 from testing.faults.__main__ import compute_exit_code
 from testing.faults.expectation import Expectation, ExpectedValue, expect_restart
-from testing.faults.matrix_page import ClusterSetup, format_median_and_range, render_page
+from testing.faults.matrix_page import ClusterSetup, render_page
 from testing.faults.outcome import FaultRun, ObservedFailure, find_deviations, parse_status
 
 EXPECTED = Expectation(
@@ -119,32 +119,6 @@ def test_fault_without_run_is_listed_and_causes_exit_code_1() -> None:
 
     assert page.count("**not run**") == 1
     assert compute_exit_code([EXPECTED, other_expectation], [GOOD]) == 1
-
-
-def test_table_contains_median_and_range_of_all_runs() -> None:
-    slower_run = replace(GOOD, detected_seconds=2.0, again_seconds=None)
-
-    page = render_page([EXPECTED], [GOOD, slower_run, GOOD], SETUP)
-
-    (row,) = (line for line in page.splitlines() if line.startswith("| `rank-sigkill`"))
-    assert [cell.strip() for cell in row.strip("|").split(" | ")] == [
-        "`rank-sigkill`: SIGKILL to rank 3",
-        "RankKilled (transient), Restart; Complete",
-        "RankKilled (transient), Restart; Complete",
-        "1.2 (1.2 to 2.0)",
-        "5.5",
-        "7",
-        "3 of 3",
-    ]
-    assert "3 runs of 1 faults; 0 not as expected" in page
-    assert "one at a time" in page
-    assert "The host was busy." in render_page([EXPECTED], [GOOD], replace(SETUP, note="The host was busy."))
-    assert "up to 3 at a time" in render_page([EXPECTED], [GOOD, replace(GOOD, at_once=3)], SETUP)
-    assert format_median_and_range([None]) == ""
-
-
-def test_run_round_trips_through_json() -> None:
-    assert FaultRun.from_json(GOOD.to_json()) == GOOD
 
 
 def test_run_fields_are_parsed_from_final_status() -> None:
