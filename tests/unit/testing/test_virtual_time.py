@@ -1,4 +1,4 @@
-"""Tests of the event loop with virtual time."""
+"""Test of the event loop with virtual time."""
 
 import asyncio
 
@@ -36,11 +36,3 @@ def test_a_task_group_cancels_its_tasks_in_the_same_order_each_time() -> None:
 
     assert sorted(orders[0]) == list(range(50))
     assert orders[1:] == [orders[0]] * 2
-
-
-def test_time_advances_while_all_tasks_wait() -> None:
-    async def wait() -> float:
-        await asyncio.sleep(3600)
-        return asyncio.get_running_loop().time()
-
-    assert run_in_virtual_time(wait()) == 3600

@@ -1,13 +1,12 @@
 """Tests of building components from Go modules."""
 
 import fcntl
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from testing.cluster.host.cache import Cache
-from testing.cluster.host.versions import PINNED, list_staging_modules
+from testing.cluster.host.versions import PINNED
 from testing.cluster.images.go_build import (
     SOURCES,
     LocalMainComponent,
@@ -17,27 +16,6 @@ from testing.cluster.images.go_build import (
 )
 
 OWN_MAINS = [component for component in list_components(PINNED).values() if isinstance(component, LocalMainComponent)]
-
-
-def build_kubernetes(version: str) -> LocalMainComponent:
-    component = list_components(replace(PINNED, kubernetes=version))["kubernetes"]
-    assert isinstance(component, LocalMainComponent)
-    return component
-
-
-@pytest.mark.parametrize(
-    ("version", "expected_count"),
-    [
-        pytest.param("1.35.4", 31, id="before streaming became a module"),
-        pytest.param("1.36.3", 33, id="with streaming modules"),
-    ],
-)
-def test_every_staging_module_has_a_replace_directive_with_matching_version(version: str, expected_count: int) -> None:
-    text = render_go_mod(build_kubernetes(version))
-
-    replaced_modules = [line for line in text.splitlines() if "=>" in line]
-    assert len(replaced_modules) == len(list_staging_modules(version)) == expected_count
-    assert all(line.endswith(f" v0.{version.removeprefix('1.')}") for line in replaced_modules)
 
 
 @pytest.mark.parametrize("component", OWN_MAINS, ids=lambda component: component.component)

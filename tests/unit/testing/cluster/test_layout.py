@@ -1,6 +1,5 @@
-"""Tests of the names, addresses and networks of a cluster."""
+"""Tests of the networks of a cluster and of its name."""
 
-from dataclasses import replace
 from ipaddress import IPv4Network
 from pathlib import Path
 
@@ -10,15 +9,7 @@ from testing.cluster.host.addresses import AddressPlan, IpFamily, build_address_
 from testing.cluster.host.layout import MAX_NODES, ClusterLayout, check_name, choose_network
 
 LARGEST = ClusterLayout(name="abcdefgh", root=Path("/c"), node_count=MAX_NODES, network=IPv4Network("10.90.0.0/16"))
-LONGEST_DEVICE_NAME = 15
 PLANS = build_address_plans(LARGEST.network, IpFamily.DUAL)
-
-
-def test_device_names_fit_the_kernel_limit_for_the_longest_cluster_name() -> None:
-    names = {LARGEST.bridge, *(node.host_link for node in LARGEST.nodes)}
-
-    assert len(names) == MAX_NODES + 1
-    assert max(map(len, names)) <= LONGEST_DEVICE_NAME
 
 
 @pytest.mark.parametrize("plan", PLANS, ids=["IPv4", "IPv6"])
@@ -39,18 +30,6 @@ def test_every_node_has_its_own_address_and_pod_network(plan: AddressPlan) -> No
     assert all(network[0] in plan.pods_network and network[-1] in plan.pods_network for network in pods)
     assert len({*addresses} | {plan.host_address}) == MAX_NODES + 1
     assert all(address in plan.node_network for address in addresses)
-
-
-@pytest.mark.parametrize(
-    ("family", "api_server"),
-    [
-        pytest.param(IpFamily.IPV4, "https://10.90.0.1:26443", id="IPv4"),
-        pytest.param(IpFamily.IPV6, "https://[fd10:90::1]:26443", id="IPv6"),
-        pytest.param(IpFamily.DUAL, "https://10.90.0.1:26443", id="dual stack"),
-    ],
-)
-def test_api_server_has_an_address_of_the_primary_family(family: IpFamily, api_server: str) -> None:
-    assert replace(LARGEST, ip_family=family).api_server == api_server
 
 
 def test_network_with_a_route_on_the_host_is_not_chosen() -> None:
