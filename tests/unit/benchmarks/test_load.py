@@ -1,16 +1,9 @@
-"""Tests that the floor of `make bench` sends the requests that a job needs, and of the figures."""
+"""Tests that the floor of `make bench` sends the requests that a job needs."""
 
 import json
-import math
 
-import pytest
-
-from benchmarks.load.contender import ControllerMetrics
-from benchmarks.load.figures import summarise_turn
 from benchmarks.load.floor_requests import render_attempts, render_status_write
 from benchmarks.load.job_bodies import build_job_body
-from benchmarks.load.turn import BurstResult, JobDurations, LoadSize, TurnResult
-from benchmarks.load.usage import CLUSTER_PROGRAMS, CONTROLLERS, Usage
 from benchmarks.rig import NAMESPACE
 from finetune_api.v1alpha1.job import FineTuneJob
 from finetune_operator.core.actions import Create
@@ -46,21 +39,3 @@ def test_floor_writes_the_statuses_of_a_restart() -> None:
     written = json.loads(render_status_write({**build_job_body("bert", NODES), "metadata": metadata}, first.running))
     assert written["status"] == json.loads(first.running)
     assert "managedFields" not in written["metadata"]
-
-
-def build_turn(*, running: tuple[float, ...], controllers: float | None) -> TurnResult:
-    seconds = dict.fromkeys(CLUSTER_PROGRAMS, 1.0) | ({} if controllers is None else {CONTROLLERS: controllers})
-    durations = [JobDurations(created=value / 2, running=value) for value in running]
-    burst = BurstResult(durations, Usage(seconds, 40.0, ControllerMetrics()))
-    return TurnResult(durations, durations, burst, burst, memory_mib=0.0)
-
-
-def test_figures_of_a_turn_count_jobs_that_never_ran() -> None:
-    figures = summarise_turn(build_turn(running=(2.0, 4.0, 300.0), controllers=None), LoadSize(3, 4, 3))
-
-    assert figures["restart of 3 x 4, all running, p50"] == 4.0
-    assert figures["restart of 3 x 4, all running, p99"] == 300.0
-    assert figures["restart: jobs not running after 300 s"] == 1
-    assert figures["CPU of both bursts, all programs"] == 2.0 * len(CLUSTER_PROGRAMS)
-    assert math.isnan(figures["CPU of both bursts, controllers"])
-    assert figures["API requests per job, launch"] == pytest.approx(40 / 3)

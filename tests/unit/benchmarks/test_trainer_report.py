@@ -1,17 +1,16 @@
-"""Tests of the reports of `make bench-trainer` and `make bench-gpu`."""
+"""Tests of the figures of `make bench-trainer` and `make bench-gpu`."""
 
 import re
 
 import torch
 
-from benchmarks.trainer.comparison import BenchmarkCase, ContenderResult
+from benchmarks.trainer.comparison import ContenderResult
 from benchmarks.trainer.contenders.attention_recorder import AttentionRecorder
-from benchmarks.trainer.report import compute_speedups, describe_case, format_median_and_range
+from benchmarks.trainer.report import compute_speedups, format_median_and_range
 from benchmarks.trainer.synthetic_data import summarise_forecast
-from benchmarks.trainer.task import EpochContent, Measurement, MemoryForecast, Task
+from benchmarks.trainer.task import Measurement, MemoryForecast
 from finetune_trainer.memory.breakdown import MemoryBreakdown, MemoryPart
 
-TASK = Task("model", "rows", "columns", "output", "sft", "", False, True, False, 4, 4, 512, "float32", False)
 OURS = ContenderResult(
     [
         Measurement(seconds=2, cpu_seconds=2),
@@ -32,19 +31,6 @@ def test_speedup_is_the_ratio_of_peer_time_to_our_time_in_each_round() -> None:
     assert compute_speedups(OURS, PEER) == [2.0, 1.0, 1.5]
     assert compute_speedups(OURS, PEER, use_cpu_time=True) == [1.5, 1.5, 1.5]
     assert format_median_and_range(compute_speedups(OURS, PEER)) == "1.50 (1.00 to 2.00)"
-
-
-def test_gpu_report_contains_mfu_memory_and_attention_kernels() -> None:
-    gib = 2**30
-    measurement = Measurement(seconds=2, peak_bytes=5 * gib, reserved_bytes=6 * gib, attention="flash: 2 shapes")
-    forecast = MemoryForecast(total=9 * gib, allocated=7 * gib, reserved=8 * gib)
-    case = BenchmarkCase("LoRA SFT", TASK, EpochContent(samples=30, tokens=6000, flops=3e12, forecast=forecast))
-
-    _, line, kernels = describe_case(case, {"ours": ContenderResult([measurement])}, peak_flops=3e12)
-
-    assert "mfu 50.0%" in line
-    assert "peak 5.0 of 7.0 GiB forecast   reserved 6.0 of 8.0 GiB forecast" in line
-    assert kernels.strip() == "attention kernels: flash: 2 shapes"
 
 
 def test_forecast_of_counters_excludes_memory_that_they_do_not_contain() -> None:
