@@ -1,11 +1,9 @@
 """Provokes errors of the installed libraries and reads them as the corpus stores them."""
 
 import contextlib
-import importlib.metadata
 import io
 import os
 import re
-import sys
 import sysconfig
 import tempfile
 import warnings
@@ -25,15 +23,6 @@ _SITE_PACKAGES = sysconfig.get_path("purelib")
 
 
 @dataclass(frozen=True)
-class ProvokedSource:
-    """Source of a corpus entry that was provoked: what was done, with which version of which library."""
-
-    description: str
-    library: str
-    version: str
-
-
-@dataclass(frozen=True)
 class ProvokedError:
     """Class and text of an error, with placeholders instead of the paths of this machine."""
 
@@ -41,20 +30,11 @@ class ProvokedError:
     text: str
 
 
-def parse_source(source: str) -> ProvokedSource | None:
-    """Return the source of an entry that a provocation reproduces, or None for every other source."""
+def find_description(source: str) -> str | None:
+    """Return the description in the source of an entry if a provocation reproduces it, otherwise None."""
     prefix, _, details = source.partition(": ")
-    description, _, origin = details.rpartition(", ")
-    if prefix != "provoked" or description not in PROVOCATIONS:
-        return None
-    return ProvokedSource(description, *origin.split(" ", 1))
-
-
-def installed_version(library: str) -> str:
-    """Return the version of an installed library without its build, such as `+cpu`; of Python without the patch."""
-    if library == "python":
-        return "{}.{}".format(*sys.version_info)
-    return importlib.metadata.version(library).partition("+")[0]
+    description = details.rpartition(", ")[0]
+    return description if prefix == "provoked" and description in PROVOCATIONS else None
 
 
 def provoke(description: str) -> ProvokedError:
