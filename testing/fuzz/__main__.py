@@ -8,17 +8,21 @@ from __future__ import annotations
 import argparse
 import asyncio
 import random
+import signal
 import sys
 import time
-from collections.abc import Callable
-from functools import partial
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
 
 from testing.fuzz.cases import build_case, build_message, build_response
-from testing.fuzz.measurements import Result, run_examples
 from testing.fuzz.passes import parse_text, run_case
 
-SLOW_SECONDS = 0.2
+SLOW_SECONDS = 0.2  # of CPU
+CPU_LIMIT_SECONDS = 20.0  # of one example; the slowest ones need less than a second
 PASSES_SHARE = 0.85  # of the limit in minutes; parsing five times as many texts takes an eighth of the time
+MAX_FAILURES = 20
 PARSERS: dict[str, Callable[[random.Random], str]] = {"message": build_message, "response": build_response}
 
 
@@ -34,46 +38,73 @@ def main() -> int:
     texts = 5 * options.passes if options.texts is None else options.texts
     started_at, seconds = time.monotonic(), 60 * options.minutes
     with asyncio.Runner() as runner:
-        prepare_passes = partial(_prepare_passes, runner=runner)
-        run = partial(run_examples, slow_seconds=SLOW_SECONDS)
+
+        def run_passes(seed: int) -> float:
+            return max(run_case(build_case(seed), runner)[1])
+
         if options.replay is not None:
             print(build_case(options.replay))
-            print(prepare_passes(options.replay)())
+            print(f"{run_passes(options.replay):.3f} s of CPU")
             return 0
         seeds = range(options.seed, options.seed + options.passes)
-        passes = run(prepare_passes, seeds, deadline=started_at + PASSES_SHARE * seconds)
+        failures = run_examples("passes", run_passes, seeds, deadline=started_at + PASSES_SHARE * seconds)
         seeds = range(options.seed, options.seed + texts)
-        parsed = run(_prepare_text, seeds, deadline=started_at + seconds)
-        for title, measurements in (("passes", passes), ("texts", parsed)):
-            print(measurements.render(title, slow_seconds=SLOW_SECONDS))
-    failures = (*passes.failures.values(), *parsed.failures.values())
-    for failure in failures:
-        print(failure.render())
-    print(f"{len(failures)} unforeseen exceptions" if failures else "0 unforeseen exceptions")
+        failures += run_examples("texts", run_parser, seeds, deadline=started_at + seconds)
     return 1 if failures else 0
 
 
-def _prepare_passes(seed: int, *, runner: asyncio.Runner) -> Callable[[], Result]:
-    case = build_case(seed)
-
-    def run() -> Result:
-        outcome, cpu_seconds = run_case(case, runner)
-        return Result(case.kind, outcome, cpu_seconds)
-
-    return run
-
-
-def _prepare_text(seed: int) -> Callable[[], Result]:
+def run_parser(seed: int) -> float:
+    """Parse the text of this seed and return the CPU seconds."""
     source = random.Random(seed)
     kind = source.choice(tuple(PARSERS))
     text = PARSERS[kind](source)
+    started_at = time.thread_time()
+    parse_text(kind, text)
+    return time.thread_time() - started_at
 
-    def run() -> Result:
-        started_at = time.thread_time()
-        outcome = parse_text(kind, text)
-        return Result(kind, outcome, [time.thread_time() - started_at])
 
-    return run
+def run_examples(title: str, run: Callable[[int], float], seeds: range, *, deadline: float) -> int:
+    """Run one example per seed until the deadline, a time of the monotonic clock; return the number of failures.
+
+    run: runs the example of a seed, and returns its CPU seconds.
+    """
+    slowest, count, failures = 0.0, 0, 0
+    for seed in seeds:
+        count += 1
+        try:
+            with limit_cpu_time():
+                cpu_seconds = run(seed)
+        except Exception:  # whatever the operator does not foresee is the result of this program
+            failures += 1
+            print(f"unforeseen exception with seed {seed}:\n{traceback.format_exc(limit=-12)}", flush=True)
+        else:
+            slowest = max(slowest, cpu_seconds)
+            if cpu_seconds > SLOW_SECONDS:
+                print(f"seed {seed} took {1000 * cpu_seconds:.0f} ms of CPU", flush=True)
+        if failures == MAX_FAILURES or time.monotonic() > deadline:
+            break
+    print(f"{count} {title}, {failures} unforeseen exceptions; the slowest took {1000 * slowest:.0f} ms of CPU")
+    return failures
+
+
+class CpuTimeExceeded(Exception):
+    """Raised in an example that does not end."""
+
+
+@contextmanager
+def limit_cpu_time(seconds: float = CPU_LIMIT_SECONDS) -> Iterator[None]:
+    """Raise CpuTimeExceeded in the main thread after this much CPU time."""
+
+    def interrupt(_number: int, _frame: FrameType | None) -> None:
+        raise CpuTimeExceeded(f"more than {seconds:g} s of CPU")
+
+    previous = signal.signal(signal.SIGVTALRM, interrupt)
+    signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, previous)
 
 
 if __name__ == "__main__":
