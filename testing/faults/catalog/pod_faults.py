@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 
 from finetune_operator import names
 from testing.cluster.images.project_images import get_image_name
@@ -15,7 +16,7 @@ from testing.faults.waiting import wait_until
 
 PREEMPTOR = "chaos-preemptor"
 FINALIZER = "example.com/backup"  # of another controller
-SPOT_NOTICE_SECONDS = 30
+SPOT_NOTICE_SECONDS = 30  # grace period of a reclaimed spot instance
 OUT_OF_SERVICE = "node.kubernetes.io/out-of-service=nodeshutdown:NoExecute"
 SHORT_TOLERATIONS = {  # evict pods from a lost Kubernetes node after 5 s instead of a minute
     "tolerations": [
@@ -32,14 +33,8 @@ def kill_container(job: JobUnderTest) -> Iterator[None]:
 
 
 @contextmanager
-def delete_pod(job: JobUnderTest) -> Iterator[None]:
-    job.installation.kubectl("delete", "pod", job.get_pod_name(1), "--wait=false")
-    yield
-
-
-@contextmanager
-def delete_pod_with_short_grace(job: JobUnderTest) -> Iterator[None]:
-    job.installation.kubectl("delete", "pod", job.get_pod_name(1), "--wait=false", "--grace-period=15")
+def delete_pod(job: JobUnderTest, *, options: tuple[str, ...] = ()) -> Iterator[None]:
+    job.installation.kubectl("delete", "pod", job.get_pod_name(1), "--wait=false", *options)
     yield
 
 
@@ -47,17 +42,12 @@ def delete_pod_with_short_grace(job: JobUnderTest) -> Iterator[None]:
 def delete_pod_during_start(job: JobUnderTest) -> Iterator[None]:
     """Delete the pod of node 1 as soon as it exists, while its container is being started."""
     job.installation.kubectl("wait", "--for=create", f"pod/{job.get_pod_name(1)}", "--timeout=20s")
-    job.installation.kubectl("delete", "pod", job.get_pod_name(1), "--wait=false")
-    yield
+    with delete_pod(job):
+        yield
 
 
 @contextmanager
-def evict_pod(job: JobUnderTest) -> Iterator[None]:
-    evict(job)
-    yield
-
-
-def evict(job: JobUnderTest, *, grace_seconds: int | None = None) -> None:
+def evict_pod(job: JobUnderTest, *, grace_seconds: int | None = None) -> Iterator[None]:
     """Evict the pod of node 1, by default with its own grace period."""
     namespace, pod = job.installation.namespace, job.get_pod_name(1)
     body: RawBody = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": pod, "namespace": namespace}}
@@ -65,6 +55,7 @@ def evict(job: JobUnderTest, *, grace_seconds: int | None = None) -> None:
         body["deleteOptions"] = {"gracePeriodSeconds": grace_seconds}
     path = f"/api/v1/namespaces/{namespace}/pods/{pod}/eviction"
     job.installation.kubectl("create", "--raw", path, "-f", "-", stdin=json.dumps(body))
+    yield
 
 
 @contextmanager
@@ -202,13 +193,6 @@ def resize_and_debug_pod(job: JobUnderTest) -> Iterator[None]:
 
 
 @contextmanager
-def reclaim_pod(job: JobUnderTest) -> Iterator[None]:
-    """Evict the pod of node 1 with the grace period of a reclaimed spot instance."""
-    evict(job, grace_seconds=SPOT_NOTICE_SECONDS)
-    yield
-
-
-@contextmanager
 def stop_kubelet(job: JobUnderTest) -> Iterator[None]:
     k8s_node = job.get_k8s_node(1)
     job.chaos.stop_kubelet(k8s_node)
@@ -268,7 +252,7 @@ POD_FAULTS = {
         preempt_pod, make_program_fields(resources=build_cpu_request("1100m")), duration_seconds=8
     ),
     "sigterm-ignored": InjectedFault(
-        delete_pod_with_short_grace, make_program_fields("--ignore-sigterm"), is_isolated=True
+        partial(delete_pod, options=("--grace-period=15",)), make_program_fields("--ignore-sigterm"), is_isolated=True
     ),
     "service-deleted": InjectedFault(delete_service, is_isolated=True),
     "service-edited": InjectedFault(edit_service, is_isolated=True),
@@ -278,7 +262,11 @@ POD_FAULTS = {
     "pod-deadline": InjectedFault(set_pod_deadline, is_isolated=True),
     "pod-finalizer": InjectedFault(add_finalizer, is_isolated=True),
     "pod-debugged": InjectedFault(resize_and_debug_pod, is_isolated=True),
-    "spot-reclaim": InjectedFault(reclaim_pod, make_program_fields("--save-seconds", "15"), is_isolated=True),
+    "spot-reclaim": InjectedFault(
+        partial(evict_pod, grace_seconds=SPOT_NOTICE_SECONDS),
+        make_program_fields("--save-seconds", "15"),
+        is_isolated=True,
+    ),
     "applied-again": InjectedFault(recreate_job, is_isolated=True),
 }
 

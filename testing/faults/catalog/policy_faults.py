@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 
 from finetune_operator import names
 from testing.fakes.admission_webhook import serve_admission_webhook
@@ -18,6 +19,7 @@ from testing.faults.waiting import wait_until
 POD_RULE = {"operations": ["CREATE"], "apiGroups": [""], "apiVersions": ["v1"], "resources": ["pods"]}
 ADMISSION = "admissionregistration.k8s.io/v1"
 WEBHOOK_TIMEOUT_SECONDS = 15
+MISSING_SERVICE = {"service": {"name": "policy", "namespace": "default"}}
 POD_SECURITY = "pod-security.kubernetes.io/enforce"
 
 
@@ -44,13 +46,6 @@ def apply_webhook(job: JobUnderTest, client_config: RawBody, *, selector: RawBod
 
 
 @contextmanager
-def break_webhook(job: JobUnderTest) -> Iterator[None]:
-    """Register an admission webhook for the job's pods whose Service does not exist."""
-    with apply_webhook(job, {"service": {"name": "policy", "namespace": "default"}}):
-        yield
-
-
-@contextmanager
 def register_webhook(
     job: JobUnderTest, *, allowed: bool, delay_seconds: float = 0.0, selector: RawBody | None = None
 ) -> Iterator[None]:
@@ -64,12 +59,6 @@ def register_webhook(
         ) as url,
         apply_webhook(job, {"url": url, "caBundle": authority}, selector=selector),
     ):
-        yield
-
-
-@contextmanager
-def deny_without_code(job: JobUnderTest) -> Iterator[None]:
-    with register_webhook(job, allowed=False):
         yield
 
 
@@ -148,8 +137,12 @@ def revoke_permissions(job: JobUnderTest) -> Iterator[None]:
 
 
 POLICY_FAULTS = {
-    "webhook-down": build_start_fault(break_webhook, duration_seconds=8, is_isolated=True),
-    "denied-without-code": build_start_fault(deny_without_code, duration_seconds=10, is_isolated=True),
+    "webhook-down": build_start_fault(
+        partial(apply_webhook, client_config=MISSING_SERVICE), duration_seconds=8, is_isolated=True
+    ),
+    "denied-without-code": build_start_fault(
+        partial(register_webhook, allowed=False), duration_seconds=10, is_isolated=True
+    ),
     "policy-denied": InjectedFault(deny_by_policy, is_isolated=True),
     "pod-security-raised": InjectedFault(raise_pod_security, is_isolated=True),
     "rbac-revoked": InjectedFault(revoke_permissions, duration_seconds=15),

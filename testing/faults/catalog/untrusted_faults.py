@@ -7,6 +7,7 @@ import random
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from finetune_operator import names
@@ -21,7 +22,7 @@ from testing.faults.kwok_job import RANK_KILLED, build_termination, run_kwok_job
 from testing.processes.operator_stack import build_example_job, get_reported_step, has_condition
 
 DECOY_SECONDS = 25  # more than two intervals of the progress poller
-PATTERN_MESSAGE = {"final": True, "outcome": "failed", "errorType": "cu" * 2000}
+PATTERN_MESSAGE = json.dumps({"final": True, "outcome": "failed", "errorType": "cu" * 2000})
 NUMBERS_MESSAGE = '{"final":true,"outcome":"failed","time":1e308,"progress":{"step":7,"loss":"nan"}}'
 
 
@@ -66,12 +67,6 @@ def replace_message(job: JobUnderTest, message: str) -> Iterator[None]:
     )
     job.values["changes of the leader"] = int(job.find_leader()["metadata"]["name"] != leader)
     yield
-
-
-@contextmanager
-def send_pattern_message(job: JobUnderTest) -> Iterator[None]:
-    with replace_message(job, json.dumps(PATTERN_MESSAGE)):
-        yield
 
 
 @contextmanager
@@ -164,7 +159,7 @@ def create_decoy_pod(job: JobUnderTest) -> Iterator[None]:
 
 UNTRUSTED_FAULTS = {
     "deep-object": InjectedFault(create_deep_job),
-    "message-pattern": InjectedFault(send_pattern_message, is_isolated=True),
+    "message-pattern": InjectedFault(partial(replace_message, message=PATTERN_MESSAGE), is_isolated=True),
     "message-numbers": InjectedFault(send_numbers_message, is_isolated=True),
     "status-numbers": InjectedFault(
         suspend, make_program_fields(env=build_injection_environment(INJECT_STATUS="1")), is_isolated=True

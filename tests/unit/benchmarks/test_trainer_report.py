@@ -11,20 +11,8 @@ from benchmarks.trainer.synthetic_data import summarise_forecast
 from benchmarks.trainer.task import Measurement, MemoryForecast
 from finetune_trainer.memory.breakdown import MemoryBreakdown, MemoryPart
 
-OURS = ContenderResult(
-    [
-        Measurement(seconds=2, cpu_seconds=2),
-        Measurement(seconds=3, cpu_seconds=2),
-        Measurement(seconds=4, cpu_seconds=2),
-    ]
-)
-PEER = ContenderResult(
-    [
-        Measurement(seconds=4, cpu_seconds=3),
-        Measurement(seconds=3, cpu_seconds=3),
-        Measurement(seconds=6, cpu_seconds=3),
-    ]
-)
+OURS = ContenderResult([Measurement(seconds=seconds, cpu_seconds=2) for seconds in (2, 3, 4)])
+PEER = ContenderResult([Measurement(seconds=seconds, cpu_seconds=3) for seconds in (4, 3, 6)])
 
 
 def test_speedup_is_the_ratio_of_peer_time_to_our_time_in_each_round() -> None:

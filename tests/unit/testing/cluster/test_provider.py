@@ -47,17 +47,6 @@ def test_explanation_contains_both_reasons_if_no_cluster_is_available(
     assert choice.explanation == "Docker does not run; something is missing"
 
 
-def test_environment_selects_name_version_and_ip_family_of_the_throwaway_cluster() -> None:
-    settings = {"CLUSTER_NAME": "matrix", "CLUSTER_KUBERNETES": "1.35.4", "CLUSTER_IP_FAMILY": "ipv6"}
-
-    provider = choose_provider({"CLUSTER": "throwaway", **settings}).provider
-
-    assert isinstance(provider, ThrowawayProvider)
-    assert (provider.cluster.name, provider.versions.kubernetes, provider.ip_family) == ("matrix", "1.35.4", "ipv6")
-    with pytest.raises(HarnessError, match="CLUSTER_IP_FAMILY=ipx: expected one of ipv4, ipv6, dual"):
-        choose_provider({"CLUSTER": "throwaway", "CLUSTER_IP_FAMILY": "ipx"})
-
-
 def test_environment_variable_overrides_detection(monkeypatch: pytest.MonkeyPatch) -> None:
     patch_host(monkeypatch, kind_problem="Docker does not run")
 
