@@ -21,11 +21,7 @@ _HUB_ERRORS = {
         "Access to model acme/m-gated3 is restricted and you are not in the authorized list."
         " Visit the page to ask for access.",
     ),
-    "m-429": (
-        429,
-        "",
-        "We had to rate limit you, you hit the quota of 1000 api requests per 5 minutes period.",
-    ),
+    "m-429": (429, "", "We had to rate limit you, you hit the quota of 1000 api requests per 5 minutes period."),
 }
 
 

@@ -50,13 +50,9 @@ def _fetch(url: str) -> None:
     requests.get(url, timeout=1).raise_for_status()
 
 
-def _seconds(count: int) -> datetime.timedelta:
-    return datetime.timedelta(seconds=count)
-
-
 def _wait_for_missing_key(folder: Path) -> None:
     store = TCPStore("127.0.0.1", find_free_port(), world_size=1, is_master=True)
-    store.wait(["rank1/ready"], _seconds(1))
+    store.wait(["rank1/ready"], datetime.timedelta(seconds=1))
 
 
 def _listen_on_taken_port(folder: Path) -> None:

@@ -8,11 +8,7 @@ import pytest
 from benchmarks.gpu_check import __main__ as gpu_check
 from benchmarks.gpu_check.wheel_folder import install_wheels
 from benchmarks.gpu_check.wheels.bitsandbytes import reduce_wheel
-from benchmarks.gpu_check.wheels.packages import (
-    find_missing_packages,
-    read_machine_packages,
-    select_packages,
-)
+from benchmarks.gpu_check.wheels.packages import find_missing_packages, read_machine_packages, select_packages
 
 
 def write_wheel(folder: Path, name: str, *, requires: str = "", files: dict[str, str] | None = None) -> Path:

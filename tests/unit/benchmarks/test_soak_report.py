@@ -7,10 +7,7 @@ from itertools import islice
 from benchmarks.soak.checks import find_unexpected_error
 from benchmarks.soak.disturbances import DISTURBANCES, Effect, Kind, Target, plan_disturbances
 from benchmarks.soak.replicas import MemorySample
-from benchmarks.soak.report import (
-    measure_memory,
-    measure_restarts,
-)
+from benchmarks.soak.report import measure_memory, measure_restarts
 from benchmarks.soak.state import SUSPENSION, SoakState
 
 

@@ -59,12 +59,6 @@ def test_line_break_where_chinese_text_has_no_space_is_reported(docs: Path, befo
             "docs/zh/run.md:5: code block has the line 'kubectl get ftj' instead of None of docs/run.md:3",
             id="one more line",
         ),
-        pytest.param(
-            "启动\n```\n",
-            "启动\n```\n\n```\n```\n",
-            "docs/zh/run.md: 2 code blocks; docs/run.md has 1",
-            id="one more block at the end",
-        ),
         pytest.param("../run.md", "../ran.md", "docs/zh/run.md: no link to its English page docs/run.md", id="no link"),
     ],
 )

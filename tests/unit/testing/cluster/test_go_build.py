@@ -1,19 +1,12 @@
 """Tests of building components from Go modules."""
 
-import fcntl
 from pathlib import Path
 
 import pytest
 
 from testing.cluster.host.cache import Cache
 from testing.cluster.host.versions import PINNED
-from testing.cluster.images.go_build import (
-    SOURCES,
-    LocalMainComponent,
-    build_all,
-    list_components,
-    render_go_mod,
-)
+from testing.cluster.images.go_build import SOURCES, LocalMainComponent, list_components, render_go_mod
 
 OWN_MAINS = [component for component in list_components(PINNED).values() if isinstance(component, LocalMainComponent)]
 
@@ -45,16 +38,3 @@ def test_pinned_go_modules_have_checksums() -> None:
         required = f"{component.module} v{component.version}"
         lines = (SOURCES / component.component / "go.sum").read_text().splitlines()
         assert [line for line in lines if line.startswith(f"{required} h1:")] != [], required
-
-
-def test_built_components_do_not_wait_for_another_build(tmp_path: Path) -> None:
-    cache = Cache(tmp_path)
-    component = list_components(PINNED)["etcd"]
-    folder = cache.get_binary_folder(component.component, component.version)
-    folder.mkdir(parents=True)
-    for program in component.programs:
-        (folder / program).touch()
-    with (tmp_path / "build.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-
-        build_all(cache, PINNED, component_names=("etcd",))

@@ -5,13 +5,7 @@ from pathlib import Path
 import pytest
 
 from testing.cluster.host.cache import Cache
-from testing.cluster.images.project_images import (
-    BUILD_FILES,
-    CODE,
-    LOCKS,
-    REPOSITORY,
-    ImageBuilder,
-)
+from testing.cluster.images.project_images import BUILD_FILES, CODE, LOCKS, REPOSITORY, ImageBuilder
 
 
 def write_repository(folder: Path) -> Path:
