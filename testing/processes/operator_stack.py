@@ -106,6 +106,10 @@ class OperatorInstallation:
         """Create ReadWriteMany claims `datasets`, with a tiny model and dataset, and `models`."""
         for claim in ("datasets", "models"):
             self.apply(*self.provider.build_shared_claim_objects(self.namespace, claim))
+        outputs = self.get_claim_folder("models") / self.namespace
+        if not outputs.exists():
+            outputs.mkdir()
+            outputs.chmod(0o777)  # a test writes below it, which needs root if a pod creates it
         data = self.get_claim_folder("datasets")
         if not (data / "eval.jsonl").exists():
             tiny_text.build(data)

@@ -43,10 +43,9 @@ def test_output_of_another_job_is_not_overwritten(
     deployment: OperatorInstallation, start_job: StartJob, job_name: str
 ) -> None:
     folder = deployment.get_output_folder(job_name)
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir()
+    folder.chmod(0o777)
     (folder / "job.json").write_text('{"uid": "somebody-else", "namespace": "x", "name": "theirs"}')
-    for path in (folder, folder.parent):
-        path.chmod(0o777)
     try:
         finished = deployment.wait_until_finished(start_job(numNodes=1, training=build_training_fields(max_steps=4)))
         message = get_failure_message(finished)
