@@ -190,7 +190,10 @@ async def test_silently_dropped_connection_is_detected_and_replaced(monkeypatch:
     api = HttpApi()
     async with running_informer(api) as (_, recorder):
         await wait_until(lambda: api.open_watch_count == 1)
-        assert drop_incoming_packets_of_process(os.getpid())
+        dropped = drop_incoming_packets_of_process(os.getpid())
+        if not dropped and os.geteuid() != 0:
+            pytest.skip("this system lets only root attach a filter to a socket")
+        assert dropped
         put_pod(api, "meanwhile")
         await wait_until(lambda: recorder.changes == ["added meanwhile"])
 
