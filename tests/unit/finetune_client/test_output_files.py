@@ -13,6 +13,7 @@ import pytest
 from aiohttp import web
 
 from finetune_api.v1alpha1.status import AttemptRecord, AttemptState, JobSnapshot, JobStatus, NodeStatus, Phase
+from finetune_client import output_reader
 from finetune_client.async_client import AsyncClient
 from finetune_client.errors import ClientError
 from finetune_client.job import Job
@@ -88,7 +89,8 @@ class ExecApi(JobApi):
 
 
 @pytest.fixture
-async def api(tmp_path: Path) -> AsyncIterator[ExecApi]:
+async def api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[ExecApi]:
+    monkeypatch.setattr(output_reader, "POLL_SECONDS", 0.01)
     output = tmp_path / "claim"
     (output / "result").mkdir(parents=True)
     (output / "result" / "adapter.bin").write_bytes(os.urandom(300_000))

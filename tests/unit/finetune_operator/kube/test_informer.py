@@ -211,11 +211,11 @@ async def test_informer_recovers_from_error_events_other_than_410() -> None:
 async def test_failed_lists_and_watches_are_retried(status: int) -> None:
     api = HttpApi()
     put_pod(api, "a")
-    api.faults.append(ScriptedFault("GET", "pods", status, times=5))
+    api.faults.append(ScriptedFault("GET", "pods", status, times=4))  # a request is sent up to three times
     async with running_informer(api) as (informer, recorder):
         assert recorder.changes == ["added a"]
         await wait_until(lambda: api.open_watch_count == 1)
-        api.faults.append(ScriptedFault("GET", "pods", status, times=5))
+        api.faults.append(ScriptedFault("GET", "pods", status, times=4))
         api.close_watches()
         put_pod(api, "b")
         await wait_until(lambda: recorder.has_same_objects(api))

@@ -26,6 +26,13 @@ from testing.fakes.notification_sink import serve_sink
 from testing.processes.polling import wait_until
 
 REPOSITORY = Path(__file__).parents[4]
+# The operator with shorter intervals
+PROGRAM = """
+import runpy
+from finetune_operator.manager import kopf_watch, leader_election, manager
+kopf_watch.RELOGIN_SECONDS = leader_election.RETRY_PERIOD_SECONDS = manager.RETRY_INTERVAL_SECONDS = 0.1
+runpy.run_module("finetune_operator", run_name="__main__", alter_sys=True)
+"""
 
 
 @dataclass
@@ -69,7 +76,7 @@ async def running_operator(
         )
     )
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "finetune_operator", "--kubeconfig", str(kubeconfig), "--metrics-port", str(port)),
+        *(sys.executable, "-c", PROGRAM, "--kubeconfig", str(kubeconfig), "--metrics-port", str(port)),
         *("--trainer-image", "registry.example/trainer:1", *flags),
         env={**os.environ, "PYTHONPATH": f"{REPOSITORY}/operator:{REPOSITORY}/trainer"},
         stderr=asyncio.subprocess.PIPE,

@@ -28,7 +28,7 @@ def test_all_nodes_join_and_node_rank_zero_leaves_last(tmp_path: Path, master_ad
         order.append(f"left {node_rank}")
 
     threads = [
-        threading.Thread(target=join_and_leave, args=(node_rank,), kwargs={"delay_seconds": 0.5 * node_rank})
+        threading.Thread(target=join_and_leave, args=(node_rank,), kwargs={"delay_seconds": 0.2 * node_rank})
         for node_rank in (0, 1)
     ]
     for thread in threads:
@@ -50,8 +50,8 @@ def test_missing_nodes_are_named_in_the_error(tmp_path: Path) -> None:
 def test_nodes_of_different_attempts_do_not_share_a_rendezvous(tmp_path: Path) -> None:
     """A zombie of an earlier attempt can connect to the store, but not join the current attempt."""
     port = find_free_port()
-    rendezvous = Rendezvous(node(tmp_path, attempt=2, master_port=port), timeout_seconds=1)
-    zombie = Rendezvous(node(tmp_path, attempt=1, node_rank=1, master_port=port), timeout_seconds=1)
+    rendezvous = Rendezvous(node(tmp_path, attempt=2, master_port=port), timeout_seconds=0.5)
+    zombie = Rendezvous(node(tmp_path, attempt=1, node_rank=1, master_port=port), timeout_seconds=0.5)
 
     with pytest.raises(RendezvousTimeoutError, match="node ranks 0 of 2"):
         zombie.wait_for_all()
@@ -63,7 +63,7 @@ def test_unreachable_master_is_reported_with_its_address(tmp_path: Path) -> None
     port = find_free_port()
 
     with pytest.raises(RendezvousConnectionError, match=rf"127\.0\.0\.1:{port}, the address of node rank 0"):
-        Rendezvous(node(tmp_path, node_rank=1, master_port=port), timeout_seconds=1)
+        Rendezvous(node(tmp_path, node_rank=1, master_port=port), timeout_seconds=0.5)
 
 
 def test_node_rank_zero_leaves_after_a_timeout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from finetune_supervisor import contract
 from finetune_supervisor.contract import RunFolder
+from finetune_supervisor.liveness import stack_dump
 from finetune_supervisor.liveness.hang_detector import (
     HangDetector,
     HeartbeatTimeout,
@@ -294,7 +295,9 @@ def sleeping_process(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
         process.kill()
 
 
-def test_only_a_running_process_dumps_its_stack(tmp_path: Path, sleeping_process: subprocess.Popen[str]) -> None:
+def test_only_a_running_process_dumps_its_stack(
+    tmp_path: Path, sleeping_process: subprocess.Popen[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     heartbeats = [replace(build_heartbeat(1), pid=sleeping_process.pid)]
 
     for _ in range(2):  # repeated dumps are possible
@@ -304,6 +307,7 @@ def test_only_a_running_process_dumps_its_stack(tmp_path: Path, sleeping_process
         assert found.stack[0].endswith(" in forever")
         assert len(found.stack) == 2
 
+    monkeypatch.setattr(stack_dump, "_DUMP_TIMEOUT_SECONDS", 0.1)
     sleeping_process.send_signal(signal.SIGSTOP)
     while read_process_state(sleeping_process.pid) != "T":
         pass

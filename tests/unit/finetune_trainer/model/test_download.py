@@ -3,9 +3,11 @@
 import dataclasses
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
+from types import SimpleNamespace
 
 import pytest
 from huggingface_hub import constants, try_to_load_from_cache
+from huggingface_hub.utils import _http
 
 from finetune_api.v1alpha1.base import HubName
 from finetune_api.v1alpha1.model_source import ModelSource
@@ -75,6 +77,7 @@ def test_without_the_hub_the_loaders_decide(
         monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     if failure == "no connection":
         set_endpoint(monkeypatch, "http://127.0.0.1:9")
+        monkeypatch.setattr(_http, "time", SimpleNamespace(sleep=lambda _: None))  # the client retries
 
     download_model(SOURCE, downloads)  # raises no error
 
