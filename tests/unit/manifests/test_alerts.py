@@ -27,7 +27,8 @@ def test_alerts_of_the_rendered_chart_are_valid(promtool: Path, tmp_path: Path) 
     helm = find_helm()
     if helm is None:
         pytest.skip("neither helm nor Go to build it is installed")
-    documents = yaml.safe_load_all(render_chart(helm, 'prometheusRule={"enabled":true,"labels":{"release":"p"}}'))
+    settings = ("installCRD=false", 'prometheusRule={"enabled":true,"labels":{"release":"p"}}')
+    documents = yaml.safe_load_all(render_chart(helm, *settings))
     (rule,) = (document for document in documents if document and document["kind"] == "PrometheusRule")
     rules_file = tmp_path / "rules.yaml"
     rules_file.write_text(yaml.safe_dump(rule["spec"]))
@@ -87,7 +88,7 @@ def test_alerts_are_disabled_by_default() -> None:
     if helm is None:
         pytest.skip("neither helm nor Go to build it is installed")
 
-    kinds = {document["kind"] for document in yaml.safe_load_all(render_chart(helm)) if document}
+    kinds = {document["kind"] for document in yaml.safe_load_all(render_chart(helm, "installCRD=false")) if document}
 
     assert "PrometheusRule" not in kinds
     assert not any(kind == "ConfigMap" for kind in kinds)

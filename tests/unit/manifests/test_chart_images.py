@@ -18,7 +18,7 @@ DIGEST = f"sha256:{'0' * 64}"
 
 
 def render_images(helm: Path, *settings: str) -> list[str]:
-    return list_images(yaml.safe_load_all(render_chart(helm, *settings)))
+    return list_images(yaml.safe_load_all(render_chart(helm, "installCRD=false", *settings)))
 
 
 @pytest.mark.parametrize("settings", CHART_SETTINGS.values(), ids=CHART_SETTINGS)

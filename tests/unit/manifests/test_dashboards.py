@@ -118,9 +118,9 @@ def test_dashboards_are_config_maps_that_the_sidecar_of_grafana_finds() -> None:
     helm = find_helm()
     if helm is None:
         pytest.skip("neither helm nor Go to build it is installed")
-    settings = 'dashboards={"enabled":true,"namespace":"monitoring"}'
+    settings = ("installCRD=false", 'dashboards={"enabled":true,"namespace":"monitoring"}')
 
-    documents = [d for d in yaml.safe_load_all(render_chart(helm, settings)) if d and d["kind"] == "ConfigMap"]
+    documents = [d for d in yaml.safe_load_all(render_chart(helm, *settings)) if d and d["kind"] == "ConfigMap"]
 
     assert {d["metadata"]["name"] for d in documents} == {f"finetune-operator-dashboard-{name}" for name in DASHBOARDS}
     for document in documents:

@@ -7,7 +7,9 @@ import pytest
 import yaml
 
 ROOT = Path(__file__).parents[3]
-INSTALL: list[dict[str, Any]] = list(yaml.safe_load_all((ROOT / "manifests" / "install.yaml").read_text()))
+INSTALL: list[dict[str, Any]] = list(
+    yaml.load_all((ROOT / "manifests" / "install.yaml").read_text(), Loader=yaml.CSafeLoader)
+)
 GENERATED = (
     "manifests/crd/finetunejobs.yaml",
     "docs/reference/finetunejob.md",
@@ -147,7 +149,9 @@ def test_first_line_of_generated_file_names_source_and_command(path: str) -> Non
 
 
 def test_helm_uninstall_keeps_the_crd() -> None:
-    generated_crd, chart_crd = (yaml.safe_load((ROOT / path).read_text()) for path in (GENERATED[0], GENERATED[-1]))
+    generated_crd, chart_crd = (
+        yaml.load((ROOT / path).read_text(), Loader=yaml.CSafeLoader) for path in (GENERATED[0], GENERATED[-1])
+    )
 
     assert chart_crd["metadata"].pop("annotations") == {"helm.sh/resource-policy": "keep"}
     assert chart_crd == generated_crd
