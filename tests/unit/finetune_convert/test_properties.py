@@ -14,6 +14,7 @@ from finetune_convert.mapping.trainer_conversion import NOT_CONVERTED
 from finetune_convert.option_table import Option, OptionTable, load_table
 
 QUICK = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+FORMS = ("trainer", "command")
 FIXED = [
     "model",
     "model_id_or_path",
@@ -65,9 +66,14 @@ def assert_nothing_is_lost(conversion: Conversion, names: set[str]) -> None:
     assert find_problems(conversion.job) == ()
 
 
-@pytest.mark.parametrize("form", ["trainer", "command"])
-@pytest.mark.parametrize("command", ["sft", "pt", "rlhf"])
-@pytest.mark.parametrize("version", [2, 3, 4])
+@pytest.mark.parametrize(
+    ("version", "command", "form"),
+    [  # every pair of two values
+        (version, command, FORMS[(version + number) % 2])
+        for version in (2, 3, 4)
+        for number, command in enumerate(("sft", "pt", "rlhf"))
+    ],
+)
 @QUICK
 @given(data=st.data())
 def test_no_option_of_ms_swift_is_lost(data: st.DataObject, version: int, command: str, form: str) -> None:
