@@ -4,13 +4,13 @@ This module is imported once per release of the operator, and must not keep stat
 """
 
 import asyncio
-import json
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import aiohttp
+from pydantic_core import from_json, to_json
 
 from finetune_operator.kube.api_client import NO_RESPONSE, ApiClient, ApiError
 from testing.simulator.world import network
@@ -53,7 +53,7 @@ class SimulatedSession:
         **_: object,
     ) -> AsyncIterator[SimulatedResponse]:
         """Send a request; after a timeout it may still take effect."""
-        body = None if data is None else json.loads(data)
+        body = None if data is None else from_json(data)
         try:
             async with asyncio.timeout(timeout.total):
                 response = await self._connection.request(method, path, body=body, params=params)
@@ -85,7 +85,7 @@ class OperatorConnection(ApiClient):
 
 def _build_response(response: RawBody | ServerError) -> SimulatedResponse:
     if not isinstance(response, ServerError):
-        return SimulatedResponse(200, json.dumps(response).encode())
+        return SimulatedResponse(200, to_json(response))
     status = {"kind": "Status", "message": response.message, "reason": response.reason}
     headers = {} if response.retry_after is None else {"Retry-After": str(response.retry_after)}
-    return SimulatedResponse(response.status, json.dumps(status).encode(), headers)
+    return SimulatedResponse(response.status, to_json(status), headers)
