@@ -3,11 +3,12 @@
 from collections import defaultdict
 from datetime import datetime, timedelta
 
-from finetune_api.v1alpha1.status import AttemptRecord, JobStatus
+from finetune_api.v1alpha1.status import AttemptRecord
 from finetune_operator import names
 from finetune_operator.observation.ownership import get_controller_uid
 from testing.simulator.world.apiserver import Change, RawBody
 from testing.simulator.world.network import Connection
+from testing.simulator.world.parsed_objects import parse_status
 from testing.simulator.world.world import GPUS_PER_NODE, World
 
 Assignment = tuple[str, datetime]  # pod uid, time of its assignment to a Kubernetes node
@@ -44,7 +45,7 @@ class GpuMonitor:
         self._assignments[key].append((metadata["uid"], self._world.server.now()))
 
     def _check_job(self, job: RawBody) -> None:
-        status, uid, name = JobStatus.model_validate(job["status"]), job["metadata"]["uid"], job["metadata"]["name"]
+        status, uid, name = parse_status(job), job["metadata"]["uid"], job["metadata"]["name"]
         known = self._records[uid]
         for record in status.attempts:
             if record.end_time is not None and (record.attempt not in known or known[record.attempt].end_time is None):

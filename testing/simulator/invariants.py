@@ -9,11 +9,12 @@ from finetune_api.v1alpha1.status import AttemptRecord, AttemptState, Fault, Job
 from finetune_operator import names
 from finetune_operator.core.conditions import acknowledge_generation
 from finetune_operator.observation.ownership import get_controller_uid
-from finetune_operator.observation.pods import NodeObservation, observe_pod
+from finetune_operator.observation.pods import NodeObservation
 from finetune_operator.plan.manifests import is_intact_headless_service
 from testing.simulator.world.apiserver import Change, RawBody
 from testing.simulator.world.job import SimulatedJob
 from testing.simulator.world.node_controllers import FORCED_DELETION_ACTORS
+from testing.simulator.world.parsed_objects import observe_pod, parse_status
 
 NEXT_STATES = {
     AttemptState.STARTING: {"Starting", "Running", "Stopping", "Failed", "Succeeded"},
@@ -42,7 +43,6 @@ class JobMonitor:
         self._removed_while_running: set[str] = set()
         self._confirmed_ended: set[str] = set()  # uids of terminated pods, even if their status changes later
         self._newest_pod_uids: dict[str, str] = {}  # pod name -> uid of the newest pod
-        self._last_job: tuple[RawBody, JobStatus] = ({}, JobStatus())  # body and parsed status at the last commit
         # ((job uid, attempt), seconds for which running nodes have waited for pending ones)
         self._idle_seconds: tuple[tuple[str, int | None], float] = (("", None), 0.0)
         self._seconds_without_service = 0.0  # counted only while an attempt is active
@@ -118,12 +118,12 @@ class JobMonitor:
             self._removed_while_running.add(metadata["uid"])
         if change.old_body is None:
             self._newest_pod_uids[metadata["name"]] = metadata["uid"]
-        elif (pod := observe_pod(change.old_body, is_tombstone=False)) and not pod.may_run(self._world.now()):
+        elif (pod := observe_pod(change.old_body)) and not pod.may_run(self._world.now()):
             self._confirmed_ended.add(pod.uid)
 
     def _check_placement(self, change: Change) -> None:
         """Check that no pod is assigned to a Kubernetes node that is avoided or whose GPU failed earlier."""
-        pod, job = observe_pod(change.body, is_tombstone=False), self._job.body
+        pod, job = observe_pod(change.body), self._job.body
         if pod is None or job is None or get_controller_uid(change.body) != self._job.uid:
             return
         for record in self._read_status().attempts:
@@ -135,12 +135,10 @@ class JobMonitor:
                 self.report(f"{pod.pod_name} was assigned to {pod.k8s_node}, whose GPU failed attempt {record.attempt}")
 
     def _read_status(self) -> JobStatus:
-        if self._job.body is not self._last_job[0]:
-            self._last_job = self._job.body or {}, JobStatus.model_validate(self._job.status)
-        return self._last_job[1]
+        return JobStatus() if self._job.body is None else parse_status(self._job.body)
 
     def _check_created_pod(self, change: Change) -> Iterator[str]:
-        new_pod = observe_pod(change.body, is_tombstone=False)
+        new_pod = observe_pod(change.body)
         assert new_pod is not None
         status = self._read_status()
         if self._job.body is not None and new_pod.attempt > (-1 if status.attempt is None else status.attempt):
@@ -157,13 +155,13 @@ class JobMonitor:
     def _check_older_attempts_ended(self, new_pod: NodeObservation) -> Iterator[str]:
         """Check that no pod of another attempt runs, except pods that the operator cannot observe."""
         for _, pod in self._job.list_pods():
-            other = observe_pod(pod, is_tombstone=False)
+            other = observe_pod(pod)
             if other is None or other.attempt == new_pod.attempt or other.uid in self._confirmed_ended:
                 continue
             if _is_considered_running(other) and other.may_run(self._world.now()):
                 yield f"{new_pod.pod_name} was created while {other.pod_name} may run"
         for _, pod in self._job.list_pods_of_all_uids():
-            other = observe_pod(pod, is_tombstone=False)
+            other = observe_pod(pod)
             # a create request of the previous job that was sent before its deletion may still take effect
             is_older = pod["metadata"]["creationTimestamp"] < self._job.creation_time
             is_predecessor = get_controller_uid(pod) != self._job.uid and is_older
@@ -177,7 +175,7 @@ class JobMonitor:
                 yield f"{new_pod.pod_name} was created while attempt {process.attempt} runs on {k8s_node.name}"
 
     def _check_deleted_pod(self, change: Change) -> Iterator[str]:
-        pod, status = observe_pod(change.body, is_tombstone=False), self._read_status()
+        pod, status = observe_pod(change.body), self._read_status()
         if pod is None or pod.is_relabelled or self._has_split_brain or status.attempt is None or not self._job.body:
             return
         ended = status.completion_time is not None or status.attempts[-1].state in ("Stopping", "Stopped")
@@ -185,13 +183,7 @@ class JobMonitor:
             yield f"{pod.pod_name} was deleted while the attempt state is {status.attempts[-1].state}"
 
     def _check_status(self, old_body: RawBody, updated_body: RawBody) -> Iterator[str]:
-        before = (
-            self._last_job[1]
-            if old_body is self._last_job[0]
-            else JobStatus.model_validate(old_body.get("status") or {})
-        )
-        after = JobStatus.model_validate(updated_body["status"])
-        self._last_job = updated_body, after
+        before, after = parse_status(old_body), parse_status(updated_body)
         if before.completion_time is not None:
             if acknowledge_generation(before, after.observed_generation) != after:
                 yield "the status changed after the end"
@@ -316,7 +308,7 @@ class JobMonitor:
         if "Suspended" not in true_conditions or self._has_split_brain or self._world.operator_clock_was_ahead:
             return
         for _, pod in self._job.list_pods():
-            node = observe_pod(pod, is_tombstone=False)
+            node = observe_pod(pod)
             if node and _is_considered_running(node) and node.may_run(self._world.now()):
                 yield f"Suspended while {node.pod_name} may run"
 

@@ -5,9 +5,9 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from finetune_operator.observation.ownership import parse_time
-from finetune_operator.observation.pods import observe_pod
 from testing.simulator.world.apiserver import TERMINAL
 from testing.simulator.world.job import SimulatedJob
+from testing.simulator.world.parsed_objects import observe_pod
 
 # Maximum delay of a leading operator under network faults; its clock ignores jumps for two minutes.
 REACTION_SECONDS = 270.0
@@ -61,7 +61,7 @@ class ObligationMonitor:
             is_active = pod["status"].get("phase") not in TERMINAL and "deletionTimestamp" not in pod["metadata"]
             if not is_active or self._job.world.is_lost(pod):
                 continue
-            node = observe_pod(pod, is_tombstone=False)
+            node = observe_pod(pod)
             if node is not None and not node.is_relabelled:
                 return True
         return False

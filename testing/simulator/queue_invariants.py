@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 from finetune_api.v1alpha1.reasons import FailureAction, Reason
-from finetune_api.v1alpha1.status import AttemptState, JobStatus
+from finetune_api.v1alpha1.status import AttemptState
 from finetune_operator import names
 from finetune_operator.observation.ownership import get_controller_uid
 from testing.simulator.obligations import REACTION_SECONDS
@@ -12,6 +12,7 @@ from testing.simulator.world.apiserver import TERMINAL, Change, ObjectKey, RawBo
 from testing.simulator.world.cluster_queue import FINISHED, PREEMPTED, QUOTA_RESERVED, has_condition
 from testing.simulator.world.job import SimulatedJob
 from testing.simulator.world.kueue import GROUP_LABEL
+from testing.simulator.world.parsed_objects import parse_status
 from testing.simulator.world.world import World
 
 
@@ -121,7 +122,7 @@ class QueueMonitor:
         key = f"{metadata['namespace']}/{names.workload_name(metadata['name'], metadata['uid'])}"
         preemptors = self._world.kueue.queue.preemptors
         known = {preemptor for uid in self._workload_uids[key] for preemptor in preemptors.get(uid, ())}
-        for record in JobStatus.model_validate(body["status"]).attempts:
+        for record in parse_status(body).attempts:
             disruptions = {evidence.disruption for evidence in record.evidence}
             is_preempted = record.reason == Reason.PREEMPTED and f"WorkloadEvictedDueTo{PREEMPTED}" in disruptions
             if is_preempted and known and not any(uid in record.message for uid in known):
@@ -155,7 +156,7 @@ def _has_ended(pod: RawBody) -> bool:
 
 def _explain_return(job: SimulatedJob, pods: list[RawBody]) -> Iterator[bool]:
     """Yield whether each of the reasons to return the quota of a job that continues applies."""
-    *_, last, current = (None, *JobStatus.model_validate(job.status).attempts)
+    *_, last, current = (None, *parse_status(job.body or {}).attempts)
     yield current is not None and current.state is AttemptState.STOPPED
     if last is not None and current is not None:
         yield last.action in (FailureAction.REPAIR, "Suspend")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from finetune_api.v1alpha1.status import JobStatus
 from finetune_operator import names
 from finetune_operator.observation.ownership import get_controller_uid
 from testing.simulator.world.apiserver import ObjectKey, RawBody
 from testing.simulator.world.kubernetes_nodes import KubernetesNode
+from testing.simulator.world.parsed_objects import parse_status
 from testing.simulator.world.trainer import TrainerProcess
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ class SimulatedJob:
 
     def lacks_k8s_nodes(self) -> bool:
         """Return whether fewer Kubernetes nodes are usable (healthy, free and not avoided) than the job needs."""
-        avoided = JobStatus.model_validate(self.status).attempts[-1].avoids if self.status.get("attempts") else ()
+        avoided = parse_status(self.body).attempts[-1].avoids if self.body and self.status.get("attempts") else ()
         usable = [
             node
             for node in self.world.k8s_nodes.nodes
