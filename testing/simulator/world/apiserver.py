@@ -5,6 +5,7 @@ place, so that readers may keep references to them.
 """
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -81,7 +82,7 @@ class SimulatedApiServer:
 
     def __init__(self, now: Callable[[], datetime]) -> None:
         self.now = now
-        self._objects: dict[ObjectKey, RawBody] = {}
+        self._objects: defaultdict[str, dict[ObjectKey, RawBody]] = defaultdict(dict)  # by kind
         self._last_uid = 0
         self.version = 1
         self.oldest_version = 0  # a watch from an older version fails with 410 Gone
@@ -98,11 +99,11 @@ class SimulatedApiServer:
 
     def get(self, key: ObjectKey) -> RawBody | None:
         """Return the object with this key, or None."""
-        return self._objects.get(key)
+        return self._objects[key.kind].get(key)
 
     def list_objects(self, kind: str) -> Iterator[tuple[ObjectKey, RawBody]]:
         """Iterate over the current objects of a kind."""
-        return iter([(key, body) for key, body in self._objects.items() if key.kind == kind])
+        return iter(list(self._objects[kind].items()))
 
     def handle(self, method: str, path: str, *, body: RawBody | None, params: dict[str, str], actor: str) -> RawBody:
         """Handle a request and return the response.
@@ -137,7 +138,7 @@ class SimulatedApiServer:
     def create(self, manifest: RawBody, *, actor: str, is_dry_run: bool = False) -> RawBody:
         """Create an object; its name remains in use until the object is removed. A dry run does not store it."""
         key = ObjectKey(manifest["kind"], manifest["metadata"]["namespace"], _choose_name(manifest["metadata"]))
-        if existing := self._objects.get(key):
+        if existing := self._objects[key.kind].get(key):
             message = f'{PLURALS[key.kind]} "{key.name}" already exists'
             message = f"object is being deleted: {message}" if "deletionTimestamp" in existing["metadata"] else message
             raise ApiError(message, status=409, reason="AlreadyExists")
@@ -165,7 +166,7 @@ class SimulatedApiServer:
 
     def replace_fields(self, key: ObjectKey, *, actor: str, **fields: Any) -> RawBody | None:
         """Replace top-level fields of an object as a cluster component; return None if it does not exist."""
-        existing = self._objects.get(key)
+        existing = self._objects[key.kind].get(key)
         if existing is None:
             return None
         body = {**existing, **fields}
@@ -192,19 +193,19 @@ class SimulatedApiServer:
 
     def remove(self, key: ObjectKey, *, actor: str) -> RawBody:
         """Remove the object without a grace period; one with finalizers stays until they are removed."""
-        existing = self._objects[key]
+        existing = self._objects[key.kind][key]
         metadata = existing["metadata"]
         if set(metadata.get("finalizers", ())) - {FOREGROUND}:
             deletion_time = metadata.get("deletionTimestamp") or format_time(self.now())
             metadata = {**metadata, "deletionTimestamp": deletion_time, "deletionGracePeriodSeconds": 0}
             return self.replace_fields(key, actor=actor, metadata=metadata) or existing
-        old_body = self._objects.pop(key)
+        old_body = self._objects[key.kind].pop(key)
         self._record(key, old_body, None, actor=actor)
         return old_body
 
     def remove_finalizer(self, key: ObjectKey, finalizer: str, *, actor: str) -> None:
         """Remove a finalizer, and the object if it was deleted and has no grace period left."""
-        metadata = (self._objects.get(key) or {"metadata": {}})["metadata"]
+        metadata = (self._objects[key.kind].get(key) or {"metadata": {}})["metadata"]
         if finalizer not in metadata.get("finalizers", ()):
             return
         finalizers = [name for name in metadata["finalizers"] if name != finalizer]
@@ -251,7 +252,7 @@ class SimulatedApiServer:
         return sum(pod["status"]["phase"] not in TERMINAL for pod in pods)
 
     def _read(self, key: ObjectKey) -> RawBody:
-        if (existing := self._objects.get(key)) is None:
+        if (existing := self._objects[key.kind].get(key)) is None:
             raise ApiError(f'{PLURALS[key.kind]} "{key.name}" not found', status=404, reason="NotFound")
         return existing
 
@@ -297,9 +298,9 @@ class SimulatedApiServer:
         return self._commit(key, {**existing, "metadata": metadata}, actor=actor)
 
     def _commit(self, key: ObjectKey, body: RawBody, *, actor: str) -> RawBody:
-        old_body = self._objects.get(key)
+        old_body = self._objects[key.kind].get(key)
         body = {**body, "metadata": {**body["metadata"], "resourceVersion": str(self.version + 1)}}
-        self._objects[key] = body
+        self._objects[key.kind][key] = body
         if key.kind == "Lease":
             self.version += 1  # not recorded, because nobody watches it and it changes every two seconds
         else:

@@ -54,6 +54,7 @@ class KubernetesNodes:
 
     def __init__(self, server: SimulatedApiServer, trainer: Trainer, choices: Choices, *, count: int) -> None:
         self.nodes = [KubernetesNode(f"gpu-{number}") for number in range(count)]
+        self._nodes_by_name = {k8s_node.name: k8s_node for k8s_node in self.nodes}
         self.processes: dict[str, tuple[TrainerProcess, KubernetesNode]] = {}  # keyed by pod uid
         self.accepts_pods = True  # False while no node has free resources
         self.image_available = True
@@ -68,7 +69,7 @@ class KubernetesNodes:
 
     def find_k8s_node(self, pod: RawBody) -> KubernetesNode | None:
         """Return the Kubernetes node that the pod was assigned to."""
-        return next((node for node in self.nodes if node.name == pod["spec"].get("nodeName")), None)
+        return self._nodes_by_name.get(pod["spec"].get("nodeName", ""))
 
     def find_process_at(self, address: str) -> TrainerProcess | None:
         """Return the newest running process on the node with this pod IP address, if it can be reached."""

@@ -104,8 +104,8 @@ class Connection:
                 await self._target.wait_for_commit()
             change = history[position]
             position += 1
-            event = _build_watch_event(change, selector)
-            if change.kind != key.kind or event is None:
+            event = _build_watch_event(change, selector) if change.kind == key.kind else None
+            if event is None:
                 continue
             delivery_time = max(delivery_time, change.time + self._draw_event_delay())
             await asyncio.sleep(max(0.0, delivery_time - asyncio.get_running_loop().time()))
