@@ -1,5 +1,6 @@
 """Searches for histories that violate an invariant, and shrinks counterexamples."""
 
+import gc
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -39,6 +40,12 @@ def search(kind: str, seeds: Iterable[int]) -> SearchResult:
             search_result.counterexample = Counterexample(kind, seed, tuple(choices.drawn))
             break
     return search_result
+
+
+def reduce_garbage_collection() -> None:
+    """Collect garbage less often, and ignore the imported modules, because histories are short."""
+    gc.freeze()
+    gc.set_threshold(50_000)
 
 
 def explain(counterexample: Counterexample | None) -> str:

@@ -1,13 +1,17 @@
-"""Fixture that disables log warnings in simulation tests, because simulated faults cause thousands of them."""
+"""Fixture that prepares each process for thousands of histories."""
 
 import logging
 from collections.abc import Iterator
 
 import pytest
 
+from testing.simulator.search import reduce_garbage_collection
+
 
 @pytest.fixture(autouse=True, scope="session")
-def disable_warnings() -> Iterator[None]:
+def prepare_process() -> Iterator[None]:
+    """Disable log warnings, because simulated faults cause thousands of them, and collect garbage less often."""
+    reduce_garbage_collection()
     logging.disable(logging.WARNING)
     yield
     logging.disable(logging.NOTSET)
