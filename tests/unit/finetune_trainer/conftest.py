@@ -1,23 +1,27 @@
-"""Fixtures for tests of the trainer: a tokenizer and a claimed output folder."""
+"""Fixtures for tests of the trainer: a tokenizer, vision-language models and a claimed output folder."""
 
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
 from transformers import PreTrainedTokenizerFast
 
 from finetune_trainer.checkpoint.output_folder import OutputFolder
 from testing.builders.identity import identity
-from testing.models import tiny_text
-
-settings.register_profile("no-deadline", deadline=None)  # hypothesis examples may be slow on a busy host
-settings.load_profile("no-deadline")
+from testing.models import tiny_text, tiny_vision
 
 
 @pytest.fixture(scope="session")
 def tokenizer() -> PreTrainedTokenizerFast:
     """Return the tokenizer of the tiny test models."""
     return tiny_text.build_tokenizer()
+
+
+@pytest.fixture(scope="session")
+def get_vision_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Return a function that builds the tiny model of a type once; tests must not change its folder."""
+    return cache(lambda model_type: tiny_vision.build(tmp_path_factory.mktemp(model_type), model_type))
 
 
 @pytest.fixture

@@ -1,5 +1,7 @@
-"""Tests that packing does not change the logits and gradients of rows with images and videos."""
+"""Tests that packing does not change the gradients of rows with images and videos."""
 
+from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -29,8 +31,11 @@ MAX_LENGTH = 400
 @pytest.fixture(
     scope="module", params=[model_type for model_type in tiny_vision.RECIPES if FAMILIES[model_type].supports_packing]
 )
-def loaded_model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> LoadedVisionModel:
-    folder = tiny_vision.build(tmp_path_factory.mktemp(request.param), request.param)
+def loaded_model(request: pytest.FixtureRequest, get_vision_folder: Callable[[str], Path]) -> LoadedVisionModel:
+    return load_vision_model(get_vision_folder(request.param))
+
+
+def load_vision_model(folder: Path) -> LoadedVisionModel:
     return LoadedVisionModel(folder, describe_folder(folder), AutoModelForImageTextToText.from_pretrained(folder))
 
 
@@ -44,51 +49,33 @@ def load_rows(loaded_model: LoadedVisionModel, folder: Path, *, packing: bool) -
     return loaded_model.load_data(rows, RowRules(max_length=MAX_LENGTH), packing=packing, maxLength=MAX_LENGTH)
 
 
-@torch.no_grad()
-def test_packed_and_separate_rows_have_the_same_logits(loaded_model: LoadedVisionModel, tmp_path: Path) -> None:
-    separate, packed = (load_rows(loaded_model, tmp_path, packing=packing).samples for packing in (False, True))
-    collate, model = loaded_model.create_collator(), loaded_model.model.eval()
-
-    batch = collate([packed[(2, 0, 1)], packed[(3,)]])
-    first, second = compute_logits(model, batch)
-
-    start = 0
-    for row in (2, 0, 1):
-        expected = compute_logits(model, collate([separate[row]]))[0]
-        torch.testing.assert_close(first[start : start + len(expected)], expected, rtol=1e-4, atol=1e-4)
-        start += len(expected)
-    expected = compute_logits(model, collate([separate[3]]))[0]
-    torch.testing.assert_close(second[: len(expected)], expected, rtol=1e-4, atol=1e-4)
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("packing", [False, True])
-def test_rows_without_padding_have_the_same_logits(
-    loaded_model: LoadedVisionModel, tmp_path: Path, packing: bool
+@pytest.mark.parametrize(
+    ("packing", "padding_free"),
+    [
+        pytest.param(True, False, id="packs"),
+        pytest.param(False, True, id="without padding"),
+        pytest.param(True, True, id="packs without padding"),
+    ],
+)
+def test_all_layouts_have_the_gradients_of_separate_rows(
+    loaded_model: LoadedVisionModel, tmp_path: Path, packing: bool, padding_free: bool
 ) -> None:
-    separate = load_rows(loaded_model, tmp_path, packing=False).samples
-    samples = load_rows(loaded_model, tmp_path, packing=packing).samples
-    collate, model = loaded_model.create_collator(padding_free=True), loaded_model.model.eval()
-
-    batch = collate([samples[(2, 0, 1)], samples[(3,)]] if packing else [samples[row] for row in (2, 0, 1, 3)])
-    with loaded_model.use_varlen():
-        logits = compute_logits(model, batch)[0]
-
-    assert len(logits) == sum(batch.lengths)
-    for row, actual in zip((2, 0, 1, 3), torch.split(logits, list(batch.lengths)), strict=True):
-        expected = compute_logits(model, loaded_model.create_collator()([separate[row]]))[0]
-        torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
-
-
-def test_rows_without_padding_have_the_same_gradients(loaded_model: LoadedVisionModel, tmp_path: Path) -> None:
-    """One of the rows has no image, so that the collator appends a dummy image if images are required."""
-    rows = [load_rows(loaded_model, tmp_path, packing=False).samples[row] for row in range(4)]
+    """Rows 0 and 3 have no image; the collator appends a dummy image to a row or pack without one."""
+    separate, samples = (load_rows(loaded_model, tmp_path, packing=pack).samples for pack in (False, packing))
     model = loaded_model.model.train()
-    expected = compute_gradients(model, loaded_model.create_collator(Modality.IMAGE)(rows))
+    expected = compute_gradients(
+        model, loaded_model.create_collator(Modality.IMAGE)([separate[row] for row in (2, 0, 1, 3)])
+    )
 
-    with loaded_model.use_varlen():
-        actual = compute_gradients(model, loaded_model.create_collator(Modality.IMAGE, padding_free=True)(rows))
+    collate = loaded_model.create_collator(Modality.IMAGE, padding_free=padding_free)
+    batch = collate([samples[(2, 0, 1)], samples[(3,)]] if packing else [samples[row] for row in (2, 0, 1, 3)])
+    with loaded_model.use_varlen() if padding_free else nullcontext():
+        actual = compute_gradients(model, batch)
 
+    assert_same_gradients(actual, expected)
+
+
+def assert_same_gradients(actual: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
     assert actual.keys() == expected.keys()
     for name, gradient in expected.items():
         assert_close_up_to_rounding(actual[name], gradient)
@@ -116,21 +103,7 @@ def test_pairs_that_contain_prompt_and_pixels_once_have_the_same_gradients(
 
     assert len(shared.shared_lengths) == 3
     assert 2 * len(shared.inputs["pixel_values"]) == len(whole.inputs["pixel_values"])
-    assert actual.keys() == expected.keys()
-    for name, gradient in expected.items():
-        assert_close_up_to_rounding(actual[name], gradient)
-
-
-def test_packed_and_separate_rows_have_the_same_gradients(loaded_model: LoadedVisionModel, tmp_path: Path) -> None:
-    separate, packed = (load_rows(loaded_model, tmp_path, packing=packing).samples for packing in (False, True))
-    collate, model = loaded_model.create_collator(), loaded_model.model.train()
-
-    expected = compute_gradients(model, collate([separate[row] for row in (1, 2, 3)]))
-    actual = compute_gradients(model, collate([packed[(1, 2)], packed[(3,)]]))
-
-    assert actual.keys() == expected.keys()
-    for name, gradient in expected.items():
-        assert_close_up_to_rounding(actual[name], gradient)
+    assert_same_gradients(actual, expected)
 
 
 def test_a_dummy_image_in_a_pack_is_a_separate_row(loaded_model: LoadedVisionModel, tmp_path: Path) -> None:
@@ -191,18 +164,21 @@ def test_mrope_position_ids_match_the_model(loaded_model: LoadedVisionModel, tmp
         ("qwen3_5_moe", "has linear attention layers, whose state carries over"),
     ],
 )
-def test_packing_is_rejected_for_a_family_without_row_isolation(tmp_path: Path, model_type: str, reason: str) -> None:
-    folder = tiny_vision.build(tmp_path / "model", model_type)
-    model = LoadedVisionModel(folder, describe_folder(folder), AutoModelForImageTextToText.from_pretrained(folder))
+def test_packing_is_rejected_for_a_family_without_row_isolation(
+    tmp_path: Path, get_vision_folder: Callable[[str], Path], model_type: str, reason: str
+) -> None:
+    model = load_vision_model(get_vision_folder(model_type))
 
     with pytest.raises(InvalidSpec, match=rf"spec\.dataset\.packing: model \"tiny\" {reason}"):
         load_rows(model, tmp_path, packing=True)
 
 
 @pytest.mark.parametrize("model_type", ["qwen3_5", "qwen3_5_moe"])
-def test_the_isolation_check_detects_linear_attention(tmp_path: Path, model_type: str) -> None:
+def test_the_isolation_check_detects_linear_attention(
+    get_vision_folder: Callable[[str], Path], model_type: str
+) -> None:
     """The check also covers text training (textOnly), for which the family does not apply."""
-    model = AutoModelForImageTextToText.from_pretrained(tiny_vision.build(tmp_path / "model", model_type))
+    model = AutoModelForImageTextToText.from_pretrained(get_vision_folder(model_type))
 
     probe = build_probe(SequenceLayout(), rows=2, packed=True, use_mrope=True)
     assert not is_isolated(model, probe, torch.device("cpu"))
