@@ -1,5 +1,6 @@
 """Tests parameter groups with separate learning rates for the vision tower and the aligner."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,20 +16,15 @@ from finetune_trainer.model.param_groups import build_parameter_groups, check_le
 from finetune_trainer.startup_log import describe_weights
 from finetune_trainer.vision.families import FAMILIES
 from finetune_trainer.vision.freeze import find_group, freeze_parameters
-from testing.models import tiny_text, tiny_vision
+from testing.models import tiny_text
 
 QWEN = FAMILIES["qwen2_vl"]
 RATES = LearningRates(0.25, {"vision": 0.5, "aligner": 0.125})
 
 
-@pytest.fixture(scope="module")
-def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_vision.build(tmp_path_factory.mktemp("qwen"))
-
-
 @pytest.fixture
-def model(model_folder: Path) -> Any:
-    return AutoModelForImageTextToText.from_pretrained(model_folder)
+def model(get_vision_folder: Callable[[str], Path]) -> Any:
+    return AutoModelForImageTextToText.from_pretrained(get_vision_folder("qwen2_vl"))
 
 
 def build_groups(model: torch.nn.Module, rates: LearningRates = RATES) -> list[dict[str, Any]]:

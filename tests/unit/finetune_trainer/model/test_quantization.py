@@ -1,6 +1,7 @@
 """Tests 4-bit quantization of weights, and the error if bitsandbytes is missing."""
 
 import importlib.util
+from collections.abc import Callable
 from pathlib import Path
 
 import bitsandbytes
@@ -44,8 +45,8 @@ def find_linear_groups(model: torch.nn.Module, folder: Path) -> dict[bool, set[s
 @pytest.mark.parametrize(
     "model_type", [model_type for model_type in tiny_vision.RECIPES if model_type not in WITH_EXPERTS]
 )
-def test_only_the_language_model_is_quantized(tmp_path: Path, model_type: str) -> None:
-    folder = tiny_vision.build(tmp_path / model_type, model_type)
+def test_only_the_language_model_is_quantized(get_vision_folder: Callable[[str], Path], model_type: str) -> None:
+    folder = get_vision_folder(model_type)
 
     groups = find_linear_groups(load_weights(describe_folder(folder), torch.float32, quantize=True), folder)
 
@@ -89,8 +90,8 @@ def test_evaluation_does_not_change_quantized_weights(text_model: Path, monkeypa
     assert all(torch.equal(weight, original) for weight, original in zip(model.parameters(), originals, strict=True))
 
 
-def test_towers_are_not_quantized_in_text_training(tmp_path: Path) -> None:
-    folder = tiny_vision.build(tmp_path, "qwen2_vl")
+def test_towers_are_not_quantized_in_text_training(get_vision_folder: Callable[[str], Path]) -> None:
+    folder = get_vision_folder("qwen2_vl")
     source = ModelSource(name=str(folder), text_only=True)
 
     model = load_weights(describe_model(source, torch.device("cpu")), torch.bfloat16, quantize=True)

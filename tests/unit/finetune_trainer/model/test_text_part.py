@@ -1,6 +1,7 @@
 """Tests training of the text part of models with vision and audio towers (textOnly)."""
 
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,20 +33,16 @@ TOWERS = {
 }
 
 
-def build_model_folder(folder: Path, model_type: str) -> Path:
-    builder: Any = tiny_towers if model_type in tiny_towers.CONFIGS else tiny_vision
-    built: Path = builder.build(folder, model_type)
-    return built
-
-
 @pytest.fixture(scope="module", params=TOWERS)
 def model_type(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
 @pytest.fixture(scope="module")
-def folder(model_type: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build_model_folder(tmp_path_factory.mktemp(model_type), model_type)
+def folder(model_type: str, tmp_path_factory: pytest.TempPathFactory, get_vision_folder: Callable[[str], Path]) -> Path:
+    if model_type in tiny_towers.CONFIGS:
+        return tiny_towers.build(tmp_path_factory.mktemp(model_type), model_type)
+    return get_vision_folder(model_type)
 
 
 def parse_spec(folder: Path, **fields: Any) -> TrainerSpec:
@@ -77,24 +74,27 @@ def test_all_vision_language_families_are_tested() -> None:
 
 
 def test_the_frozen_modules_are_the_towers_and_their_aligners(folder: Path, model_type: str) -> None:
-    assert describe_folder(folder, textOnly=True).frozen_modules == TOWERS[model_type]
+    model_description = describe_folder(folder, textOnly=True)
+
+    assert model_description.frozen_modules == TOWERS[model_type]
+    assert model_description.dtype is torch.float32, "the search for unreached modules does not change it"
 
 
-@pytest.mark.parametrize("lora", [None, {"r": 2}], ids=["full", "lora"])
-def test_exactly_the_trained_parameters_have_gradients(
-    folder: Path, model_type: str, lora: dict[str, int] | None
-) -> None:
+def test_exactly_the_trained_parameters_have_gradients(folder: Path, model_type: str) -> None:
     """DDP without a search for unused parameters waits for the gradients of all trained parameters."""
-    model = load_trained_model(folder, lora=lora)
+    assert_trained_parameters_have_gradients(load_trained_model(folder), model_type)
 
+
+@pytest.mark.parametrize("model_type", ["gemma4", "llama4", "qwen2_vl"], scope="module")
+def test_adapters_of_the_text_part_have_gradients(folder: Path, model_type: str) -> None:
+    assert_trained_parameters_have_gradients(load_trained_model(folder, lora={"r": 2}), model_type)
+
+
+def assert_trained_parameters_have_gradients(model: Any, model_type: str) -> None:
     trained = find_trained_names(model)
     assert trained
     assert compute_gradient_names(model) == trained
     assert not any(is_inside(name.removeprefix("base_model.model."), TOWERS[model_type]) for name in trained)
-
-
-def test_the_search_for_unreached_modules_does_not_change_the_dtype(folder: Path) -> None:
-    assert describe_folder(folder, textOnly=True).dtype is torch.float32
 
 
 def test_the_model_is_loaded_with_its_towers(folder: Path) -> None:
@@ -105,6 +105,7 @@ def test_the_model_is_loaded_with_its_towers(folder: Path) -> None:
     assert all(torch.equal(weight, full_model.state_dict()[name]) for name, weight in model.state_dict().items())
 
 
+@pytest.mark.parametrize("model_type", ["gemma4", "llama4", "qwen3_vl"], scope="module")
 def test_the_forecast_counts_the_towers_as_frozen(folder: Path) -> None:
     spec, model = parse_spec(folder), load_trained_model(folder)
 
@@ -170,8 +171,8 @@ def test_the_module_pattern_matches_modules_and_submodules_only() -> None:
     assert build_module_pattern(()) is None
 
 
-def test_rows_with_images_are_rejected(tmp_path: Path) -> None:
-    folder = tiny_vision.build(tmp_path / "model", "qwen2_vl")
+def test_rows_with_images_are_rejected(tmp_path: Path, get_vision_folder: Callable[[str], Path]) -> None:
+    folder = get_vision_folder("qwen2_vl")
     name = tiny_vision.write_image(tmp_path, "a.png", (56, 56), seed=1)
     messages = [{"role": "user", "content": "<image>?"}, {"role": "assistant", "content": "blue"}]
     text_model = LoadedVisionModel(folder, describe_folder(folder, textOnly=True), torch.nn.Identity())
@@ -180,10 +181,9 @@ def test_rows_with_images_are_rejected(tmp_path: Path) -> None:
         text_model.load_data(write_rows(tmp_path, {"messages": messages, "images": [name]}))
 
 
-@pytest.mark.parametrize("model_type", ["llava", "qwen2_vl"])
-def test_text_rows_are_rendered_as_with_the_vision_processor(tmp_path: Path, model_type: str) -> None:
+@pytest.mark.parametrize("model_type", ["llava", "qwen2_vl"], scope="module")
+def test_text_rows_are_rendered_as_with_the_vision_processor(tmp_path: Path, folder: Path) -> None:
     """The tiny chat templates, like LLaVA's, render lists of content parts only."""
-    folder = tiny_vision.build(tmp_path / "model", model_type)
     rows = write_rows(tmp_path, next(tiny_text.generate_chat_rows()))
 
     (text_sample,), (vision_sample,) = (

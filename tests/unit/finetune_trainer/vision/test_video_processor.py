@@ -2,6 +2,7 @@
 
 import base64
 import json
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -39,8 +40,8 @@ ASSISTANT_MESSAGE = {"role": "assistant", "content": "It is blue."}
 
 
 @pytest.fixture(scope="module", params=tiny_vision.VIDEO_MODEL_TYPES)
-def loaded_model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> LoadedVisionModel:
-    folder = tiny_vision.build(tmp_path_factory.mktemp(request.param), request.param)
+def loaded_model(request: pytest.FixtureRequest, get_vision_folder: Callable[[str], Path]) -> LoadedVisionModel:
+    folder = get_vision_folder(request.param)
     return LoadedVisionModel(folder, describe_folder(folder), AutoModelForImageTextToText.from_pretrained(folder))
 
 
@@ -228,8 +229,7 @@ def test_video_tokens_match_the_number_of_video_embeddings(loaded_model: LoadedV
     )
     collate = loaded_model.create_collator()
 
-    for index in range(4):
-        assert compute_logits(loaded_model.model, collate([data.samples[index]])).isfinite().all()
+    assert compute_logits(loaded_model.model, collate([data.samples[0]])).isfinite().all()
     together = collate([data.samples[index] for index in range(5)])
     assert compute_logits(loaded_model.model, together).isfinite().all()
     assert len(together.inputs["video_grid_thw"]) == 5
@@ -255,8 +255,10 @@ def test_the_logits_depend_on_the_frame_order(loaded_model: LoadedVisionModel, t
     assert (forward - reversed_order).abs().max() > 1e-4
 
 
-def test_qwen3_renders_a_timestamp_before_each_pair_of_frames(tmp_path: Path) -> None:
-    folder = tiny_vision.build(tmp_path / "model", "qwen3_vl")
+def test_qwen3_renders_a_timestamp_before_each_pair_of_frames(
+    tmp_path: Path, get_vision_folder: Callable[[str], Path]
+) -> None:
+    folder = get_vision_folder("qwen3_vl")
     loaded_model = LoadedVisionModel(folder, describe_folder(folder), torch.nn.Identity())
     write_clip(tmp_path, frames=8, fps=4)
     (row,) = loaded_model.load_data(write_rows(tmp_path, build_columns("<video>?", videos=["clip.mp4"]))).samples[0]
@@ -292,8 +294,10 @@ def test_dummy_images_and_videos_do_not_change_gradients(loaded_model: LoadedVis
             assert actual[name].abs().max() == 0
 
 
-def test_video_settings_of_the_spec_are_used_and_saved(tmp_path: Path) -> None:
-    folder = tiny_vision.build(tmp_path / "model")
+def test_video_settings_of_the_spec_are_used_and_saved(
+    tmp_path: Path, get_vision_folder: Callable[[str], Path]
+) -> None:
+    folder = get_vision_folder("qwen2_vl")
     vision = describe_folder(folder, videoFps=1, videoMaxFrames=6, videoMaxPixels=784 * 3).vision
 
     assert vision is not None
@@ -342,12 +346,10 @@ def test_a_model_without_video_settings_uses_the_defaults_of_its_family(tmp_path
     ],
 )
 def test_invalid_video_fields_are_rejected(
-    tmp_path: Path, model_type: str, fields: dict[str, Any], message: str
+    get_vision_folder: Callable[[str], Path], model_type: str, fields: dict[str, Any], message: str
 ) -> None:
-    tiny_vision.build(tmp_path, model_type)
-
     with pytest.raises(InvalidSpec, match=message):
-        describe_folder(tmp_path, **fields)
+        describe_folder(get_vision_folder(model_type), **fields)
 
 
 def build_row_with_text_file(folder: Path) -> dict[str, Any]:
@@ -393,8 +395,10 @@ def test_a_row_with_an_invalid_video_is_a_bad_row(
         loaded_model.load_data(write_rows(tmp_path, build_bad_columns(tmp_path)))
 
 
-def test_videos_are_rejected_for_a_family_that_supports_only_images(tmp_path: Path) -> None:
-    folder = tiny_vision.build(tmp_path / "model", "llava")
+def test_videos_are_rejected_for_a_family_that_supports_only_images(
+    tmp_path: Path, get_vision_folder: Callable[[str], Path]
+) -> None:
+    folder = get_vision_folder("llava")
     write_clip(tmp_path)
 
     with pytest.raises(
