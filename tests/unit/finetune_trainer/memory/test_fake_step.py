@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
-from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, Qwen2Config, Qwen3Config
+from transformers import AutoModelForCausalLM, GPT2Config, Qwen2Config, Qwen3Config
 
 from finetune_api.v1alpha1.lora import Lora
 from finetune_trainer.errors import ModelError
@@ -103,7 +103,7 @@ def test_loss_backward_pass_needs_twelve_bytes_per_logit() -> None:
     assert peak.logits == pytest.approx(12 * (length - 1) * vocab_size, rel=0.001)
 
 
-@pytest.mark.parametrize("interval", [None, 1, 2], ids=["activations kept", "recomputed", "recomputed in every second"])
+@pytest.mark.parametrize("interval", [None, 2], ids=["activations kept", "recomputed in every second"])
 def test_forecast_of_4_bit_weights_matches_bitsandbytes(tmp_path: Path, interval: int | None) -> None:
     model_config = build_config(layers=4, hidden_size=128, intermediate_size=512)
     AutoModelForCausalLM.from_config(model_config).save_pretrained(tmp_path)
@@ -132,9 +132,17 @@ def count_frozen_bytes(parameter: torch.nn.Parameter) -> int:
     return 0 if parameter.requires_grad else parameter.nbytes + sum(constant.nbytes for constant in constants)
 
 
-@pytest.mark.parametrize("interval", [None, 1, 2, 3])
-@pytest.mark.parametrize("layers", [6, 9])
-@pytest.mark.parametrize("lora", [None, LORA], ids=["full", "lora"])
+@pytest.mark.parametrize(
+    ("lora", "layers", "interval"),
+    [
+        pytest.param(None, 4, None, id="full"),
+        pytest.param(LORA, 4, None, id="lora"),
+        pytest.param(LORA, 4, 1, id="lora, every layer recomputed"),
+        pytest.param(None, 6, 2, id="full, whole periods of two layers"),
+        pytest.param(LORA, 7, 2, id="lora, one layer more than whole periods"),
+        pytest.param(None, 9, 3, id="full, periods of three layers"),
+    ],
+)
 def test_extrapolated_peak_equals_the_peak_of_the_full_model(
     lora: Lora | None, layers: int, interval: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -148,7 +156,7 @@ def test_extrapolated_peak_equals_the_peak_of_the_full_model(
 
 
 def test_the_more_layers_recompute_their_activations_the_less_memory_is_needed() -> None:
-    architecture = Architecture(build_config(layers=12), torch.float32, None)
+    architecture = Architecture(build_config(layers=6), torch.float32, None)
 
     peaks = [
         measure_step_peak(architecture, build_step(length=256, recomputation_interval=interval)).activations
@@ -173,9 +181,7 @@ def test_peak_of_unequal_layers_is_not_extrapolated() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    "config_class", [LlamaConfig, Qwen3Config, GPT2Config], ids=lambda config_class: config_class.model_type
-)
+@pytest.mark.parametrize("config_class", [Qwen3Config, GPT2Config], ids=lambda config_class: config_class.model_type)
 def test_forecast_supports_other_architectures(config_class: type) -> None:
     gpt2_sizes = {"n_embd": 64, "n_head": 4, "n_layer": 5}
     fields = gpt2_sizes if config_class is GPT2Config else {**SIZES, "num_hidden_layers": 5}
