@@ -2,8 +2,6 @@
 
 import dataclasses
 import json
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +15,7 @@ from peft import PeftConfig
 from finetune_api.v1alpha1.job import TrainerSpec
 from finetune_api.v1alpha1.model_source import ModelSource
 from finetune_trainer.errors import DiskFull, HubUnavailable, ModelNotFound
+from finetune_trainer.memory import __main__ as memory_command
 from finetune_trainer.model.download import download_model
 from finetune_trainer.model.load import describe_model, load_model
 from finetune_trainer.model.revision import pin_revision
@@ -305,17 +304,14 @@ def test_the_result_names_the_model_by_its_id(hub: FakeModelScope, downloads: Do
     assert (result.base_model_name_or_path, result.revision) == (NAME, None)
 
 
-def test_memory_is_forecast_without_a_download_of_the_weights(hub: FakeModelScope, tmp_path: Path) -> None:
+def test_memory_is_forecast_without_a_download_of_the_weights(
+    hub: FakeModelScope, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory_command, "hide_unused_libraries", lambda _: None)  # other tests use these libraries
     push_tiny_model(hub, tmp_path / "model")
     spec_file = tmp_path / "spec.json"
     spec_file.write_text(json.dumps({**build_spec(), "dataset": {"train": [{"name": "/rows"}], "maxLength": 64}}))
 
-    # a process of its own, because the forecast hides libraries that a job does not use
-    process = subprocess.run(
-        [sys.executable, "-m", "finetune_trainer.memory", str(spec_file)], capture_output=True, text=True, check=False
-    )
-
-    assert process.returncode == 0, process.stderr
-    assert json.loads(process.stdout)["parameters"] > 0
+    assert memory_command.build_forecast_report(spec_file, None)["parameters"] > 0
     assert "config.json" in list_downloaded_paths(hub)
     assert not any(path.endswith(".safetensors") for path in list_downloaded_paths(hub))
