@@ -50,11 +50,11 @@ class PrometheusServer:
 
 @asynccontextmanager
 async def run_prometheus(program: Path, folder: Path, *, target: str) -> AsyncIterator[PrometheusServer]:
-    """Run a server that scrapes `target` (host:port) every second, with its data in the folder."""
+    """Run a server that scrapes `target` (host:port) twice per second, with its data in the folder."""
     with socket.create_server(("127.0.0.1", 0)) as free_socket:
         port = free_socket.getsockname()[1]
     scrape = {"job_name": "operator", "honor_labels": True, "static_configs": [{"targets": [target]}]}
-    config = {"global": {"scrape_interval": "1s"}, "scrape_configs": [scrape]}
+    config = {"global": {"scrape_interval": "500ms"}, "scrape_configs": [scrape]}
     (folder / "prometheus.yml").write_text(yaml.safe_dump(config))
     process = await asyncio.create_subprocess_exec(
         *(program, f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/data"),
