@@ -15,6 +15,7 @@ import yaml
 
 from finetune_api.v1alpha1.status import JobStatus
 from testing.models.tiny_text import TinyFiles
+from testing.processes.forks.fork_server import use_forks
 
 RawBody = dict[str, Any]
 
@@ -53,7 +54,7 @@ class LocalJob:
         return subprocess.Popen(
             command,
             cwd=self.folder,
-            env={**os.environ, "PYTHONPATH": paths},
+            env=use_forks({**os.environ, "PYTHONPATH": paths}),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -154,12 +155,15 @@ def wait_for_processes_to_end(folder: Path) -> None:
 
 
 def list_pids_with_folder(folder: Path) -> list[int]:
-    """Return the pids of a job's processes, identified by the folder in their environment variables (Linux only)."""
+    """Return the pids of a job's processes (Linux only).
+
+    They have the folder in the variables with which they were started, or as their working directory.
+    """
     pids = []
-    for entry in Path("/proc").glob("[0-9]*/environ"):
+    for entry in Path("/proc").glob("[0-9]*"):
         try:
-            if str(folder).encode() in entry.read_bytes():
-                pids.append(int(entry.parent.name))
+            if str(folder).encode() in (entry / "environ").read_bytes() or (entry / "cwd").readlink() == folder:
+                pids.append(int(entry.name))
         except OSError:
             continue
     return pids

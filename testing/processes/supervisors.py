@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from finetune_api.termination import Termination, parse_termination
+from testing.processes.forks.fork_server import use_forks
 
 REPOSITORY = Path(__file__).parents[2]
 _TIMEOUT_SECONDS = 300.0
@@ -79,7 +80,10 @@ class SupervisorPod:
 
 @dataclass(frozen=True)
 class SupervisorJob:
-    """A job whose pods are local processes; every attempt has separate folders below `folder`."""
+    """A job whose pods are local processes; every attempt has separate folders below `folder`.
+
+    starts_interpreters: whether a launcher of the trainer is a new interpreter, as in a pod, instead of a fork.
+    """
 
     folder: Path
     spec: dict[str, Any]
@@ -91,6 +95,7 @@ class SupervisorJob:
     output: Path | None = None
     program: tuple[str, ...] = (sys.executable, "-m", "finetune_supervisor")
     env: dict[str, str] = field(default_factory=dict)
+    starts_interpreters: bool = False
 
     @property
     def output_folder(self) -> Path:
@@ -140,7 +145,7 @@ class SupervisorJob:
         with (folder / "stdout").open("wb") as stdout:
             process = subprocess.Popen(
                 self.program,
-                env=environment,
+                env=environment if self.starts_interpreters else use_forks(environment),
                 stdout=stdout,
                 stderr=subprocess.STDOUT,
             )

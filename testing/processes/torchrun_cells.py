@@ -1,6 +1,7 @@
-"""Run several small trainings (cells) in one launch of torchrun: `torchrun_cells.py CELLS.json RESULTS.json`.
+"""Run the small trainings (cells) of the file cells.json in one launch, and write results.json to the same folder.
 
-All cells share one launch, because importing torch and transformers takes ten times as long as such a training.
+All cells share one launch, because importing torch and transformers takes ten times as long as such a training. The
+launcher of the supervisor calls `prepare` once, and `main` in each rank; TEST_CELLS is the folder.
 The name of a cell selects a variant:
 
 - `X (again)`: remove the result of X and run X again.
@@ -15,6 +16,7 @@ The name of a cell selects a variant:
 - `X (tracked)`: the results contain the bytes allocated by each step.
 """
 
+import faulthandler
 import gc
 import hashlib
 import json
@@ -67,7 +69,7 @@ RESUMED_FROM = " <- "
 TILED = " (in tiles)"
 SLOW_SAVES = ", slow saves"
 SECONDS_BEFORE_WRITE = 1.0  # several steps of a tiny model
-SMALL_TILE_BYTES = 4 * 256 * 7  # seven tokens of a vocabulary of 256
+SMALL_TILE_BYTES = 4 * 1024 * 23  # 23 tokens of a vocabulary of 1024
 
 
 def train_cell(name: str, spec: dict[str, Any], folder: Path, context: RankContext) -> dict[str, Any]:
@@ -215,23 +217,28 @@ def slow_down() -> None:
     setattr(SftTrainer, compute.__name__, compute_slowly)
 
 
-def main(cells_file: Path, results_file: Path) -> None:
+def prepare() -> None:
+    """Import the libraries, which the imports of this module have done."""
+
+
+def main() -> None:
+    """Run all cells on this rank."""
+    faulthandler.enable()  # print the Python stack if a rank crashes
     transformers.utils.logging.disable_progress_bar()
     warnings.simplefilter("ignore")
     gc.freeze()  # same as in finetune_trainer.entrypoint
-    context = RankContext.from_environment(os.environ)
+    folder, context = Path(os.environ["TEST_CELLS"]), RankContext.from_environment(os.environ)
     if os.environ.get("TEST_SLOW_RANK") == str(context.ranks.rank):
         slow_down()
     if "TEST_WITHOUT_FORECASTS" in os.environ:
         setattr(train, forecast_rank_memory.__name__, lambda *_, **__: TrainerError("left out"))
     init_process_group(torch.device("cpu"), timeout_seconds=600)  # before the first cell, which may copy a checkpoint
-    cells = json.loads(cells_file.read_text())
-    results = {name: train_cell(name, spec, results_file.parent, context) for name, spec in cells.items()}
+    cells = json.loads((folder / "cells.json").read_text())
+    results = {name: train_cell(name, spec, folder, context) for name, spec in cells.items()}
     if context.ranks.is_rank_zero:
-        results_file.write_text(json.dumps(results))
-    print(f"rank {context.ranks.rank}: done", file=sys.stderr, flush=True)
+        (folder / "results.json").write_text(json.dumps(results))
 
 
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+if __name__ == "__main__":  # entry point of ranks that the launcher did not fork
+    main()
     exit_without_teardown(0)  # threads of collectives may abort during interpreter shutdown

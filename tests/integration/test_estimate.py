@@ -1,6 +1,7 @@
 """Tests of `finetune estimate`, which forecasts memory in a trainer process."""
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import pytest
 
 from testing.builders.job_files import job_body, write_yaml
 from testing.models import tiny_vision
+from testing.processes.forks.fork_server import use_forks
 
 QWEN_7B = {
     "model_type": "qwen2",
@@ -41,6 +43,7 @@ def run_estimate(folder: Path, *flags: str, **fields: Any) -> "subprocess.Comple
     file = write_yaml(folder, job_body(**{**defaults, **fields}))
     return subprocess.run(
         [sys.executable, "-m", "finetune_cli", "estimate", str(file), *flags],
+        env=use_forks({**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}),
         capture_output=True,
         text=True,
         timeout=240,

@@ -56,7 +56,9 @@ def build_spec(tiny_files: tiny_text.TinyFiles, **fields: Any) -> dict[str, Any]
 def uninterrupted_run(
     tiny_files: tiny_text.TinyFiles, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[SupervisorJob, SupervisorPod]:
-    job = SupervisorJob(tmp_path_factory.mktemp("uninterrupted"), build_spec(tiny_files), ranks_per_node=RANKS)
+    job = SupervisorJob(
+        tmp_path_factory.mktemp("uninterrupted"), build_spec(tiny_files), ranks_per_node=RANKS, starts_interpreters=True
+    )
     (pod,) = job.run()
     assert pod.process.returncode == 0, pod.log
     return job, pod
@@ -262,7 +264,7 @@ def test_malformed_row_is_a_permanent_failure_with_file_line_and_column(
 
 
 def test_ranks_exit_when_the_supervisor_is_killed(tiny_files: tiny_text.TinyFiles, tmp_path: Path) -> None:
-    (pod,) = SupervisorJob(tmp_path, build_spec(tiny_files)).start()
+    (pod,) = SupervisorJob(tmp_path, build_spec(tiny_files), starts_interpreters=True).start()
     pod.wait_for_step(1)
     ranks = [heartbeat["pid"] for heartbeat in pod.heartbeats().values()]
 
