@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -79,10 +80,24 @@ def test_script_resumes_from_its_checkpoint_after_a_rank_is_killed(tmp_path: Pat
     wait_for_processes_to_end(tmp_path)
 
 
-def test_progress_of_a_script_with_a_transformers_trainer_is_displayed(tmp_path: Path) -> None:
-    files = tiny_text.build(tmp_path / "tiny", rows=8, eval_rows=2)
-    command = {"script": "plain_trainer.py", "args": ["/data/model", "$(FINETUNE_OUTPUT)", "60"]}
-    job = write_command_job(tmp_path, {**command, "workingDir": str(SCRIPTS)}, data=files.train.parent, nprocPerNode=1)
+@dataclass(frozen=True)
+class HungScript:
+    """A job of a script with a transformers Trainer, whose last rank was stopped after its progress was displayed."""
+
+    job: LocalJob
+    displayed_percent: int
+    output: str
+
+
+@pytest.fixture(scope="module")
+def hung_script(tmp_path_factory: pytest.TempPathFactory) -> HungScript:
+    folder = tmp_path_factory.mktemp("hung")
+    files = tiny_text.build(folder / "tiny", rows=8, eval_rows=2)
+    command = {"script": "plain_trainer.py", "args": ["/data/model", "$(FINETUNE_OUTPUT)", "20"]}
+    policy = {"restartPolicy": {"hangTimeoutSeconds": 10}}
+    job = write_command_job(
+        folder, {**command, "workingDir": str(SCRIPTS)}, data=files.train.parent, numNodes=1, **policy
+    )
     process = job.start()
 
     def read_displayed_percent() -> int | None:
@@ -91,38 +106,28 @@ def test_progress_of_a_script_with_a_transformers_trainer_is_displayed(tmp_path:
         return int(display.progress.partition("%")[0]) if display and is_complete else None
 
     percent = wait_until(read_displayed_percent, "progress with loss and ETA")
-    code, output = wait_for_exit(process)
-
-    assert code == 0, output
-    assert 0 < percent < 100
-    assert "Complete: 60 steps, loss " in output
-    assert job.status.progress is not None
-    assert (job.status.progress.step, job.status.progress.total_steps) == (60, 60)
-    assert job.status.progress.learning_rate is not None
-
-
-def test_command_that_stops_reporting_progress_is_restarted(tmp_path: Path) -> None:
-    files = tiny_text.build(tmp_path / "tiny", rows=8, eval_rows=2)
-    command = {"script": "plain_trainer.py", "args": ["/data/model", "$(FINETUNE_OUTPUT)", "40"]}
-    policy = {"restartPolicy": {"hangTimeoutSeconds": 20}}
-    job = write_command_job(
-        tmp_path, {**command, "workingDir": str(SCRIPTS)}, data=files.train.parent, nprocPerNode=1, **policy
-    )
-    process = job.start()
-
-    def read_step_above_two() -> int | None:
-        progress = job.status.progress if (job.local_folder / "status.json").is_file() else None
-        return progress.step if progress and progress.step > 2 else None
-
-    wait_until(read_step_above_two, "progress")
     os.kill(find_rank_pids(job)[-1], signal.SIGSTOP)
     code, output = wait_for_exit(process)
-
     assert code == 0, output
-    hung, last = job.status.attempts
-    assert (hung.reason, hung.node_rank, last.state) == ("Hang", 0, AttemptState.SUCCEEDED), output
+    return HungScript(job, percent, output)
+
+
+def test_progress_of_a_script_with_a_transformers_trainer_is_displayed(hung_script: HungScript) -> None:
+    progress = hung_script.job.status.progress
+
+    assert 0 < hung_script.displayed_percent < 100
+    assert "Complete: 20 steps, loss " in hung_script.output
+    assert progress is not None
+    assert (progress.step, progress.total_steps) == (20, 20)
+    assert progress.learning_rate is not None
+
+
+def test_command_that_stops_reporting_progress_is_restarted(hung_script: HungScript) -> None:
+    hung, last = hung_script.job.status.attempts
+
+    assert (hung.reason, hung.node_rank, last.state) == ("Hang", 0, AttemptState.SUCCEEDED), hung_script.output
     assert "no heartbeat for" in hung.message
-    wait_for_processes_to_end(tmp_path)
+    wait_for_processes_to_end(hung_script.job.folder)
 
 
 @pytest.fixture(scope="module")
@@ -133,7 +138,10 @@ def supervisor_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def start_with_bundle(folder: Path, supervisor_bundle: Path, command: dict[str, Any], **fields: Any) -> SupervisorPod:
     """Start a pod with the supervisor bundle and torch, but without the packages of this project."""
     program = (sys.executable, str(supervisor_bundle))
-    (pod,) = SupervisorJob(folder, {"command": command}, program=program, env={"PYTHONPATH": ""}, **fields).start()
+    job = SupervisorJob(
+        folder, {"command": command}, program=program, env={"PYTHONPATH": ""}, starts_interpreters=True, **fields
+    )
+    (pod,) = job.start()
     return pod
 
 
@@ -193,7 +201,7 @@ def test_ranks_that_do_not_join_a_process_group_are_reported(tmp_path: Path, pro
         while not list((pod.folder / "run" / "torchrun").glob("ranks/attempt_0/*")):
             assert pod.process.poll() is None, pod.log
             time.sleep(0.1)
-        deadline = time.monotonic() + (30 if program == "plain_alone.py" else 8)
+        deadline = time.monotonic() + (30 if program == "plain_alone.py" else 5)
         degraded: list[dict[str, str]] = []
         while not degraded and time.monotonic() < deadline:
             time.sleep(0.2)
