@@ -24,7 +24,7 @@ def test_all_nodes_and_attempts_load_the_commit_of_the_first_attempt_which_is_do
         "dataset": {"train": [{"name": str(tiny_files.train)}], "numWorkers": 0},
         "sft": {},
         "lora": {"r": 4, "merge": True},
-        "training": {"globalBatchSize": 4, "maxSteps": 100},
+        "training": {"globalBatchSize": 4, "maxSteps": 40},
         "numNodes": 2,
         "nprocPerNode": 2,
         "output": {"persistentVolumeClaim": {"claimName": "unused"}},

@@ -68,6 +68,7 @@ def build_spec(
         "learningRate": 0.01,
         "maxSteps": STEPS,
         "saveSteps": 1000,
+        "preflight": {"enabled": False},
         **fields.pop("training", {}),
     }
     return {

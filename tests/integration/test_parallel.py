@@ -105,7 +105,7 @@ def build_spec(
 
 def build_bfloat16_spec(tiny_files: tiny_text.TinyFiles, preset: str, tuner: str) -> dict[str, Any]:
     """Build a spec with four micro-batches per step, whose gradients are accumulated."""
-    accumulation = {"perDeviceTrainBatchSize": 2, "gradientAccumulationSteps": 4, "maxSteps": 6}
+    accumulation = {"perDeviceTrainBatchSize": 2, "gradientAccumulationSteps": 4, "maxSteps": 4}
     job_spec = build_spec(tiny_files, preset, tuner, "sft", **accumulation)
     return {**job_spec, "model": {**job_spec["model"], "torchDtype": "bfloat16"}}
 

@@ -25,6 +25,7 @@ SHARDING: dict[str, dict[str, Any]] = {
     "zero3": {"deepspeed": {"preset": "zero3"}},
     "fsdp2": {"fsdp": {}},
 }
+LAYOUTS = {"zero2": (1, 4), "zero3": (2, 2), "fsdp2": (2, 2)}  # the latter exchange weights in each micro-batch
 RESUMED_CELLS = ("qwen3_5", "qwen3_5, lora")
 
 
@@ -32,7 +33,7 @@ def build_spec(model: Path, rows: Path, batch_layout: tuple[int, int], **fields:
     micro_batch_size, accumulation = batch_layout
     return {
         "model": {"name": str(model), "textOnly": True},
-        "dataset": {"train": [{"name": str(rows)}], "eval": [{"name": str(rows)}], "numWorkers": 0},
+        "dataset": {"train": [{"name": str(rows)}], "eval": [{"name": f"{rows}#8"}], "numWorkers": 0},
         "sft": {},
         "training": {
             "perDeviceTrainBatchSize": micro_batch_size,
@@ -90,7 +91,8 @@ def build_common_cells(models: dict[str, Path], rows: Path, batch_layout: tuple[
 def two_rank_results(models: dict[str, Path], rows: Path, two_rank_folder: Path) -> Results:
     cells = build_common_cells(models, rows, (1, 4))
     cells |= {
-        f"qwen2_vl, {name}": build_spec(models["qwen2_vl"], rows, (1, 4), **fields) for name, fields in SHARDING.items()
+        f"qwen2_vl, {name}": build_spec(models["qwen2_vl"], rows, LAYOUTS[name], **fields)
+        for name, fields in SHARDING.items()
     }
     cells |= {
         f"glm4_moe, {name}": build_text_spec(models["glm4_moe"], rows, (1, 4), **fields)
