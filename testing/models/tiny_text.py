@@ -10,6 +10,7 @@ import os
 import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from pydoc_data.topics import topics
 from typing import Any
@@ -102,7 +103,9 @@ def build(folder: Path, *, rows: int = 400, eval_rows: int = 40, seed: int = 0) 
     return files
 
 
-def build_tokenizer() -> PreTrainedTokenizerFast:
+@cache
+def train_tokenizer() -> str:
+    """Return the JSON of a tokenizer that was trained with the help topics."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -115,8 +118,12 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
             show_progress=False,
         ),
     )
+    return str(tokenizer.to_str())
+
+
+def build_tokenizer() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
+        tokenizer_object=Tokenizer.from_str(train_tokenizer()),
         eos_token="<|im_end|>",  # noqa: S106
         pad_token="<|endoftext|>",  # noqa: S106
         additional_special_tokens=["<|im_start|>"],
