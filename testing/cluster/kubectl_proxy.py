@@ -19,7 +19,7 @@ class ApiUnavailable(Exception):
     """The API server did not process a request, which may be repeated."""
 
 
-class ApiError(RuntimeError):
+class RequestRejected(RuntimeError):
     """The API server rejected a request; the text is its message."""
 
 
@@ -59,7 +59,7 @@ class KubectlProxy:
 
         Raises:
             ApiUnavailable: the API server is not reachable, or cannot process the request at the moment.
-            ApiError: it rejected the request.
+            RequestRejected: it rejected the request.
         """
         connection = SocketConnection(self._socket)
         try:
@@ -74,5 +74,5 @@ class KubectlProxy:
             raise ApiUnavailable(f"{method} {path}: {response.status} {content.decode(errors='replace')[:500]}")
         parsed: RawBody = json.loads(content)
         if response.status >= 400:
-            raise ApiError(parsed["message"])
+            raise RequestRejected(parsed["message"])
         return parsed
