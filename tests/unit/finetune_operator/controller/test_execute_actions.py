@@ -146,8 +146,9 @@ async def test_events_and_deletions_do_not_delay_the_pods_of_the_next_attempt() 
 
 
 class SlowCluster(RecordingCluster):
-    """Cluster whose creates of pods take 10 ms each."""
+    """Cluster whose creates of pods take some time each."""
 
+    create_seconds = 0.01
     open_creates = 0
     most_open_creates = 0
 
@@ -156,7 +157,7 @@ class SlowCluster(RecordingCluster):
         if manifest["kind"] == "Pod":
             self.open_creates += 1
             self.most_open_creates = max(self.most_open_creates, self.open_creates)
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(self.create_seconds)
             self.open_creates -= 1
 
 
@@ -172,7 +173,8 @@ async def test_a_job_has_a_limited_number_of_creates_in_flight() -> None:
 async def test_a_pass_ends_although_creates_are_slow_and_the_next_pass_continues(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(execute_actions, "POD_CREATE_SECONDS", 0.005)  # less than one create takes
+    monkeypatch.setattr(execute_actions, "POD_CREATE_SECONDS", 0.4)
+    monkeypatch.setattr(SlowCluster, "create_seconds", 0.5)
     cluster, nodes = SlowCluster(), 3 * MAX_CONCURRENT_POD_CREATES
     with pytest.raises(ClusterError, match=f"{nodes - MAX_CONCURRENT_POD_CREATES} of {nodes} pods are created later"):
         await run_pass(cluster, build_raw_job(compute_status_after_observations(numNodes=nodes), numNodes=nodes))

@@ -3,6 +3,7 @@
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -67,13 +68,11 @@ def test_unreachable_master_is_reported_with_its_address(tmp_path: Path) -> None
 
 
 def test_node_rank_zero_leaves_after_a_timeout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rendezvous_module, "LEAVE_TIMEOUT_SECONDS", 0.3)
+    rendezvous = Rendezvous(node(tmp_path, master_port=find_free_port()), timeout_seconds=1)
     pauses: list[float] = []
+    monkeypatch.setattr(rendezvous_module, "LEAVE_TIMEOUT_SECONDS", 0.35)
+    monkeypatch.setattr(rendezvous_module, "time", SimpleNamespace(monotonic=lambda: sum(pauses)))
 
-    def pause(seconds: float) -> None:
-        pauses.append(seconds)
-        time.sleep(seconds)
+    rendezvous.leave(pauses.append)
 
-    Rendezvous(node(tmp_path, master_port=find_free_port()), timeout_seconds=1).leave(pause)
-
-    assert 2 <= len(pauses) <= 5
+    assert len(pauses) == 4
