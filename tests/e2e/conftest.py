@@ -16,8 +16,8 @@ from testing.processes.shared_installation import share_installation
 
 
 def pytest_collection_modifyitems(items: list[pytest.Function]) -> None:
-    """Run tests that start a job first, so that the last tests of all workers end at about the same time."""
-    items.sort(key=lambda item: "start_job" not in item.fixturenames)
+    """Run tests with a job first, which take longer, so that the last tests of all workers end at the same time."""
+    items.sort(key=lambda item: "job_name" not in item.fixturenames)
 
 
 @pytest.fixture(scope="session")
