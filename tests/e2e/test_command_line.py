@@ -131,13 +131,13 @@ def test_a_running_job_is_examined_suspended_resumed_and_deleted(
 def test_followed_logs_continue_after_a_restart(
     deployment: OperatorInstallation, client: Client, start_job: StartJob
 ) -> None:
-    job = start_job(training=build_training_fields(max_steps=80, save_steps=10))
+    job = start_job(training=build_training_fields(max_steps=50, save_steps=10))
     saved = wait_for_checkpoint(deployment, job)
     deployment.kubectl("delete", "pod", f"{job}-0-1", "--wait=false")
 
     lines = list(client.read_logs(job, LogSelection(nodes=None, follow=True)))
 
-    assert any(line.attempt == 1 and line.text.startswith("step 80/80") for line in lines)
+    assert any(line.attempt == 1 and line.text.startswith("step 50/50") for line in lines)
     finished = deployment.get_job(job)
     deleted, last = finished["status"]["attempts"]
     assert (deleted["reason"], deleted["nodeRank"], last["state"]) == ("PodDeleted", 1, "Succeeded"), finished["status"]

@@ -32,7 +32,7 @@ for step in range(41):
     print("\\r" + bar, end="", file=sys.stderr, flush=True)
     if step == 5:
         print("\\r{'loss': '1.5', 'grad_norm': '1', 'learning_rate': '5e-05', 'epoch': '0.1'}", flush=True)
-    time.sleep(1)
+    time.sleep(0.6)
 """
 
 FILL_MEMORY = "data = bytearray(120 * 2**20); data[::4096] = bytes(len(data) // 4096)"

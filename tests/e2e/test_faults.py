@@ -31,7 +31,7 @@ def test_job_with_a_stopped_rank_is_restarted_from_its_last_checkpoint(
 ) -> None:
     """Other tests kill a rank (test_command_mode), kill a container (test_tenants) and delete a pod."""
     job = start_job(
-        training=build_training_fields(max_steps=80, save_steps=20), restartPolicy={"hangTimeoutSeconds": 30}
+        training=build_training_fields(max_steps=50, save_steps=20), restartPolicy={"hangTimeoutSeconds": 30}
     )
     saved = wait_for_checkpoint(deployment, job)
     fault_injector.kill_rank(deployment.namespace, f"{job}-0-1", rank=3, signal_number=signal.SIGSTOP)
@@ -42,7 +42,7 @@ def test_job_with_a_stopped_rank_is_restarted_from_its_last_checkpoint(
     assert (failed["reason"], failed["nodeRank"], failed["rank"]) == ("Hang", 1, 3), failed
     assert "rank 3 is stopped by a signal" in failed["message"]
     assert last["firstStep"] >= saved > 0
-    assert finished["status"]["progress"]["step"] == 80
+    assert finished["status"]["progress"]["step"] == 50
     assert {pod["metadata"]["labels"]["finetune.dev/attempt"] for pod in deployment.list_pods(job)} == {"1"}
 
 

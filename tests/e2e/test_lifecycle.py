@@ -37,7 +37,7 @@ while not (output / "end").exists():
 def test_resumed_job_continues_from_the_checkpoint_saved_on_suspend(
     deployment: OperatorInstallation, start_job: StartJob
 ) -> None:
-    job = start_job(training=build_training_fields(max_steps=120, save_steps=20))
+    job = start_job(training=build_training_fields(max_steps=80, save_steps=20))
     wait_for_checkpoint(deployment, job)
 
     deployment.kubectl("patch", "ftj", job, "--type=merge", "-p", '{"spec":{"suspend":true}}')
@@ -46,7 +46,7 @@ def test_resumed_job_continues_from_the_checkpoint_saved_on_suspend(
     assert all(pod["status"]["phase"] in ("Succeeded", "Failed") for pod in deployment.list_pods(job))
     saved = suspended["status"]["progress"]["lastCheckpoint"]
     stopped_at = suspended["status"]["attempts"][-1]["lastStep"]
-    assert int(saved.removeprefix("step-")) == stopped_at < 120
+    assert int(saved.removeprefix("step-")) == stopped_at < 80
 
     deployment.kubectl("patch", "ftj", job, "--type=merge", "-p", '{"spec":{"suspend":false}}')
     finished = deployment.wait_until_finished(job)

@@ -47,7 +47,7 @@ def test_progress_of_a_pod_with_the_labels_of_the_job_is_ignored(
 def test_config_map_with_a_forged_owner_reference_is_replaced(
     deployment: OperatorInstallation, fault_injector: Chaos, start_job: StartJob
 ) -> None:
-    job = start_job(training=build_training_fields(max_steps=120, save_steps=20))
+    job = start_job(training=build_training_fields(max_steps=60, save_steps=20))
     saved = wait_for_checkpoint(deployment, job)
     under_test = JobUnderTest(deployment, fault_injector, job)
     name = under_test.get_config_map_name(attempt=1)
