@@ -87,7 +87,8 @@ def test_all_nodes_restart_from_the_last_checkpoint_after_a_hang(tmp_path: Path,
 def test_two_out_of_memory_repairs_do_not_change_the_losses(tmp_path: Path, tiny_files: TinyFiles) -> None:
     training = {"maxSteps": 8, "saveSteps": 3, "learningRate": 1e-2, "perDeviceTrainBatchSize": 4}
     reference = write_job(tmp_path / "reference", tiny_files, training=training)
-    path = os.pathsep.join(str(Path(each).resolve()) for each in (FORKS, FAULT_INJECTION, *sys.path) if each)
+    folders = (FORKS, FAULT_INJECTION, *map(Path, filter(None, sys.path)))
+    path = os.pathsep.join(str(folder.resolve()) for folder in folders)
     env = {"PYTHONPATH": path, "OOM_ABOVE_SAMPLES": "1", "PASSES_BEFORE_FAULT": "8"}
     job = write_job(
         tmp_path / "job",
