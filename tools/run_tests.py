@@ -23,7 +23,7 @@ from testing.cluster.host.commands import HarnessError
 from testing.cluster.host.debian_packages import BROWSER, ensure_packages
 from testing.cluster.images.go_build import build_all
 from testing.cluster.images.project_images import TARGETS, ImageBuilder
-from testing.cluster.provider import ThrowawayProvider, choose_provider
+from testing.cluster.provider import ClusterProvider, ThrowawayProvider, choose_provider
 from testing.cluster.throwaway import REQUIRED_COMPONENTS
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -121,23 +121,35 @@ def run_suite(suite: str, *, markers: str, log: Path | None = None) -> SuiteResu
     """Run the tests of a suite that have these markers; with `log`, at a low priority and with the output there."""
     if suite not in CLUSTER_SUITES:
         return run_pytest(suite, *SUITES[suite], "-m", markers, f"tests/{suite}", log=log)
-    build_cluster()
+    return run_cluster_suite(suite, markers=markers)
+
+
+def run_cluster_suite(suite: str, *, markers: str) -> SuiteResult:
+    """Run a suite on one cluster: first with several workers, then its tests marked `alone`; remove the cluster.
+
+    If the cluster cannot be built, the result has no tests.
+    """
+    try:
+        provider = choose_provider(os.environ).provider
+        build_cluster(provider)
+    except HarnessError as error:
+        print(f"{suite}: {error}", flush=True)
+        return SuiteResult(suite, passed=False, seconds=0.0)
     shared, alone = (
         run_pytest(
-            name, *SUITES[suite], *workers, "-m", f"{markers} and {marker}", f"tests/{suite}", environment=environment
+            *(name, *SUITES[suite], *workers, "-m", f"{markers} and {marker}", f"tests/{suite}"),
+            environment={"KEEP_CLUSTER": "1"},
         )
-        for name, workers, marker, environment in (
-            (suite, CLUSTER_WORKERS, "not alone", {"KEEP_CLUSTER": "1"}),
-            (f"{suite}-alone", (), "alone", {}),
-        )
+        for name, workers, marker in ((suite, CLUSTER_WORKERS, "not alone"), (f"{suite}-alone", (), "alone"))
     )
+    if provider is not None and os.environ.get("KEEP_CLUSTER") != "1":
+        provider.down()
     seconds = shared.seconds + alone.seconds
     return SuiteResult(suite, passed=shared.passed and alone.passed, seconds=seconds, cases=shared.cases + alone.cases)
 
 
-def build_cluster() -> None:
+def build_cluster(provider: ClusterProvider | None) -> None:
     """Build the programs and images of the cluster; on a new machine, this takes longer than a test may take."""
-    provider = choose_provider(os.environ).provider
     if isinstance(provider, ThrowawayProvider):
         build_all(provider.cache, provider.versions, component_names=(*REQUIRED_COMPONENTS, "helm"))
     if provider is not None:

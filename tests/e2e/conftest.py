@@ -16,8 +16,9 @@ from testing.processes.shared_installation import share_installation
 
 
 def pytest_collection_modifyitems(items: list[pytest.Function]) -> None:
-    """Run tests with a job first, which take longer, so that the last tests of all workers end at the same time."""
-    items.sort(key=lambda item: "job_name" not in item.fixturenames)
+    """Start with the tests of a job, which take longer, so that the last tests of all workers end at the same time."""
+    if "PYTEST_XDIST_WORKER" in os.environ:  # in one process, a module would set up its fixtures twice
+        items.sort(key=lambda item: "job_name" not in item.fixturenames)
 
 
 @pytest.fixture(scope="session")

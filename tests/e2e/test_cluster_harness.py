@@ -16,11 +16,8 @@ from testing.cluster.kwok import start_kwok, stop_kwok
 from testing.cluster.provider import ThrowawayProvider
 from testing.cluster.throwaway import ThrowawayCluster
 
-pytestmark = [
-    pytest.mark.cluster,
-    pytest.mark.long,
-    pytest.mark.alone,
-]  # the other suites show whether most of the harness works
+# the other suites show whether most of the harness works
+pytestmark = [pytest.mark.cluster, pytest.mark.long, pytest.mark.alone]
 
 SERVER_COMMAND = (
     "for rank in 0 1; do RANK=$rank LOCAL_RANK=$rank sleep 600 & done; cd /shared; exec python -m http.server 8000"
