@@ -18,8 +18,8 @@ from testing.cluster.host.processes import terminate_processes
 from testing.cluster.node.pod_processes import find_running_container_id
 from testing.cluster.throwaway import ThrowawayCluster
 from testing.faults.job_recorder import POLL_SECONDS, JobRecorder
-from testing.faults.waiting import wait_until
 from testing.processes.operator_stack import OPERATOR_NAMESPACE, OperatorInstallation
+from testing.processes.waiting import wait_until
 
 RawBody = dict[str, Any]
 

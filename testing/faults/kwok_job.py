@@ -17,8 +17,8 @@ from testing.cluster.images.project_images import get_image_name
 from testing.cluster.kwok import build_kwok_daemon, start_kwok
 from testing.cluster.throwaway import ThrowawayCluster
 from testing.faults.job_under_test import JobUnderTest, RawBody
-from testing.faults.waiting import wait_until
 from testing.processes.operator_stack import build_example_job
+from testing.processes.waiting import wait_until
 
 FAKE_NODES = 20
 ON_KWOK = {"nodeSelector": {"type": "kwok"}, "tolerations": [{"operator": "Exists"}]}

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from testing.cluster.images.project_images import get_image_name
 from testing.processes.operator_stack import OperatorInstallation, has_condition
+from testing.processes.waiting import wait_until
 
 API_VERSION = "kueue.x-k8s.io/v1beta2"
 WORKLOADS = "workloads.kueue.x-k8s.io"  # Kubernetes has a kind of the same name
-POLL_SECONDS = 0.3
 
 RawBody = dict[str, Any]
 
@@ -78,7 +76,7 @@ class Queues:
         """Delete the jobs, and then the queue."""
         for job in self.jobs:
             self.deployment.delete(job)
-        wait_until(lambda: not self.list_workloads(), "the Workloads are deleted", timeout_seconds=60)
+        wait_until(lambda: not self.list_workloads(), goal="the Workloads are deleted")
         for kind in ("localqueue", "clusterqueue", "resourceflavor", "topology"):
             self.deployment.kubectl("delete", kind, self.name, "--ignore-not-found", "--wait", "--timeout=60s")
 
@@ -106,15 +104,6 @@ def wait_until_running(
         description=f"running in attempt {attempt}",
         timeout_seconds=timeout_seconds,
     )
-
-
-def wait_until(predicate: Callable[[], bool], description: str, *, timeout_seconds: float = 60) -> None:
-    """Poll a condition. Raises TimeoutError if it is not true in time."""
-    deadline = time.monotonic() + timeout_seconds
-    while not predicate():
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"not within {timeout_seconds:.0f} s: {description}")
-        time.sleep(POLL_SECONDS)
 
 
 def build_object(kind: str, name: str, spec: RawBody) -> RawBody:

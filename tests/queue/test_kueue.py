@@ -11,7 +11,8 @@ from testing.processes.operator_stack import (
     get_reported_step,
     has_condition,
 )
-from testing.processes.queues import WORKLOADS, Queues, wait_until, wait_until_running
+from testing.processes.queues import WORKLOADS, Queues, wait_until_running
+from testing.processes.waiting import wait_until
 
 pytestmark = pytest.mark.cluster
 
@@ -48,7 +49,7 @@ def test_second_job_waits_for_the_first_and_then_runs(deployment: OperatorInstal
             jobs_by_position[deployment.get_job(job)["status"].get("scheduling", {}).get("position")] = job
         return {jobs_by_position.get(1), jobs_by_position.get(2)} == {second, third}
 
-    wait_until(have_positions, "the waiting jobs are first and second in the queue", timeout_seconds=90)
+    wait_until(have_positions, goal="the waiting jobs are first and second in the queue", timeout_seconds=90)
     status = deployment.get_job(jobs_by_position[2])["status"]
     assert status["scheduling"]["provider"] == "Kueue"
     assert status["display"]["queue"] == f"{queues.name} #2"
@@ -61,7 +62,7 @@ def test_completed_job_returns_its_quota_and_keeps_its_pods(deployment: Operator
     job = queues.submit("a", program="echo finished")
     assert has_condition(deployment.wait_until_finished(job, timeout_seconds=90), "Complete")
 
-    wait_until(lambda: queues.get_reserved_cpu() == 0, "the quota is returned")
+    wait_until(lambda: queues.get_reserved_cpu() == 0, goal="the quota is returned")
     assert len(deployment.list_pods(job)) == 2
     assert "finished" in deployment.kubectl("logs", f"{job}-0-0")
 
@@ -70,8 +71,8 @@ def test_failed_job_returns_its_quota(deployment: OperatorInstallation, queues: 
     job = queues.submit("a", program="exit 3", restartPolicy={"maxRestarts": 0})
     assert has_condition(deployment.wait_until_finished(job, timeout_seconds=90), "Failed")
 
-    wait_until(lambda: queues.get_reserved_cpu() == 0, "the quota is returned")
-    wait_until(lambda: not deployment.list_pods(job), "Kueue deletes the pods with the Workload")
+    wait_until(lambda: queues.get_reserved_cpu() == 0, goal="the quota is returned")
+    wait_until(lambda: not deployment.list_pods(job), goal="Kueue deletes the pods with the Workload")
 
 
 def test_suspended_job_returns_its_quota_and_is_queued_again(deployment: OperatorInstallation, queues: Queues) -> None:
@@ -83,7 +84,7 @@ def test_suspended_job_returns_its_quota_and_is_queued_again(deployment: Operato
     deployment.kubectl("patch", "ftj", first, "--type=merge", "-p", '{"spec":{"suspend":true}}')
 
     wait_until_running(deployment, second)
-    wait_until(lambda: not deployment.list_pods(first), "the pods of the suspended job are gone")
+    wait_until(lambda: not deployment.list_pods(first), goal="the pods of the suspended job are gone")
     deployment.kubectl("patch", "ftj", first, "--type=merge", "-p", '{"spec":{"suspend":false}}')
     wait_for_queue_reason(deployment, first)
     deployment.delete(second)
@@ -126,10 +127,10 @@ def test_deleted_job_leaves_nothing(deployment: OperatorInstallation, queues: Qu
     for job in (queued, running):
         deployment.delete(job)
 
-    wait_until(lambda: not queues.list_workloads(), "the Workloads are deleted")
+    wait_until(lambda: not queues.list_workloads(), goal="the Workloads are deleted")
     for job in (running, queued):
-        wait_until(lambda job=job: not deployment.list_pods(job), f"the pods of {job} are gone")  # type: ignore[misc]
-    wait_until(lambda: queues.get_reserved_cpu() == 0, "the quota is returned")
+        wait_until(lambda job=job: not deployment.list_pods(job), goal=f"the pods of {job} are gone")  # type: ignore[misc]
+    wait_until(lambda: queues.get_reserved_cpu() == 0, goal="the quota is returned")
 
 
 def test_job_with_raised_memory_is_queued_again(deployment: OperatorInstallation, queues: Queues) -> None:
@@ -190,8 +191,8 @@ def test_operator_is_killed_in_every_phase(deployment: OperatorInstallation, que
     kill_operator(deployment)  # while the jobs are being deleted
     deployment.delete(first)
     deployment.delete(second)
-    wait_until(lambda: not queues.list_workloads(), "the Workloads are deleted", timeout_seconds=120)
-    wait_until(lambda: queues.get_reserved_cpu() == 0, "the quota is returned")
+    wait_until(lambda: not queues.list_workloads(), goal="the Workloads are deleted", timeout_seconds=120)
+    wait_until(lambda: queues.get_reserved_cpu() == 0, goal="the quota is returned")
 
 
 def test_deactivated_workload_is_a_wait(deployment: OperatorInstallation, queues: Queues) -> None:

@@ -7,7 +7,8 @@ import yaml
 
 from testing.processes.gangs import Gangs
 from testing.processes.operator_stack import REPOSITORY, OperatorInstallation, has_condition
-from testing.processes.queues import wait_until, wait_until_running
+from testing.processes.queues import wait_until_running
+from testing.processes.waiting import wait_until
 
 pytestmark = pytest.mark.cluster
 
@@ -61,7 +62,7 @@ def test_gang_restarts_as_a_gang(deployment: OperatorInstallation, gangs: Gangs)
 
     wait_until_running(deployment, job, attempt=1, timeout_seconds=90)
     assert deployment.get_job(job)["status"]["attempt"] == 1
-    wait_until(lambda: len(gangs.list_pod_groups(job)) == 1, "the PodGroup of the first attempt is deleted")
+    wait_until(lambda: len(gangs.list_pod_groups(job)) == 1, goal="the PodGroup of the first attempt is deleted")
 
 
 def test_gang_is_preempted_as_a_whole(deployment: OperatorInstallation, gangs: Gangs) -> None:
@@ -84,8 +85,8 @@ def test_deleted_job_leaves_no_pod_group(deployment: OperatorInstallation, gangs
 
     deployment.delete(job)
 
-    wait_until(lambda: not gangs.list_pod_groups(job), "the PodGroup is deleted")
-    wait_until(lambda: not deployment.list_pods(job), "the pods are deleted")
+    wait_until(lambda: not gangs.list_pod_groups(job), goal="the PodGroup is deleted")
+    wait_until(lambda: not deployment.list_pods(job), goal="the pods are deleted")
 
 
 def test_example_gang_waits_for_room(deployment: OperatorInstallation) -> None:

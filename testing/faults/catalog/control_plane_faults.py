@@ -26,8 +26,8 @@ from testing.faults.catalog.pod_faults import recreate_job
 from testing.faults.catalog.release_faults import CRD, add_spec_field, apply_crd
 from testing.faults.catalog.start_faults import stop_dns
 from testing.faults.job_under_test import JobUnderTest, RawBody
-from testing.faults.waiting import wait_until
 from testing.processes.operator_stack import OPERATOR_NAMESPACE
+from testing.processes.waiting import wait_until
 
 BACKUP_AGE_SECONDS = 15
 ORPHANS_TIMEOUT_SECONDS = 240

@@ -20,7 +20,7 @@ from testing.faults.kwok_job import (
     create_namespace,
     run_kwok_job,
 )
-from testing.faults.waiting import wait_until
+from testing.processes.waiting import wait_until
 
 FINISHED_JOBS = 1_000
 SLOW_NODES = 128

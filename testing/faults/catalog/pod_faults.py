@@ -12,7 +12,7 @@ from finetune_operator import names
 from testing.cluster.images.project_images import get_image_name
 from testing.faults.catalog.fault import InjectedFault, InjectionTime, make_program_fields
 from testing.faults.job_under_test import JobUnderTest, RawBody
-from testing.faults.waiting import wait_until
+from testing.processes.waiting import wait_until
 
 PREEMPTOR = "chaos-preemptor"
 FINALIZER = "example.com/backup"  # of another controller

@@ -14,7 +14,7 @@ from testing.fakes.admission_webhook import serve_admission_webhook
 from testing.faults.catalog.fault import InjectedFault, build_start_fault
 from testing.faults.job_under_test import JobUnderTest, RawBody
 from testing.faults.kwok_job import ON_KWOK, RANK_KILLED, build_termination, create_namespace, run_kwok_job
-from testing.faults.waiting import wait_until
+from testing.processes.waiting import wait_until
 
 POD_RULE = {"operations": ["CREATE"], "apiGroups": [""], "apiVersions": ["v1"], "resources": ["pods"]}
 ADMISSION = "admissionregistration.k8s.io/v1"

@@ -14,9 +14,9 @@ from testing.faults.catalog.pod_faults import recreate_job
 from testing.faults.catalog.rank_faults import kill_rank
 from testing.faults.job_under_test import JobUnderTest, RawBody, wait_until_settled
 from testing.faults.kwok_job import build_command_job
-from testing.faults.waiting import wait_until
 from testing.processes.cluster_training import build_training_fields
 from testing.processes.operator_stack import CHART, OPERATOR_NAMESPACE
+from testing.processes.waiting import wait_until
 
 CRD = "crd/finetunejobs.finetune.dev"
 DEPLOYMENT = "deployment/finetune-operator"

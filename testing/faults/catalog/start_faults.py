@@ -11,8 +11,8 @@ from typing import Any
 from finetune_operator import names
 from testing.faults.catalog.fault import build_program_fields, build_start_fault, make_program_fields
 from testing.faults.job_under_test import JobUnderTest, RawBody
-from testing.faults.waiting import wait_until
 from testing.processes.operator_stack import build_example_job
+from testing.processes.waiting import wait_until
 
 SCHEDULABLE_LABEL, SECRET, QUOTA = "chaos-room", "chaos-token", "chaos-quota"
 ONE_POD_PER_NODE = {

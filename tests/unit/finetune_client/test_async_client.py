@@ -18,7 +18,7 @@ from testing.builders.job_files import job_body
 from testing.builders.jobs import NOW
 from testing.fakes.http_api import ScriptedFault
 from testing.fakes.job_api import NAMESPACE, JobApi, serve_jobs
-from testing.processes.polling import wait_until
+from testing.processes.waiting import wait_in_event_loop
 
 RUNNING = JobStatus(
     phase=Phase.RUNNING, attempt=1, attempts=(AttemptRecord(attempt=1, state=AttemptState.RUNNING, start_time=NOW),)
@@ -290,12 +290,14 @@ async def test_followed_logs_wait_for_the_container_and_repeat_no_line(client: A
         lines.extend(await read_logs(client, follow=True))
 
     task = asyncio.create_task(follow())
-    await wait_until(lambda: len(api.log_requests) > 1)  # the container waits to start
+    await wait_in_event_loop(lambda: len(api.log_requests) > 1)  # the container waits to start
     api.logs["bert-1-0"] = [log_line("a", 1)]
-    await wait_until(lambda: any("sinceTime" in query for _, query in api.log_requests))  # the stream ended early
+    await wait_in_event_loop(
+        lambda: any("sinceTime" in query for _, query in api.log_requests)
+    )  # the stream ended early
     api.logs["bert-1-0"] = [log_line("a", 1), log_line("b", 2)]
     requests = len(api.log_requests)
-    await wait_until(lambda: len(api.log_requests) > requests + 1)
+    await wait_in_event_loop(lambda: len(api.log_requests) > requests + 1)
     api.put_job(COMPLETE)
     await task
 

@@ -20,7 +20,7 @@ from finetune_operator import names
 from finetune_operator.observation.pods import PodPhase, observe_pod
 from testing.builders.job_files import job_file
 from testing.fakes import supervisor
-from testing.processes.polling import wait_until
+from testing.processes.waiting import wait_in_event_loop
 
 FAKE_SUPERVISOR = (sys.executable, "-S", str(Path(supervisor.__file__)))
 
@@ -51,7 +51,7 @@ class LocalRun:
     async def wait_for_message(self, text: str) -> None:
         """Wait until the termination message of each node contains this text."""
         logs = [self.cluster.get_attempt_folder("0") / f"node-{rank}/termination.json" for rank in (0, 1)]
-        await wait_until(lambda: all(log.exists() and text in log.read_text() for log in logs))
+        await wait_in_event_loop(lambda: all(log.exists() and text in log.read_text() for log in logs))
 
 
 async def test_job_is_complete_when_all_nodes_succeed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ from finetune_operator.observation.ownership import RawBody
 from testing.builders.jobs import SETTINGS, spec
 from testing.fakes.api_client import serve_and_connect
 from testing.fakes.http_api import HttpApi, ScriptedFault
-from testing.processes.polling import wait_until
+from testing.processes.waiting import wait_in_event_loop
 
 
 def put_job(api: HttpApi, name: str, **fields: Any) -> RawBody:
@@ -60,14 +60,14 @@ async def test_pods_of_a_new_job_are_created() -> None:
     api = HttpApi()
     async with running_controller(api) as (controller, _):
         controller.on_job_event(put_job(api, "a"))
-        await wait_until(lambda: list_pod_names(api) == ["a-0-0", "a-0-1"])
+        await wait_in_event_loop(lambda: list_pod_names(api) == ["a-0-0", "a-0-1"])
 
 
 async def test_watch_event_for_an_own_write_causes_no_pass() -> None:
     api = HttpApi()
     async with running_controller(api) as (controller, metrics):
         controller.on_job_event(put_job(api, "a"))
-        await wait_until(lambda: len(list_pod_names(api)) == 2)
+        await wait_in_event_loop(lambda: len(list_pod_names(api)) == 2)
         await asyncio.sleep(0.3)
 
         def count_passes() -> float:
@@ -80,7 +80,7 @@ async def test_watch_event_for_an_own_write_causes_no_pass() -> None:
         assert count_passes() == before
         changed = put_job(api, "a", spec=spec(suspend=True))
         controller.on_job_event(changed)
-        await wait_until(lambda: count_passes() > before)
+        await wait_in_event_loop(lambda: count_passes() > before)
 
 
 async def test_own_write_delivered_by_the_watch_before_the_response_is_recognized(
@@ -97,7 +97,7 @@ async def test_own_write_delivered_by_the_watch_before_the_response_is_recognize
         monkeypatch.setattr(KubernetesCluster, "write_status", deliver_before_response)
         job = put_job(api, "a")
         controller.on_job_event(job)
-        await wait_until(lambda: len(list_pod_names(api)) == 2)
+        await wait_in_event_loop(lambda: len(list_pod_names(api)) == 2)
 
         assert controller._cached_state(get_job_key(job)).time_since_status_write is not None
 
@@ -110,7 +110,7 @@ async def test_standby_caches_jobs_but_does_not_reconcile_until_it_leads() -> No
         await asyncio.sleep(0.2)
         assert (len(controller.jobs), list_pod_names(api), len(controller.queue)) == (2, [], 0)
         controller.start_leading(lambda: True)
-        await wait_until(lambda: len(list_pod_names(api)) == 4)
+        await wait_in_event_loop(lambda: len(list_pod_names(api)) == 4)
 
 
 async def test_workers_raise_instead_of_starting_a_pass_after_losing_the_lease() -> None:
@@ -136,7 +136,7 @@ async def test_failed_pass_is_retried_and_logged_once_until_a_pass_succeeds(capl
     async with running_controller(api) as (controller, metrics):
         with caplog.at_level(logging.WARNING):
             controller.on_job_event(put_job(api, "a"))
-            await wait_until(lambda: len(list_pod_names(api)) == 2)
+            await wait_in_event_loop(lambda: len(list_pod_names(api)) == 2)
         failed = metrics.registry.get_sample_value("finetune_reconcile_seconds_count", {"result": "ClusterError"})
         assert (failed or 0) > 3
     # two warnings, because the pass between them succeeded and wrote the status
@@ -148,7 +148,7 @@ async def test_status_write_with_a_lost_response_is_detected_without_the_watch()
     api.faults.append(ScriptedFault("PUT", "finetunejobs", 0, after_execution=True))
     async with running_controller(api) as (controller, _):
         controller.on_job_event(put_job(api, "a"))
-        await wait_until(lambda: len(list_pod_names(api)) == 2)
+        await wait_in_event_loop(lambda: len(list_pod_names(api)) == 2)
 
 
 async def test_retry_drops_a_job_that_was_replaced_by_a_job_of_the_same_name() -> None:
@@ -156,10 +156,10 @@ async def test_retry_drops_a_job_that_was_replaced_by_a_job_of_the_same_name() -
     api.faults.append(ScriptedFault("PUT", "finetunejobs", 500, times=3))
     async with running_controller(api) as (controller, _):
         controller.on_job_event(put_job(api, "a"))
-        await wait_until(lambda: api.find_requests("PUT", "finetunejobs") != [])
+        await wait_in_event_loop(lambda: api.find_requests("PUT", "finetunejobs") != [])
         api.remove("finetunejobs", "a")
         put_job(api, "a")
-        await wait_until(lambda: len(controller.jobs) == 0)
+        await wait_in_event_loop(lambda: len(controller.jobs) == 0)
     assert list_pod_names(api) == []
 
 
@@ -174,7 +174,7 @@ async def test_an_unexpected_error_in_one_pass_does_not_stop_other_jobs(caplog: 
     async with running_controller(api, now=read_broken_clock) as (controller, _):
         controller.on_job_event(put_job(api, "a"))
         controller.on_job_event(put_job(api, "b"))
-        await wait_until(lambda: len(list_pod_names(api)) == 4)
+        await wait_in_event_loop(lambda: len(list_pod_names(api)) == 4)
     errors = [record for record in caplog.records if record.levelno == logging.ERROR]
     assert len(errors) == 2
     assert all(error.exc_info for error in errors)
@@ -186,7 +186,7 @@ async def test_a_job_whose_status_write_returns_not_found_is_dropped() -> None:
         deleted = put_job(api, "a")
         api.remove("finetunejobs", "a")
         controller.on_job_event(deleted)
-        await wait_until(lambda: len(controller.jobs) == 0)
+        await wait_in_event_loop(lambda: len(controller.jobs) == 0)
     assert list_pod_names(api) == []
 
 
@@ -203,7 +203,7 @@ async def test_job_deleted_during_its_pass_stays_deleted() -> None:
     async with running_controller(api, now=delete_while_reading_the_clock) as (controller, _):
         job = put_job(api, "a")
         controller.on_job_event(job)
-        await wait_until(lambda: bool(api.find_requests("PUT", "finetunejobs")))
+        await wait_in_event_loop(lambda: bool(api.find_requests("PUT", "finetunejobs")))
         await asyncio.sleep(0.3)
         assert len(controller.jobs) == 0
 
@@ -216,7 +216,7 @@ async def test_resync_detects_jobs_and_deletions_that_the_watch_missed() -> None
         put_job(api, "new")
         await controller.resync_jobs()
         assert get_job_key(deleted) not in controller.jobs
-        await wait_until(lambda: "new-0-0" in list_pod_names(api))
+        await wait_in_event_loop(lambda: "new-0-0" in list_pod_names(api))
 
 
 async def test_resync_compares_page_by_page() -> None:
@@ -257,11 +257,11 @@ async def test_only_the_identity_of_the_ended_pods_of_a_finished_job_is_cached()
         controller.on_job_event(job)
         for rank in range(2):
             put_ended_pod(api, job, f"a-0-{rank}")
-        await wait_until(lambda: len(controller.children.pods(get_job_key(job))) == 2)
+        await wait_in_event_loop(lambda: len(controller.children.pods(get_job_key(job))) == 2)
         assert all("spec" in pod for pod in controller.children.pods(get_job_key(job)))
         controller.on_job_event(put_job(api, "a", status={"completionTime": "2026-01-01T00:00:00Z"}))
         put_ended_pod(api, job, "a-0-2")
-        await wait_until(lambda: len(controller.children.pods(get_job_key(job))) == 3)
+        await wait_in_event_loop(lambda: len(controller.children.pods(get_job_key(job))) == 3)
         [pod_informer, _] = controller.informers
         cached_pods = controller.children.pods(get_job_key(job))
         assert [set(pod) for pod in cached_pods] == [{"metadata", "status"}] * 3
@@ -279,7 +279,7 @@ async def test_pods_of_an_unknown_job_are_cached_but_not_enqueued() -> None:
         job = put_job(api, "a")
         labels = {"app.kubernetes.io/managed-by": "finetune-operator", "finetune.dev/job-uid": job["metadata"]["uid"]}
         api.put("pods", {"metadata": {"name": "a-7-0", "labels": labels}})
-        await wait_until(lambda: len(controller.children.pods(get_job_key(job))) == 1)
+        await wait_in_event_loop(lambda: len(controller.children.pods(get_job_key(job))) == 1)
         assert len(controller.queue) == 0
 
 
@@ -297,7 +297,7 @@ async def test_suspend_is_applied_to_a_job_whose_passes_fail_unexpectedly(monkey
     api = HttpApi()
     async with running_controller(api) as (controller, _):
         controller.on_job_event(put_job(api, "a"))
-        await wait_until(lambda: len(list_pod_names(api)) == 2)
+        await wait_in_event_loop(lambda: len(list_pod_names(api)) == 2)
 
         async def fail(*_: object) -> None:
             raise OverflowError("date value out of range")
@@ -305,7 +305,7 @@ async def test_suspend_is_applied_to_a_job_whose_passes_fail_unexpectedly(monkey
         monkeypatch.setattr("finetune_operator.controller.controller.reconcile", fail)
         status = api.objects["finetunejobs", "default", "a"]["status"]
         controller.on_job_event(put_job(api, "a", spec=spec(suspend=True), status=status))
-        await wait_until(lambda: len(api.find_requests("DELETE", "pods")) == 2)
+        await wait_in_event_loop(lambda: len(api.find_requests("DELETE", "pods")) == 2)
 
         conditions = api.objects["finetunejobs", "default", "a"]["status"]["conditions"]
         [stalled] = [condition for condition in conditions if condition["type"] == "Stalled"]

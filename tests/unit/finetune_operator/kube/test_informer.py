@@ -18,7 +18,7 @@ from finetune_operator.observation.ownership import RawBody
 from testing.fakes.api_client import serve_and_connect
 from testing.fakes.dead_peer import drop_incoming_packets_of_process
 from testing.fakes.http_api import HttpApi, ScriptedFault
-from testing.processes.polling import wait_until
+from testing.processes.waiting import wait_in_event_loop
 
 LABELS = {"managed": "test"}
 
@@ -100,11 +100,11 @@ async def test_a_long_list_is_read_in_pages() -> None:
 async def test_changes_of_an_object_are_reported_in_order() -> None:
     api = HttpApi()
     async with running_informer(api) as (_, recorder):
-        await wait_until(lambda: api.open_watch_count == 1)
+        await wait_in_event_loop(lambda: api.open_watch_count == 1)
         put_pod(api, "a")
         put_pod(api, "a", status={"phase": "Running"})
         api.remove("pods", "a")
-        await wait_until(lambda: len(recorder.changes) == 3)
+        await wait_in_event_loop(lambda: len(recorder.changes) == 3)
     assert recorder.changes == ["added a", "changed a", "deleted a"]
 
 
@@ -117,9 +117,9 @@ async def test_a_deletion_is_reported_with_the_last_state() -> None:
             server, "/api/v1/pods", selector="managed=test", on_change=lambda before, _: reported.append(before)
         )
         task = asyncio.create_task(informer.run())
-        await wait_until(lambda: api.open_watch_count == 1)
+        await wait_in_event_loop(lambda: api.open_watch_count == 1)
         api.remove("pods", "a")
-        await wait_until(lambda: len(reported) == 2)
+        await wait_in_event_loop(lambda: len(reported) == 2)
         task.cancel()
     assert reported[1] is not None
     assert reported[1]["status"] == {"phase": "Failed"}
@@ -130,10 +130,10 @@ async def test_a_new_watch_continues_at_the_version_of_the_previous_one() -> Non
     api = HttpApi()
     put_pod(api, "a")
     async with running_informer(api) as (_, recorder):
-        await wait_until(lambda: api.open_watch_count == 1)
+        await wait_in_event_loop(lambda: api.open_watch_count == 1)
         api.close_watches()
         put_pod(api, "b")  # this change is made between two watches
-        await wait_until(lambda: len(recorder.changes) == 2)
+        await wait_in_event_loop(lambda: len(recorder.changes) == 2)
     assert recorder.changes == ["added a", "added b"]
     assert len([r for r in api.find_requests("GET", "pods") if "watch" not in r.params]) == 1, "no second LIST"
 
@@ -141,14 +141,14 @@ async def test_a_new_watch_continues_at_the_version_of_the_previous_one() -> Non
 async def test_a_bookmark_advances_the_version_of_the_next_watch() -> None:
     api = HttpApi()
     async with running_informer(api) as (_, recorder):
-        await wait_until(lambda: api.open_watch_count == 1)
+        await wait_in_event_loop(lambda: api.open_watch_count == 1)
         api.compact()
         api.send({"type": "BOOKMARK", "object": {"kind": "Pod", "metadata": {"resourceVersion": api.version}}})
         await asyncio.sleep(0.05)
         api.close_watches()
-        await wait_until(lambda: len([r for r in api.find_requests("GET", "pods") if "watch" in r.params]) == 2)
+        await wait_in_event_loop(lambda: len([r for r in api.find_requests("GET", "pods") if "watch" in r.params]) == 2)
         put_pod(api, "a")
-        await wait_until(lambda: recorder.changes == ["added a"])
+        await wait_in_event_loop(lambda: recorder.changes == ["added a"])
     assert len([r for r in api.find_requests("GET", "pods") if "watch" not in r.params]) == 1
 
 
@@ -157,13 +157,13 @@ async def test_a_deletion_between_two_watches_is_reported_after_the_relist() -> 
     put_pod(api, "a")
     put_pod(api, "b")
     async with running_informer(api) as (_, recorder):
-        await wait_until(lambda: api.open_watch_count == 1)
+        await wait_in_event_loop(lambda: api.open_watch_count == 1)
         api.remove("pods", "a", silently=True)
         put_pod(api, "c")
         api.compact()
         api.close_watches()
-        await wait_until(lambda: "deleted a" in recorder.changes)
-        await wait_until(lambda: recorder.has_same_objects(api))
+        await wait_in_event_loop(lambda: "deleted a" in recorder.changes)
+        await wait_in_event_loop(lambda: recorder.has_same_objects(api))
     assert recorder.changes == ["added a", "added b", "added c", "deleted a"]
 
 
@@ -171,14 +171,14 @@ async def test_object_replaced_between_two_watches_is_reported_as_deletion_and_a
     api = HttpApi()
     put_pod(api, "a")
     async with running_informer(api) as (_, recorder):
-        await wait_until(lambda: api.open_watch_count == 1)
+        await wait_in_event_loop(lambda: api.open_watch_count == 1)
         api.remove("pods", "a", silently=True)
         api.compact()
         api.objects["pods", "default", "a"] = {
             "metadata": {"name": "a", "namespace": "default", "labels": LABELS, "uid": "new", "resourceVersion": "999"}
         }
         api.close_watches()
-        await wait_until(lambda: len(recorder.changes) == 3)
+        await wait_in_event_loop(lambda: len(recorder.changes) == 3)
     assert recorder.changes == ["added a", "deleted a", "added a"]
 
 
@@ -189,22 +189,22 @@ async def test_silently_dropped_connection_is_detected_and_replaced(monkeypatch:
     monkeypatch.setattr(credentials, "TCP_OPTIONS", short_timeouts)
     api = HttpApi()
     async with running_informer(api) as (_, recorder):
-        await wait_until(lambda: api.open_watch_count == 1)
+        await wait_in_event_loop(lambda: api.open_watch_count == 1)
         dropped = drop_incoming_packets_of_process(os.getpid())
         if not dropped and os.geteuid() != 0:
             pytest.skip("this system lets only root attach a filter to a socket")
         assert dropped
         put_pod(api, "meanwhile")
-        await wait_until(lambda: recorder.changes == ["added meanwhile"])
+        await wait_in_event_loop(lambda: recorder.changes == ["added meanwhile"])
 
 
 async def test_informer_recovers_from_error_events_other_than_410() -> None:
     api = HttpApi()
     async with running_informer(api) as (_, recorder):
-        await wait_until(lambda: api.open_watch_count == 1)
+        await wait_in_event_loop(lambda: api.open_watch_count == 1)
         api.send({"type": "ERROR", "object": {"kind": "Status", "code": 500, "message": "etcd is unavailable"}})
         put_pod(api, "a")
-        await wait_until(lambda: recorder.changes == ["added a"])
+        await wait_in_event_loop(lambda: recorder.changes == ["added a"])
 
 
 @pytest.mark.parametrize("status", [pytest.param(0, id="connection cut"), 429, 403, 410, 500, 503])
@@ -214,11 +214,11 @@ async def test_failed_lists_and_watches_are_retried(status: int) -> None:
     api.faults.append(ScriptedFault("GET", "pods", status, times=4))  # a request is sent up to three times
     async with running_informer(api) as (informer, recorder):
         assert recorder.changes == ["added a"]
-        await wait_until(lambda: api.open_watch_count == 1)
+        await wait_in_event_loop(lambda: api.open_watch_count == 1)
         api.faults.append(ScriptedFault("GET", "pods", status, times=4))
         api.close_watches()
         put_pod(api, "b")
-        await wait_until(lambda: recorder.has_same_objects(api))
+        await wait_in_event_loop(lambda: recorder.has_same_objects(api))
         assert informer.seconds_since_activity() < 5
 
 
@@ -237,9 +237,9 @@ async def test_object_that_loses_its_label_is_reported_as_deleted() -> None:
     api = HttpApi()
     before = put_pod(api, "a")
     async with running_informer(api) as (_, recorder):
-        await wait_until(lambda: api.open_watch_count == 1)
+        await wait_in_event_loop(lambda: api.open_watch_count == 1)
         api.send({"type": "DELETED", "object": before})
-        await wait_until(lambda: recorder.changes == ["added a", "deleted a"])
+        await wait_in_event_loop(lambda: recorder.changes == ["added a", "deleted a"])
 
 
 async def test_changes_in_other_namespaces_are_not_reported() -> None:
@@ -247,10 +247,10 @@ async def test_changes_in_other_namespaces_are_not_reported() -> None:
     put_pod(api, "a", namespace="one")
     put_pod(api, "b", namespace="two")
     async with running_informer(api, "/api/v1/namespaces/one/pods") as (_, recorder):
-        await wait_until(lambda: api.open_watch_count == 1)
+        await wait_in_event_loop(lambda: api.open_watch_count == 1)
         put_pod(api, "c", namespace="two")
         put_pod(api, "d", namespace="one")
-        await wait_until(lambda: len(recorder.changes) == 2)
+        await wait_in_event_loop(lambda: len(recorder.changes) == 2)
     assert recorder.changes == ["added a", "added d"]
 
 
@@ -264,9 +264,9 @@ async def test_only_the_projection_of_an_object_is_cached_and_reported() -> None
     async with serve_and_connect(api) as server:
         informer = Informer(server, "/api/v1/pods", selector="managed=test", on_change=recorder.record, project=project)
         task = asyncio.create_task(informer.run())
-        await wait_until(lambda: api.open_watch_count == 1)
+        await wait_in_event_loop(lambda: api.open_watch_count == 1)
         put_pod(api, "watched", spec={"nodeName": "n"})
-        await wait_until(lambda: len(recorder.objects) == 2)
+        await wait_in_event_loop(lambda: len(recorder.objects) == 2)
         task.cancel()
     for cached in (recorder.objects, informer._objects):
         assert [set(body) for body in cached.values()] == [{"metadata"}, {"metadata"}]
@@ -283,10 +283,10 @@ async def test_a_change_of_fields_that_are_not_cached_is_not_reported() -> None:
     async with serve_and_connect(api) as server:
         informer = Informer(server, "/api/v1/pods", selector="managed=test", on_change=recorder.record, project=project)
         task = asyncio.create_task(informer.run())
-        await wait_until(lambda: api.open_watch_count == 1)
+        await wait_in_event_loop(lambda: api.open_watch_count == 1)
         put_pod(api, "first", phase="Pending", ready=True)
         newest = put_pod(api, "first", phase="Running", ready=True)
-        await wait_until(lambda: recorder.changes == ["added first", "changed first"])
+        await wait_in_event_loop(lambda: recorder.changes == ["added first", "changed first"])
         task.cancel()
     [reported], [cached] = recorder.objects.values(), informer._objects.values()
     assert (reported["phase"], cached["metadata"]["resourceVersion"]) == (
@@ -314,7 +314,7 @@ async def test_a_list_older_than_an_earlier_response_ends_the_informer() -> None
     async with serve_and_connect(api) as server:
         informer = Informer(server, "/api/v1/pods", selector="managed=test", on_change=lambda *_: None)
         task = asyncio.create_task(informer.run())
-        await wait_until(lambda: api.open_watch_count == 1)
+        await wait_in_event_loop(lambda: api.open_watch_count == 1)
         api.faults.append(ScriptedFault("GET", "pods", 410))
         api.restore(50)
         with pytest.raises(StateRolledBack, match="went back from resourceVersion 101 to 50"):
@@ -327,13 +327,15 @@ async def test_a_watch_without_a_bookmark_is_followed_by_a_list(monkeypatch: pyt
     monkeypatch.setattr(informer_module, "WATCH_READ_TIMEOUT_SECONDS", 0.2)
     api = HttpApi()
     async with running_informer(api):
-        await wait_until(lambda: api.open_watch_count == 1)
-        await wait_until(lambda: len([r for r in api.find_requests("GET", "pods") if "watch" not in r.params]) == 2)
+        await wait_in_event_loop(lambda: api.open_watch_count == 1)
+        await wait_in_event_loop(
+            lambda: len([r for r in api.find_requests("GET", "pods") if "watch" not in r.params]) == 2
+        )
 
 
 async def test_watch_delivers_objects_of_one_megabyte() -> None:
     api = HttpApi()
     async with running_informer(api) as (_, recorder):
-        await wait_until(lambda: api.open_watch_count == 1)
+        await wait_in_event_loop(lambda: api.open_watch_count == 1)
         put_pod(api, "a", spec={"args": ["x" * 1_500_000]})
-        await wait_until(lambda: recorder.changes == ["added a"])
+        await wait_in_event_loop(lambda: recorder.changes == ["added a"])

@@ -23,7 +23,7 @@ from finetune_operator.observation.ownership import RawBody
 from testing.builders.jobs import spec
 from testing.fakes.http_api import HttpApi, RecordedRequest, ScriptedFault, serve_api
 from testing.fakes.notification_sink import serve_sink
-from testing.processes.polling import wait_until
+from testing.processes.waiting import wait_in_event_loop
 
 REPOSITORY = Path(__file__).parents[4]
 # The operator with shorter intervals
@@ -108,10 +108,12 @@ def list_names(api: HttpApi, plural: str) -> list[str]:
 async def test_the_status_is_written_before_the_children_are_created(tmp_path: Path) -> None:
     api = HttpApi()
     async with serve_api(api) as url, running_operator(url, tmp_path) as operator:
-        await wait_until(lambda: operator.has_logged("leading"))
+        await wait_in_event_loop(lambda: operator.has_logged("leading"))
         put_job(api)
-        await wait_until(lambda: list_names(api, "pods") == ["bert-0-0", "bert-0-1"])
-        await wait_until(lambda: list_names(api, "services") == ["bert"] and len(list_names(api, "configmaps")) == 1)
+        await wait_in_event_loop(lambda: list_names(api, "pods") == ["bert-0-0", "bert-0-1"])
+        await wait_in_event_loop(
+            lambda: list_names(api, "services") == ["bert"] and len(list_names(api, "configmaps")) == 1
+        )
     writes = [
         (r.method, r.resource.plural)
         for r in api.requests
@@ -128,13 +130,13 @@ async def test_job_created_before_the_operator_starts_is_reconciled(tmp_path: Pa
     api = HttpApi()
     put_job(api)
     async with serve_api(api) as url, running_operator(url, tmp_path):
-        await wait_until(lambda: len(list_names(api, "pods")) == 2)
+        await wait_in_event_loop(lambda: len(list_names(api, "pods")) == 2)
 
 
 async def test_sigterm_ends_the_process_and_releases_the_lease(tmp_path: Path) -> None:
     api = HttpApi()
     async with serve_api(api) as url, running_operator(url, tmp_path) as operator:
-        await wait_until(lambda: operator.has_logged("leading"))
+        await wait_in_event_loop(lambda: operator.has_logged("leading"))
         operator.process.send_signal(signal.SIGTERM)
         assert await asyncio.wait_for(operator.process.wait(), 30) == 0
     assert api.objects["leases", "default", "finetune-operator"]["spec"]["holderIdentity"] == ""
@@ -144,9 +146,9 @@ async def test_standby_reconciles_no_job_until_the_leader_stops(tmp_path: Path) 
     api = HttpApi()
     (tmp_path / "two").mkdir()
     async with serve_api(api) as url, running_operator(url, tmp_path) as one:
-        await wait_until(lambda: one.has_logged("leading"))
+        await wait_in_event_loop(lambda: one.has_logged("leading"))
         async with running_operator(url, tmp_path / "two") as two:
-            await wait_until(lambda: two.has_logged("watching"))
+            await wait_in_event_loop(lambda: two.has_logged("watching"))
             one.process.send_signal(signal.SIGSTOP)  # pauses the leader, so that only the standby can act
             put_job(api)
             await asyncio.sleep(0.5)
@@ -154,14 +156,14 @@ async def test_standby_reconciles_no_job_until_the_leader_stops(tmp_path: Path) 
             assert (await two.get("/readyz")) == (200, "ok"), "a warm standby is ready"
             one.process.send_signal(signal.SIGCONT)
             one.process.send_signal(signal.SIGTERM)
-            await wait_until(lambda: two.has_logged("leading"))
-            await wait_until(lambda: len(list_names(api, "pods")) == 2)
+            await wait_in_event_loop(lambda: two.has_logged("leading"))
+            await wait_in_event_loop(lambda: len(list_names(api, "pods")) == 2)
 
 
 async def test_leader_exits_immediately_after_losing_the_lease(tmp_path: Path) -> None:
     api = HttpApi()
     async with serve_api(api) as url, running_operator(url, tmp_path) as operator:
-        await wait_until(lambda: operator.has_logged("leading"))
+        await wait_in_event_loop(lambda: operator.has_logged("leading"))
         taken = {**api.objects["leases", "default", "finetune-operator"]["spec"], "holderIdentity": "other"}
         api.put("leases", {"metadata": {"name": "finetune-operator"}, "spec": taken})
         assert await asyncio.wait_for(operator.process.wait(), 30) == 1
@@ -175,10 +177,10 @@ async def test_only_jobs_of_the_configured_namespaces_are_reconciled(tmp_path: P
         serve_api(api) as url,
         running_operator(url, tmp_path, "--namespace", "one", "--namespace", "two") as operator,
     ):
-        await wait_until(lambda: operator.has_logged("leading"))
+        await wait_in_event_loop(lambda: operator.has_logged("leading"))
         for namespace in ("one", "two", "three"):
             put_job(api, namespace=namespace)
-        await wait_until(lambda: len(list_names(api, "pods")) == 4)
+        await wait_in_event_loop(lambda: len(list_names(api, "pods")) == 4)
     assert {r.resource.namespace for r in api.requests if r.resource.plural == "pods"} == {"one", "two"}
 
 
@@ -186,7 +188,7 @@ async def test_next_pass_detects_a_job_deletion_that_the_watch_missed(tmp_path: 
     api = HttpApi()
     async with serve_api(api) as url, running_operator(url, tmp_path) as operator:
         put_job(api)
-        await wait_until(lambda: len(list_names(api, "pods")) == 2)
+        await wait_in_event_loop(lambda: len(list_names(api, "pods")) == 2)
         api.remove("finetunejobs", "bert", silently=True)
         for name in list_names(api, "pods"):
             body = api.objects["pods", "default", name]
@@ -202,7 +204,7 @@ async def test_next_pass_detects_a_job_deletion_that_the_watch_missed(tmp_path: 
 async def test_the_operator_survives_an_outage_of_the_api_server(tmp_path: Path) -> None:
     api = HttpApi()
     async with serve_api(api) as url, running_operator(url, tmp_path) as operator:
-        await wait_until(lambda: operator.has_logged("leading"))
+        await wait_in_event_loop(lambda: operator.has_logged("leading"))
         outage = [
             ScriptedFault(method, plural, 0, times=4)
             for method in ("GET", "POST", "PUT")
@@ -211,7 +213,7 @@ async def test_the_operator_survives_an_outage_of_the_api_server(tmp_path: Path)
         api.faults += outage
         api.close_watches()
         put_job(api)
-        await wait_until(lambda: len(list_names(api, "pods")) == 2)
+        await wait_in_event_loop(lambda: len(list_names(api, "pods")) == 2)
         assert operator.process.returncode is None
 
 
@@ -220,14 +222,14 @@ async def test_all_connections_use_the_rotated_token(tmp_path: Path) -> None:
     api.allowed_token = "one"  # noqa: S105
     token.write_text("one")
     async with serve_api(api) as url, running_operator(url, tmp_path, user={"tokenFile": "token"}) as operator:
-        await wait_until(lambda: operator.has_logged("leading") and api.open_watch_count == 3)
+        await wait_in_event_loop(lambda: operator.has_logged("leading") and api.open_watch_count == 3)
         api.allowed_token = "another"  # noqa: S105
         api.close_watches()
-        await wait_until(lambda: bool([r for r in api.requests[-3:] if "one" in r.headers["Authorization"]]))
+        await wait_in_event_loop(lambda: bool([r for r in api.requests[-3:] if "one" in r.headers["Authorization"]]))
         await asyncio.sleep(0.5)  # all requests are rejected during this half second
         token.write_text("another")
         put_job(api)
-        await wait_until(lambda: len(list_names(api, "pods")) == 2)
+        await wait_in_event_loop(lambda: len(list_names(api, "pods")) == 2)
         assert operator.process.returncode is None
     assert not any("another" in json.dumps(record) for record in operator.records), "no secrets in the log"
 
@@ -236,7 +238,7 @@ async def test_permanent_error_of_the_job_watch_ends_the_process(tmp_path: Path)
     """kopf does not retry after such an error, so the process must exit and let another replica take over."""
     api = HttpApi()
     async with serve_api(api) as url, running_operator(url, tmp_path) as operator:
-        await wait_until(lambda: operator.has_logged("leading") and api.open_watch_count == 3)
+        await wait_in_event_loop(lambda: operator.has_logged("leading") and api.open_watch_count == 3)
         api.send({"type": "ERROR", "object": {"kind": "Status", "code": 500, "message": "internal error"}})
         assert await asyncio.wait_for(operator.process.wait(), 30) == 1
     assert api.objects["leases", "default", "finetune-operator"]["spec"]["holderIdentity"] == ""
@@ -246,7 +248,7 @@ async def test_restore_of_etcd_from_a_backup_ends_the_process(tmp_path: Path) ->
     """Watches at a version of the lost state deliver nothing, so the operator reads everything anew after a restart."""
     api = HttpApi()
     async with serve_api(api) as url, running_operator(url, tmp_path) as operator:
-        await wait_until(lambda: operator.has_logged("leading") and api.open_watch_count == 3)
+        await wait_in_event_loop(lambda: operator.has_logged("leading") and api.open_watch_count == 3)
         api.faults.append(ScriptedFault("GET", "pods", 410))
         api.restore(1)
         assert await asyncio.wait_for(operator.process.wait(), 30) == 1
@@ -257,8 +259,8 @@ async def test_restore_of_etcd_from_a_backup_ends_the_process(tmp_path: Path) ->
 async def test_jobs_are_listed_again_in_small_pages_once_a_standby_leads(tmp_path: Path) -> None:
     api = HttpApi()
     async with serve_api(api) as url, running_operator(url, tmp_path) as operator:
-        await wait_until(lambda: operator.has_logged("leading"))
-        await wait_until(lambda: len(list_job_lists(api)) == 3)  # at the start, by kopf, and as the leader
+        await wait_in_event_loop(lambda: operator.has_logged("leading"))
+        await wait_in_event_loop(lambda: len(list_job_lists(api)) == 3)  # at the start, by kopf, and as the leader
     assert {request.params["limit"] for request in list_job_lists(api)} == {"50"}
 
 
@@ -270,10 +272,10 @@ async def test_operator_waits_and_logs_a_warning_if_the_crd_is_missing(tmp_path:
     api = HttpApi()
     api.faults.append(ScriptedFault("GET", "", 404, times=1))
     async with serve_api(api) as url, running_operator(url, tmp_path) as operator:
-        await wait_until(lambda: operator.has_logged("does not serve finetunejobs.finetune.dev"))
+        await wait_in_event_loop(lambda: operator.has_logged("does not serve finetunejobs.finetune.dev"))
         assert (await operator.get("/readyz"))[0] == 503
         assert (await operator.get("/healthz"))[0] == 200
-        await wait_until(lambda: operator.has_logged("leading"))
+        await wait_in_event_loop(lambda: operator.has_logged("leading"))
 
 
 async def test_each_leader_sends_recent_transitions_with_the_same_id(tmp_path: Path) -> None:
@@ -281,10 +283,10 @@ async def test_each_leader_sends_recent_transitions_with_the_same_id(tmp_path: P
     async with serve_api(api) as url, serve_sink() as sink:
         for count in (1, 2):
             async with running_operator(url, tmp_path, "--notification-url", sink.url) as operator:
-                await wait_until(lambda: operator.has_logged("leading"))
+                await wait_in_event_loop(lambda: operator.has_logged("leading"))
                 if count == 1:
                     put_job(api)
-                await wait_until(lambda: len(sink.received) == count)  # noqa: B023
+                await wait_in_event_loop(lambda: len(sink.received) == count)  # noqa: B023
                 assert 'finetune_notifications_total{result="delivered"} 1.0' in (await operator.get("/metrics"))[1]
                 operator.process.send_signal(signal.SIGTERM)
                 assert await asyncio.wait_for(operator.process.wait(), 30) == 0
@@ -299,7 +301,7 @@ async def test_a_sink_that_does_not_respond_delays_no_job(tmp_path: Path) -> Non
         async with running_operator(url, tmp_path, "--notification-url", sink.url) as operator:
             for number in range(10):
                 put_job(api, f"job-{number}")
-            await wait_until(lambda: len(list_names(api, "pods")) == 20 and len(sink.received) > 0)
+            await wait_in_event_loop(lambda: len(list_names(api, "pods")) == 20 and len(sink.received) > 0)
             assert (await operator.get("/healthz"))[0] == 200
 
 
@@ -307,11 +309,11 @@ async def test_a_standby_sends_no_notifications(tmp_path: Path) -> None:
     api = HttpApi()
     (tmp_path / "two").mkdir()
     async with serve_api(api) as url, serve_sink() as sink, running_operator(url, tmp_path) as leader:
-        await wait_until(lambda: leader.has_logged("leading"))
+        await wait_in_event_loop(lambda: leader.has_logged("leading"))
         async with running_operator(url, tmp_path / "two", "--notification-url", sink.url) as standby:
-            await wait_until(lambda: standby.has_logged("watching"))
+            await wait_in_event_loop(lambda: standby.has_logged("watching"))
             put_job(api)
-            await wait_until(lambda: len(list_names(api, "pods")) == 2)
+            await wait_in_event_loop(lambda: len(list_names(api, "pods")) == 2)
             assert sink.received == []
 
 

@@ -30,7 +30,7 @@ from finetune_operator.notifications.sink import (
 )
 from testing.builders.jobs import NOW
 from testing.fakes.notification_sink import FakeSink, serve_sink
-from testing.processes.polling import wait_until
+from testing.processes.waiting import wait_in_event_loop
 
 NOTIFICATIONS_PAGE = Path(__file__).parents[4] / "docs/operations/notifications.md"
 SECRET = "s3cr3t-token"  # noqa: S105
@@ -104,7 +104,7 @@ async def test_a_transition_is_sent_as_a_cloud_event_in_structured_mode(sink: Fa
 
     notifier.report(metadata(), failed())
     async with running(notifier):
-        await wait_until(lambda: len(sink.received) == 1)
+        await wait_in_event_loop(lambda: len(sink.received) == 1)
 
     (request,) = sink.received
     assert request.headers["Content-Type"] == "application/cloudevents+json; charset=utf-8"
@@ -136,7 +136,7 @@ async def test_a_transition_is_sent_once_however_many_passes_report_it(sink: Fak
     async with running(notifier):
         for _ in range(5):
             notifier.report(metadata(), started())
-        await wait_until(lambda: count_results(metrics, "delivered") == 1)
+        await wait_in_event_loop(lambda: count_results(metrics, "delivered") == 1)
 
     assert len(sink.received) == 1
 
@@ -150,7 +150,7 @@ async def test_a_new_process_repeats_recent_transitions_with_the_same_id_and_con
         notifier = build_notifier(sink.url, metrics, clock=clock)
         notifier.report(metadata(), started())
         async with running(notifier):
-            await wait_until(lambda: len(sink.received) == count)  # noqa: B023
+            await wait_in_event_loop(lambda: len(sink.received) == count)  # noqa: B023
 
     first, second = sink.received
     assert first.body == second.body
@@ -182,7 +182,7 @@ async def test_an_event_is_repeated_until_the_sink_accepts_it(sink: FakeSink, me
 
     notifier.report(metadata(), started())
     async with running(notifier):
-        await wait_until(lambda: count_results(metrics, "delivered") == 1)
+        await wait_in_event_loop(lambda: count_results(metrics, "delivered") == 1)
 
     assert len({request.body for request in sink.received}) == 1
     assert sink.paths == ["/events"] * 3, "redirects are not followed"
@@ -196,7 +196,7 @@ async def test_a_rejected_event_is_not_repeated(sink: FakeSink, metrics: Metrics
     notifier.report(metadata(), started())
     notifier.report(metadata(name="next"), failed())
     async with running(notifier):
-        await wait_until(lambda: count_results(metrics, "delivered") == 1)
+        await wait_in_event_loop(lambda: count_results(metrics, "delivered") == 1)
 
     assert count_results(metrics, "rejected") == 1
     assert [request.kind for request in sink.received] == ["started", "failed"]
@@ -209,9 +209,9 @@ async def test_an_event_expires_if_the_sink_stays_unavailable(sink: FakeSink, me
 
     notifier.report(metadata(), started())
     async with running(notifier):
-        await wait_until(lambda: len(sink.received) == 2)
+        await wait_in_event_loop(lambda: len(sink.received) == 2)
         clock.now += DELIVERY_WINDOW + timedelta(seconds=1)
-        await wait_until(lambda: count_results(metrics, "expired") == 1)
+        await wait_in_event_loop(lambda: count_results(metrics, "expired") == 1)
 
     assert notifier.queued_count == 0
 
@@ -226,7 +226,7 @@ async def test_events_of_a_job_arrive_in_order_while_a_request_fails(sink: FakeS
 
     notifier.report(metadata(), JobStatus(attempts=records))
     async with running(notifier):
-        await wait_until(lambda: count_results(metrics, "delivered") == 4)
+        await wait_in_event_loop(lambda: count_results(metrics, "delivered") == 4)
 
     assert [request.kind for request in sink.received] == ["started", "started", "running", "suspended", "resumed"]
 
@@ -239,7 +239,7 @@ async def test_a_sink_that_does_not_respond_neither_blocks_reports_nor_grows_the
     job_count = LANES * MAX_QUEUED_PER_LANE * 2
     async with running(notifier):
         notifier.report(metadata(), started())
-        await wait_until(lambda: len(sink.received) == 1)
+        await wait_in_event_loop(lambda: len(sink.received) == 1)
         for number in range(job_count):  # report is no coroutine, so it cannot wait
             notifier.report(metadata(uid=f"uid-{number}"), started())
 
@@ -258,9 +258,9 @@ async def test_a_transition_that_did_not_fit_into_the_queue_is_reported_by_a_lat
     assert count_results(metrics, "dropped") == 1
 
     async with running(notifier):
-        await wait_until(lambda: notifier.queued_count == 0)
+        await wait_in_event_loop(lambda: notifier.queued_count == 0)
         notifier.report(metadata(), failed())
-        await wait_until(lambda: sink.received[-1].kind == "failed")
+        await wait_in_event_loop(lambda: sink.received[-1].kind == "failed")
 
 
 async def test_an_unreachable_sink_is_logged_once_without_url_and_secrets(
@@ -337,7 +337,7 @@ async def test_a_message_is_truncated_and_has_no_invalid_characters(sink: FakeSi
 
     notifier.report(metadata(), failed("ä" * 100_000 + "\udc80"))
     async with running(notifier):
-        await wait_until(lambda: len(sink.received) == 1)
+        await wait_in_event_loop(lambda: len(sink.received) == 1)
 
     assert len(sink.received[0].body) < 3000
     assert sink.received[0].event["data"]["message"].startswith("ää")

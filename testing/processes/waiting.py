@@ -1,7 +1,8 @@
-"""Wait until a condition of the cluster is met."""
+"""Wait for a condition that no event reports."""
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
 
@@ -19,3 +20,10 @@ def wait_until(
             raise TimeoutError(f"not within {timeout_seconds:.0f} s: {goal}")
         time.sleep(interval_seconds)
     return round(time.monotonic() - started_at, 1)
+
+
+async def wait_in_event_loop(predicate: Callable[[], object], *, timeout_seconds: float = 60) -> None:
+    """Wait until the predicate returns something true, while other tasks run. Raises TimeoutError."""
+    async with asyncio.timeout(timeout_seconds):
+        while not predicate():  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
