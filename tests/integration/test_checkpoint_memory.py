@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from testing.processes.torchrun import run_script
+from testing.processes.launches import run_script
 
 pytestmark = pytest.mark.slow
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from testing.processes.torchrun import run_script
+from testing.processes.launches import run_script
 
 pytestmark = pytest.mark.slow
 
@@ -14,7 +14,7 @@ RANKS = 4
 
 def run_ranks(folder: Path, *arguments: str) -> list[dict[str, Any]]:
     """Return the result of each of four ranks on two nodes."""
-    return run_script("torchrun_network.py", folder, *arguments, ranks=RANKS)
+    return run_script("measure_network.py", folder, *arguments, ranks=RANKS)
 
 
 def test_bandwidth_is_measured_over_all_ranks_within_nodes_and_between_nodes(tmp_path: Path) -> None:

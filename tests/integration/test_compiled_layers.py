@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from testing.models import tiny_text
-from testing.processes.torchrun import Results, run_cells
+from testing.processes.launches import Results, run_cells
 
 pytestmark = pytest.mark.slow
 

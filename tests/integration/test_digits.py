@@ -17,7 +17,7 @@ from finetune_trainer.model.load import describe_model
 from finetune_trainer.training.token_losses import compute_logits
 from testing.fakes.downloads import NO_DOWNLOADS
 from testing.models import digits, tiny_vision
-from testing.processes.torchrun import run_cells
+from testing.processes.launches import run_cells
 
 pytestmark = pytest.mark.slow
 

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 
 from testing.fakes.hub import TOKEN, FakeHub, serve_hub
 from testing.models import tiny_text
-from testing.processes.torchrun import Results, run_cells
+from testing.processes.launches import Results, run_cells
 
 pytestmark = pytest.mark.slow
 

@@ -7,7 +7,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from testing.models import tiny_families, tiny_text
-from testing.processes.torchrun import run_script
+from testing.processes.launches import run_script
 
 pytestmark = pytest.mark.slow
 

@@ -10,7 +10,7 @@ import pytest
 from huggingface_hub import ModelCard
 
 from testing.models import tiny_text, tiny_vision
-from testing.processes.torchrun import run_cells
+from testing.processes.launches import run_cells
 
 pytestmark = pytest.mark.slow
 

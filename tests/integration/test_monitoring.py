@@ -9,7 +9,7 @@ import pytest
 
 from finetune_supervisor.liveness.heartbeat import Heartbeat, read_heartbeats
 from testing.models import tiny_text
-from testing.processes.torchrun import run_cells
+from testing.processes.launches import run_cells
 
 pytestmark = pytest.mark.slow
 

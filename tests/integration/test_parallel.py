@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from finetune_trainer.checkpoint.state_files import StateReader
 from testing.long_tests import mark_long
 from testing.models import tiny_text
-from testing.processes.torchrun import Results, run_cells
+from testing.processes.launches import Results, run_cells
 
 pytestmark = pytest.mark.slow
 

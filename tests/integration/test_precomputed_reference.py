@@ -7,7 +7,7 @@ import pytest
 from safetensors.torch import load_file
 
 from testing.models import tiny_text
-from testing.processes.torchrun import Results, run_cells
+from testing.processes.launches import Results, run_cells
 
 pytestmark = pytest.mark.slow
 

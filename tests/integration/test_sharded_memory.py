@@ -11,7 +11,7 @@ from finetune_trainer.memory.forecast import Forecast, forecast, read_model
 from finetune_trainer.training_plan import plan_training
 from testing.long_tests import mark_long
 from testing.models import tiny_text
-from testing.processes.torchrun import Results, run_cells
+from testing.processes.launches import Results, run_cells
 
 pytestmark = pytest.mark.slow
 

@@ -11,7 +11,7 @@ from transformers import AutoModelForMultimodalLM, PreTrainedModel
 
 from finetune_trainer.model.text_part import find_unreached_modules, is_inside
 from testing.models import tiny_families, tiny_text, tiny_towers, tiny_vision
-from testing.processes.torchrun import Results, run_cells
+from testing.processes.launches import Results, run_cells
 
 pytestmark = pytest.mark.slow
 

@@ -15,8 +15,8 @@ from transformers import AutoModelForCausalLM
 from finetune_api.v1alpha1.lora import Lora
 from finetune_trainer.model.lora import add_adapters
 from testing.models import tiny_text
+from testing.processes.launches import Results, run_cells
 from testing.processes.supervisors import REPOSITORY
-from testing.processes.torchrun import Results, run_cells
 
 pytestmark = pytest.mark.slow
 

@@ -12,7 +12,7 @@ from finetune_trainer.vision.families import FAMILIES
 from finetune_trainer.vision.freeze import find_group
 from testing.long_tests import mark_long
 from testing.models import tiny_text, tiny_vision
-from testing.processes.torchrun import Results, run_cells
+from testing.processes.launches import Results, run_cells
 
 pytestmark = pytest.mark.slow
 

@@ -7,7 +7,7 @@ from typing import Any
 from benchmarks.gpu_check.checks.tasks import build_small_spec
 from benchmarks.gpu_check.context import CheckContext, require, require_equal_losses
 from benchmarks.trainer.model_shapes import SHAPE_0_1B
-from testing.processes.torchrun import run_cells
+from testing.processes.launches import run_cells
 
 STEPS = 5
 DDP = "ddp"

@@ -16,8 +16,8 @@ from finetune_trainer.distributed.heartbeat_writer import HeartbeatWriter
 from finetune_trainer.distributed.rank_context import RankContext, Ranks
 from finetune_trainer.publish_result import publish_result
 from finetune_trainer.training.base_trainer import GlobalMeanTrainer
+from testing.processes.cells import reset_global_state
 from testing.processes.supervisors import find_free_port
-from testing.processes.torchrun_cells import reset_global_state
 
 SINGLE_RANK = Ranks(rank=0, local_rank=0, local_world_size=1, world_size=1)
 

@@ -1,4 +1,4 @@
-"""Measure the network between four ranks that act as two nodes: `torchrun_network.py RESULTS [RANK_WITH_FAULT]`.
+"""Measure the network between four ranks that act as two nodes: `measure_network.py RESULTS [RANK_WITH_FAULT]`.
 
 Each rank writes what it measured, or its error, to the folder RESULTS.
 """

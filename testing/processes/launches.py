@@ -12,7 +12,7 @@ from typing import Any
 from testing.processes.forks.fork_server import use_forks
 from testing.processes.supervisors import REPOSITORY, find_free_port
 
-CELLS_MODULE = "testing.processes.torchrun_cells"
+CELLS_MODULE = "testing.processes.cells"
 
 Results = dict[str, dict[str, Any]]
 
