@@ -92,6 +92,7 @@ def install_manager(cluster: ThrowawayCluster, manager: ControllerManager) -> It
     CERTIFICATE_FOLDER.mkdir(exist_ok=True)
     upstream_manifests = read_upstream_manifests(build_manager(cluster, manager))
     documents = json.dumps({"apiVersion": "v1", "kind": "List", "items": adapt_manifests(manager, upstream_manifests)})
+    cluster.kubectl.wait_for_removals("crd", "namespaces", timeout_seconds=TIMEOUT_SECONDS)  # of an earlier one
     cluster.kubectl("apply", "--server-side", "-f", "-", stdin=documents)
     cluster.kubectl.wait_for_crds(timeout_seconds=TIMEOUT_SECONDS)
     with tempfile.TemporaryDirectory() as name:

@@ -41,6 +41,15 @@ class Kubectl:
                 raise HarnessError(f"CRDs not served within {timeout_seconds:.0f} s: {', '.join(names) or 'some'}")
             time.sleep(POLL_SECONDS)
 
+    def wait_for_removals(self, *kinds: str, timeout_seconds: float) -> None:
+        """Wait until no object of these kinds is being deleted. Raises HarnessError."""
+        deadline = time.monotonic() + timeout_seconds
+        template = "jsonpath={.items[*].metadata.deletionTimestamp}"
+        while self("get", ",".join(kinds), "--output", template):
+            if time.monotonic() > deadline:
+                raise HarnessError(f"{', '.join(kinds)} are still being deleted after {timeout_seconds:.0f} s")
+            time.sleep(POLL_SECONDS)
+
     def get(self, kind: str, name: str, *, namespace: str) -> dict[str, Any]:
         body: dict[str, Any] = json.loads(self("get", kind, name, "--namespace", namespace, "--output", "json"))
         return body

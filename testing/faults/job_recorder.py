@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import http.client
-import json
 import re
 import threading
 import time
@@ -12,8 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from testing.cluster.api_connection import ApiConnection, Request
-from testing.cluster.throwaway import ThrowawayCluster
+from testing.cluster.kubectl_proxy import ApiUnavailable, KubectlProxy, RequestRejected
 
 RawBody = dict[str, Any]
 
@@ -42,11 +39,11 @@ class RecordedStep:
 class JobRecorder(threading.Thread):
     """Thread that polls the status from the API and the steps from the logs; each poll retries a failed request."""
 
-    def __init__(self, cluster: ThrowawayCluster, job: tuple[str, str], output: Path) -> None:
+    def __init__(self, api: KubectlProxy, job: tuple[str, str], output: Path) -> None:
         super().__init__(daemon=True)
         namespace, name = job
-        self._connection = ApiConnection(cluster, timeout_seconds=2)
-        self._request = Request("GET", f"/apis/finetune.dev/v1alpha1/namespaces/{namespace}/finetunejobs/{name}")
+        self._api = api
+        self._path = f"/apis/finetune.dev/v1alpha1/namespaces/{namespace}/finetunejobs/{name}"
         self._logs = output / "logs"
         self._read_bytes: dict[Path, int] = {}
         self._stop_requested = threading.Event()
@@ -57,14 +54,13 @@ class JobRecorder(threading.Thread):
     def run(self) -> None:
         while not self._stop_requested.is_set():
             self._read_logs()
-            with suppress(OSError, http.client.HTTPException, ValueError):
+            with suppress(ApiUnavailable, RequestRejected):
                 self._read_status()
             time.sleep(POLL_SECONDS)
 
     def stop(self) -> None:
         self._stop_requested.set()
         self.join()
-        self._connection.close()
 
     @property
     def status(self) -> RawBody:
@@ -80,10 +76,7 @@ class JobRecorder(threading.Thread):
         return any(c["type"] == "Finished" and c["status"] == "True" for c in self.status.get("conditions", ()))
 
     def _read_status(self) -> None:
-        status_code, body = self._connection.send(self._request)
-        if status_code != 200:
-            return
-        status = json.loads(body).get("status") or {}
+        status = self._api.send("GET", self._path, timeout_seconds=2).get("status") or {}
         if status != self.status:
             self.status_changes.append(StatusChange(time.time(), status))
 

@@ -42,7 +42,7 @@ class JobUnderTest:
     values: dict[str, str | float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        recorder = JobRecorder(self.cluster, (self.installation.namespace, self.name), self.output)
+        recorder = JobRecorder(self.installation.api, (self.installation.namespace, self.name), self.output)
         object.__setattr__(self, "recorder", recorder)
 
     @property

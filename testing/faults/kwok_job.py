@@ -5,15 +5,15 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from threading import Lock
 from typing import Any
 
 from finetune_operator import names
 from testing.builders.jobs import command
-from testing.cluster.api_connection import ApiConnection, Request, call_all
 from testing.cluster.images.project_images import get_image_name
+from testing.cluster.kubectl_proxy import KubectlProxy, RequestRejected
 from testing.cluster.kwok import build_kwok_daemon, start_kwok
 from testing.cluster.throwaway import ThrowawayCluster
 from testing.faults.job_under_test import JobUnderTest, RawBody
@@ -49,7 +49,7 @@ RANK_KILLED = {"outcome": "failed", "errorType": "RankKilled", "signal": 9}
 class KwokJob:
     """A job in a namespace of its own or of the job under test; `largest_status_bytes` is updated by each read."""
 
-    cluster: ThrowawayCluster
+    api: KubectlProxy
     name: str
     namespace: str
     num_nodes: int
@@ -69,18 +69,16 @@ class KwokJob:
 
     def create(self, **fields: Any) -> None:
         body = build_command_job(self.name, numNodes=self.num_nodes, **{"podTemplate": ON_KWOK, **fields})
-        ApiConnection(self.cluster).call(Request("POST", self._path.rpartition("/")[0], body))
+        self.api.send("POST", self._path.rpartition("/")[0], body)
 
     def read_status(self) -> RawBody:
-        status: RawBody = ApiConnection(self.cluster).call(Request("GET", self._path)).get("status") or {}
+        status: RawBody = self.api.send("GET", self._path).get("status") or {}
         self._sizes.append(len(json.dumps(status, ensure_ascii=False, separators=(",", ":")).encode()))
         return status
 
     def list_pods(self, *, attempt: int) -> list[RawBody]:
         selector = f"{names.JOB_NAME}={self.name},{names.ATTEMPT}={attempt}"
-        items: list[RawBody] = ApiConnection(self.cluster).call(
-            Request("GET", f"{self._pods_path}?labelSelector={selector}")
-        )["items"]
+        items: list[RawBody] = self.api.send("GET", f"{self._pods_path}?labelSelector={selector}")["items"]
         return items
 
     def wait_until(self, predicate: Callable[[RawBody], bool], *, goal: str, timeout_seconds: float) -> float:
@@ -100,29 +98,25 @@ class KwokJob:
         """Write the terminated state of the nodes of an attempt, by default of all of them."""
         pods = {int(pod["metadata"]["labels"][names.NODE_RANK]): pod for pod in self.list_pods(attempt=attempt)}
         ranks = range(self.num_nodes) if node_ranks is None else node_ranks
-        call_all(
-            self.cluster,
+        self.api.send_all(
+            "PUT",
             [
-                Request(
-                    "PUT",
-                    f"{self._pods_path}/{pods[rank]['metadata']['name']}/status",
-                    build_ended_pod(pods[rank], build(rank)),
-                )
+                (f"{self._pods_path}/{pods[rank]['metadata']['name']}/status", build_ended_pod(pods[rank], build(rank)))
                 for rank in ranks
             ],
         )
 
     def delete_pod(self, *, attempt: int, node_rank: int) -> None:
         path = f"{self._pods_path}/{names.pod_name(self.name, attempt, node_rank)}?gracePeriodSeconds=0"
-        ApiConnection(self.cluster).call(Request("DELETE", path))
+        self.api.send("DELETE", path)
 
     def delete(self, *, timeout_seconds: float = 120) -> None:
         """Delete the job and wait until its pods are gone."""
-        connection = ApiConnection(self.cluster)
-        connection.send(Request("DELETE", self._path))
-        pods = Request("GET", f"{self._pods_path}?labelSelector={names.JOB_NAME}={self.name}&limit=1")
+        with suppress(RequestRejected):  # the job may be gone
+            self.api.send("DELETE", self._path)
+        pods = f"{self._pods_path}?labelSelector={names.JOB_NAME}={self.name}&limit=1"
         wait_until(
-            lambda: not connection.call(pods)["items"],
+            lambda: not self.api.send("GET", pods)["items"],
             goal=f"no pod of {self.name} exists",
             timeout_seconds=timeout_seconds,
         )
@@ -151,7 +145,7 @@ def run_kwok_job(
 ) -> Iterator[KwokJob]:
     """Create a job on simulated nodes beside the job under test, and delete it at the end."""
     ensure_kwok(job.cluster)
-    other = KwokJob(job.cluster, f"{job.name}-{suffix}", namespace or job.installation.namespace, num_nodes)
+    other = KwokJob(job.installation.api, f"{job.name}-{suffix}", namespace or job.installation.namespace, num_nodes)
     other.create(**fields)
     try:
         yield other

@@ -43,7 +43,7 @@ def apply_dry_run(deployment: OperatorInstallation, job: RawBody) -> None:
     """Send the request of `kubectl apply --server-side --dry-run=server`."""
     path = f"/apis/finetune.dev/v1alpha1/namespaces/{deployment.namespace}/finetunejobs/{job['metadata']['name']}"
     options = "dryRun=All&fieldManager=test&fieldValidation=Strict"
-    deployment.api.send("PATCH", f"{path}?{options}", json.dumps(job), content_type="application/apply-patch+yaml")
+    deployment.api.send("PATCH", f"{path}?{options}", job, content_type="application/apply-patch+yaml")
 
 
 @pytest.fixture

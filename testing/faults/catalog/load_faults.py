@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from finetune_operator import names
-from testing.cluster.api_connection import ApiConnection, Request, call_all
 from testing.faults.catalog.fault import InjectedFault, Injection
 from testing.faults.catalog.policy_faults import register_webhook
 from testing.faults.catalog.release_faults import restart_operator, stop_operator
@@ -53,7 +52,7 @@ def fail_large_job(num_nodes: int) -> Injection:
 @contextmanager
 def create_finished_jobs(job: JobUnderTest) -> Iterator[None]:
     """Create finished jobs while no replica runs, measure the memory of the replicas, and kill PID 1 of node 1."""
-    namespace = f"{job.name}-done"
+    namespace, api = f"{job.name}-done", job.installation.api
     path = f"/apis/{names.API_VERSION}/namespaces/{namespace}/{names.FINETUNEJOB[2]}"
     with create_namespace(job, namespace):
         template = f"{job.name}-template"
@@ -61,20 +60,15 @@ def create_finished_jobs(job: JobUnderTest) -> Iterator[None]:
         status = job.installation.wait_until_finished(template)["status"]
         with stop_operator(job):
             bodies = [build_command_job(f"done-{number}", numNodes=1) for number in range(FINISHED_JOBS)]
-            created = call_all(job.cluster, (Request("POST", path, body) for body in bodies))
-            call_all(
-                job.cluster,
-                (
-                    Request("PUT", f"{path}/{body['metadata']['name']}/status", {**body, "status": status})
-                    for body in created
-                ),
-            )
+            created = api.send_all("POST", ((path, body) for body in bodies))
+            statuses = ((f"{path}/{body['metadata']['name']}/status", {**body, "status": status}) for body in created)
+            api.send_all("PUT", statuses)
         time.sleep(15)  # the leader has reconciled all jobs
         job.values["memory of a replica, MiB"] = measure_operator_memory_mib(job)
         job.kill_container(1)
         yield
         job.installation.delete(template)
-        ApiConnection(job.cluster, timeout_seconds=120).call(Request("DELETE", path))
+        api.send("DELETE", path, timeout_seconds=120)
 
 
 def measure_operator_memory_mib(job: JobUnderTest) -> float:
