@@ -6,7 +6,6 @@ import pytest
 
 from finetune_api.v1alpha1.reasons import Reason
 from finetune_api.v1alpha1.status import Fault
-from testing.faults.__main__ import select_expectations
 from testing.faults.catalog.matrix import FAULTS
 from testing.faults.expectation import Expectation, expect_failure, expect_repair, expect_restart
 from testing.faults.expected.matrix import EXPECTATIONS
@@ -54,10 +53,3 @@ def test_only_restarts_not_caused_by_the_cluster_count_against_the_budget(
 
     assert [failure.fault for failure in expectation.failures] == [fault]
     assert (expectation.restarts, expectation.counted_restarts) == (1, counted_restarts)
-
-
-def test_faults_are_selected_by_name() -> None:
-    assert [expectation.name for expectation in select_expectations("drain,rank-sigkill")] == ["rank-sigkill", "drain"]
-    assert select_expectations("") == EXPECTATIONS
-    with pytest.raises(SystemExit, match="unknown fault drian"):
-        select_expectations("drian")
