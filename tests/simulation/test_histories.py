@@ -12,7 +12,7 @@ import pytest
 from testing.simulator.scenarios import GANG_KINDS, QUEUE_KINDS, SCENARIO_KINDS, SHARED_CLUSTER_KINDS, SINGLE_JOB_KINDS
 from testing.simulator.search import explain, search
 
-HISTORIES = int(os.environ.get("FINETUNE_HISTORIES", "1000"))  # total number over all kinds without queues and gangs
+HISTORIES = int(os.environ.get("FINETUNE_HISTORIES", "600"))  # total number over all kinds without queues and gangs
 SHARED_CLUSTER_SHARE = 120 / 1000  # of the kinds with several jobs, whose histories take several times as long
 QUEUE_SHARE = 54 / 1000  # in addition, of the kinds in which several jobs share a quota of Kueue
 GANG_SHARE = 48 / 1000  # in addition, of the kinds in which several gangs share a few Kubernetes nodes
