@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,8 +25,8 @@ class Queues:
     name: str
     jobs: list[str] = field(default_factory=list)
 
-    def create(self, *, cpu: str, topology: str | None = None) -> None:
-        """Create the queue with this quota, in which workloads of higher priority preempt others.
+    def create(self, quota: Mapping[str, str], *, topology: str | None = None) -> None:
+        """Create the queue with this quota by resource, in which workloads of higher priority preempt others.
 
         topology: label of Kubernetes nodes by which Kueue places the pods of a job.
         """
@@ -34,8 +35,9 @@ class Queues:
             levels = [{"nodeLabel": topology}, {"nodeLabel": "kubernetes.io/hostname"}]
             self.deployment.apply(build_object("Topology", self.name, {"levels": levels}))
             flavor = {"topologyName": self.name, "nodeLabels": {"kubernetes.io/os": "linux"}}
-        resources = [{"name": "cpu", "nominalQuota": cpu}, {"name": "memory", "nominalQuota": "64Gi"}]
-        group = {"coveredResources": ["cpu", "memory"], "flavors": [{"name": self.name, "resources": resources}]}
+        resources = [{"name": name, "nominalQuota": amount} for name, amount in {"memory": "64Gi", **quota}.items()]
+        covered = [resource["name"] for resource in resources]
+        group = {"coveredResources": covered, "flavors": [{"name": self.name, "resources": resources}]}
         cluster_queue = {
             "namespaceSelector": {},
             "resourceGroups": [group],

@@ -31,6 +31,6 @@ def deployment(worker_id: str, testrun_uid: str) -> Iterator[OperatorInstallatio
 def queues(deployment: OperatorInstallation) -> Iterator[Queues]:
     """Return a queue with quota for one job of two nodes; the jobs, the queue and its quota are deleted at the end."""
     queues = Queues(deployment, name=f"q-{secrets.token_hex(3)}")
-    queues.create(cpu="1")
+    queues.create({"cpu": "1"})
     yield queues
     queues.remove()

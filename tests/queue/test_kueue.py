@@ -144,7 +144,7 @@ def test_job_with_raised_memory_is_queued_again(deployment: OperatorInstallation
     assert deployment.get_job(job)["status"]["attempts"][0]["action"] == "Repair"
 
 
-@pytest.mark.long
+@pytest.mark.long("takes minutes; another test has one preemption, and a simulated history twenty")
 def test_job_survives_twenty_preemptions(deployment: OperatorInstallation, queues: Queues) -> None:
     """Each job of higher priority runs while the first one waits; the first one uses no restart."""
     victim = queues.submit("a", priority="low")
@@ -169,7 +169,7 @@ def kill_operator(deployment: OperatorInstallation) -> None:
     )
 
 
-@pytest.mark.long
+@pytest.mark.long("resembles the test of e2e; the simulation kills operators of queued jobs")
 @pytest.mark.alone
 def test_operator_is_killed_in_every_phase(deployment: OperatorInstallation, queues: Queues) -> None:
     """The first job keeps its quota over a restart and returns it at the end; both jobs run."""
@@ -233,7 +233,7 @@ def test_example_job_is_admitted_by_the_example_queue(deployment: OperatorInstal
         deployment.kubectl("delete", "-f", "-", stdin=queue)
 
 
-@pytest.mark.long
+@pytest.mark.long("takes two minutes; other tests have a preemption, and a training that is stopped and resumed")
 def test_preempted_training_resumes_from_its_checkpoint(deployment: OperatorInstallation, queues: Queues) -> None:
     """The ranks save a checkpoint within the grace period, and lose no step."""
     job = f"{queues.name}-training"
