@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import shutil
 import sys
 import time
 from collections.abc import Sequence
@@ -22,6 +21,7 @@ from testing.faults.expected.matrix import EXPECTATIONS
 from testing.faults.matrix_page import ClusterSetup, render_page
 from testing.faults.outcome import FaultRun, describe_failures, find_deviations
 from testing.faults.run import run_fault
+from testing.faults.training_job import copy_programs
 from testing.processes.operator_stack import OperatorInstallation
 
 REPOSITORY = Path(__file__).parents[2]
@@ -29,7 +29,6 @@ PAGE = REPOSITORY / "docs" / "operations" / "fault-matrix.md"
 RUNS = PAGE.with_suffix(
     ".jsonl"
 )  # results, stored next to the page so that results of several hosts and runs can be combined
-INJECT = REPOSITORY / "testing" / "fakes" / "inject"
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -111,16 +110,6 @@ def run_all_faults(
     for expectation in expectations:
         if not FAULTS[expectation.name].is_isolated:
             run_expected_fault(expectation)
-
-
-def copy_programs(installation: OperatorInstallation) -> None:
-    """Copy the programs to the dataset volume, where the pods mount them."""
-    folder = installation.get_claim_folder("datasets") / "chaos"
-    (folder / "inject").mkdir(parents=True, exist_ok=True)
-    shutil.copy(Path(__file__).parent / "training_program.py", folder / "program.py")
-    shutil.copy(INJECT / "sitecustomize.py", folder / "inject")
-    for path in (folder, *folder.rglob("*")):
-        path.chmod(0o755)
 
 
 def remove_earlier_runs(fault_names: Sequence[str], *, remove_all: bool) -> None:

@@ -11,14 +11,15 @@ from testing.builders.jobs import command
 from testing.cluster.fault_injection import Chaos
 from testing.cluster.images.project_images import get_image_name
 from testing.cluster.provider import choose_provider
+from testing.faults.training_job import build_program_fields, copy_programs
 from testing.processes.operator_stack import OperatorInstallation, build_example_job
 from testing.processes.shared_installation import share_installation
 
 
 def pytest_collection_modifyitems(items: list[pytest.Function]) -> None:
-    """Start with the tests of a job, which take longer, so that the last tests of all workers end at the same time."""
+    """Start with the tests that run jobs, so that the last tests of all workers, which are short, end together."""
     if "PYTEST_XDIST_WORKER" in os.environ:  # in one process, a module would set up its fixtures twice
-        items.sort(key=lambda item: "job_name" not in item.fixturenames)
+        items.sort(key=lambda item: {"job_name", "newcomer"}.isdisjoint(item.fixturenames))
 
 
 @pytest.fixture(scope="session")
@@ -71,5 +72,16 @@ def start_program(start_job: Callable[..., str]) -> Callable[..., str]:
 
     def start(program: str, **fields: Any) -> str:
         return start_job(**command({"exec": ["sh", "-c", program]}, image=get_image_name("operator"), **fields))
+
+    return start
+
+
+@pytest.fixture
+def start_training_program(deployment: OperatorInstallation, start_job: Callable[..., str]) -> Callable[[], str]:
+    """Return a function that starts a job whose program saves and resumes until its output contains `finish`."""
+
+    def start() -> str:
+        copy_programs(deployment)
+        return start_job(**build_program_fields())
 
     return start

@@ -17,7 +17,7 @@ from testing.cluster.provider import ThrowawayProvider
 from testing.cluster.throwaway import ThrowawayCluster
 
 # the other suites show whether most of the harness works
-pytestmark = [pytest.mark.cluster, pytest.mark.long, pytest.mark.alone]
+pytestmark = [pytest.mark.cluster, pytest.mark.long("starts clusters of its own, for minutes"), pytest.mark.alone]
 
 SERVER_COMMAND = (
     "for rank in 0 1; do RANK=$rank LOCAL_RANK=$rank sleep 600 & done; cd /shared; exec python -m http.server 8000"

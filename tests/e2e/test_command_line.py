@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import yaml
 from finetune_client import Client, ClientError, LogSelection, Machines
 from finetune_client.async_client import WaitTarget
 from testing.cluster.images.project_images import get_image_name
+from testing.faults.training_job import wait_for_save
 from testing.processes.cluster_training import build_training_fields, wait_for_checkpoint
 from testing.processes.operator_stack import OperatorInstallation, build_example_job, has_condition
 
@@ -129,19 +131,24 @@ def test_a_running_job_is_examined_suspended_resumed_and_deleted(
 
 @pytest.mark.versions
 def test_followed_logs_continue_after_a_restart(
-    deployment: OperatorInstallation, client: Client, start_job: StartJob
+    deployment: OperatorInstallation, client: Client, start_training_program: Callable[[], str]
 ) -> None:
-    job = start_job(training=build_training_fields(max_steps=50, save_steps=10))
-    saved = wait_for_checkpoint(deployment, job)
-    deployment.kubectl("delete", "pod", f"{job}-0-1", "--wait=false")
+    job = start_training_program()
+    saved = wait_for_save(deployment, job)
+    with ThreadPoolExecutor() as executor:
+        reading = executor.submit(lambda: list(client.read_logs(job, LogSelection(nodes=None, follow=True))))
+        deployment.kubectl("delete", "pod", f"{job}-0-1", "--wait=false")
+        deployment.wait_until(job, lambda body: body["status"]["attempt"] == 1, description="restarted")
+        (deployment.get_output_folder(job) / "finish").touch()
+        lines = reading.result()
 
-    lines = list(client.read_logs(job, LogSelection(nodes=None, follow=True)))
-
-    assert any(line.attempt == 1 and line.text.startswith("step 50/50") for line in lines)
     finished = deployment.get_job(job)
+    last_step = finished["status"]["progress"]["step"]
+    assert any((line.attempt, line.text) == (0, f"step {saved}") for line in lines)
+    assert any((line.attempt, line.text) == (1, f"step {last_step}") for line in lines)
     deleted, last = finished["status"]["attempts"]
     assert (deleted["reason"], deleted["nodeRank"], last["state"]) == ("PodDeleted", 1, "Succeeded"), finished["status"]
-    assert last["firstStep"] >= saved > 0
+    assert last["firstStep"] > saved > 0
     assert client.get(job).phase == "Complete"
 
 
@@ -154,6 +161,10 @@ def test_a_failed_job_is_explained_with_its_cause_and_remedy(
 
     assert "finetune why" in run_and_get_error(deployment, "submit", str(file), "--follow", exit_code=1)
 
+    status = deployment.get_job(job_name)["status"]
+    [attempt] = status["attempts"]
+    assert (attempt["reason"], attempt["fault"], status.get("restarts", 0)) == ("DatasetError", "user", 0)
+    assert "/data/none.jsonl" in attempt["message"]
     page = finetune("why", job_name)
     assert page.startswith(f"{job_name} has failed: DatasetError: ")
     assert "the job: its spec, its data or its program has to change" in page

@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from testing.cluster.host.commands import run, try_run
+from testing.builders.jobs import command
+from testing.cluster.host.commands import run
 from testing.cluster.images.project_images import get_image_name
 from testing.cluster.node.nodes import build_ctr_command
 from testing.cluster.provider import ThrowawayProvider
@@ -29,18 +30,20 @@ from testing.documented_commands import (
     select_blocks,
     write_swift_command,
 )
+from testing.faults.training_job import build_program_fields, copy_programs, wait_for_save
 from testing.models import tiny_text
-from testing.processes.cluster_training import build_training_fields, wait_for_checkpoint
+from testing.processes.cluster_training import build_training_fields
 from testing.processes.operator_stack import (
     CHART,
     OPERATOR_NAMESPACE,
     REPOSITORY,
     OperatorInstallation,
+    RawBody,
     build_example_job,
     has_condition,
 )
 
-pytestmark = [pytest.mark.cluster, pytest.mark.alone]
+pytestmark = pytest.mark.cluster
 
 BLOCKS = select_blocks(Place.CLUSTER)
 INSTALL_MANIFEST = REPOSITORY / "manifests" / "install.yaml"
@@ -48,15 +51,17 @@ KEPT_KINDS = ("CustomResourceDefinition", "Namespace")
 SUSPENDED_JOBS = {"docs/operations/installation.md": "llama", "docs/user-guide/parallelism.md": "support-lora"}
 
 
-@dataclass(frozen=True)
+@dataclass
 class Newcomer:
     """A cluster as a reader of the pages uses it: a namespace, and a kubeconfig that selects it."""
 
     deployment: OperatorInstallation
     kubeconfig: Path
+    has_removed_operator: bool = False
 
     def remove_operator(self) -> None:
         """Remove the operator, whether it was installed with the chart or the manifest; keep CRD and namespace."""
+        self.has_removed_operator = True
         arguments = ("--namespace", OPERATOR_NAMESPACE, "--wait", "--ignore-not-found")
         self.deployment.helm("uninstall", "finetune-operator", *arguments)
         objects = yaml.safe_load_all(INSTALL_MANIFEST.read_text())
@@ -72,10 +77,10 @@ class Newcomer:
         shutil.rmtree(self.deployment.get_claim_folder("models") / self.deployment.namespace, ignore_errors=True)
 
     def start_job(self, name: str) -> None:
-        """Start a long job and wait for its first checkpoint."""
-        training = build_training_fields(max_steps=100_000, save_steps=20)
-        self.deployment.apply(build_example_job(name, training=training))
-        wait_for_checkpoint(self.deployment, name)
+        """Start a job that does not end by itself, and wait until it has saved."""
+        copy_programs(self.deployment)
+        self.deployment.apply(build_example_job(name, **build_program_fields()))
+        wait_for_save(self.deployment, name)
 
 
 @pytest.fixture(scope="module")
@@ -91,13 +96,13 @@ def newcomer(deployment: OperatorInstallation, tmp_path_factory: pytest.TempPath
     jobs.prepare_namespace()
     jobs.prepare_storage()
     yield reader
-    reader.remove_operator()
-    deployment.install_operator()
+    if reader.has_removed_operator:
+        reader.remove_operator()
+        deployment.install_operator()
     jobs.kubectl("delete", "namespace", namespace, "--wait", "--timeout=120s")
     for claim in ("datasets", "models"):
         jobs.kubectl("delete", "pv", f"{namespace}-{claim}", "--ignore-not-found")
     shutil.rmtree(jobs.get_claim_folder("models").parent)
-    remove_release_names(provider.cluster)
 
 
 def write_kubeconfig(source: Path, path: Path, namespace: str) -> Path:
@@ -109,38 +114,34 @@ def write_kubeconfig(source: Path, path: Path, namespace: str) -> Path:
     return path
 
 
-def list_release_names() -> dict[str, str]:
-    """Return the image names in the chart, by the names of the images of this checkout."""
-    version = yaml.safe_load((CHART / "Chart.yaml").read_text())["appVersion"]
-    return {get_image_name(each): f"ghcr.io/finetune-operator/{each}:v{version}" for each in ("operator", "trainer")}
-
-
-def list_ctr_commands(cluster: ThrowawayCluster) -> Iterator[tuple[str, ...]]:
-    """Yield the containerd client of each node."""
-    for node in cluster.layout.nodes:
-        yield build_ctr_command(cluster.cache, cluster.state.versions, node)
-
-
 def add_release_names(cluster: ThrowawayCluster) -> None:
-    for ctr in list_ctr_commands(cluster):
-        for name, release_name in list_release_names().items():
-            run(*ctr, "images", "tag", "--force", name, release_name)
-
-
-def remove_release_names(cluster: ThrowawayCluster) -> None:
-    for ctr in list_ctr_commands(cluster):
-        try_run(*ctr, "images", "remove", *list_release_names().values())
+    """Add the image names in the chart to the images of this checkout on each Kubernetes node."""
+    version = yaml.safe_load((CHART / "Chart.yaml").read_text())["appVersion"]
+    for node in cluster.layout.nodes:
+        ctr = build_ctr_command(cluster.cache, cluster.state.versions, node)
+        for each in ("operator", "trainer"):
+            release_name = f"ghcr.io/finetune-operator/{each}:v{version}"
+            run(*ctr, "images", "tag", "--force", get_image_name(each), release_name)
 
 
 def write_job(newcomer: Newcomer, clone: Path) -> None:
-    """Write job.yaml, a short job."""
+    """Write job.yaml, a short training."""
     job = build_example_job("first", training=build_training_fields(max_steps=6))
     (clone / "job.yaml").write_text(yaml.safe_dump(job))
 
 
+def build_command_job() -> RawBody:
+    """Return the same job with a command instead of a training."""
+    return build_example_job("first", **command({"exec": ["echo", "trained"]}, image=get_image_name("operator")))
+
+
+def write_command_job(newcomer: Newcomer, clone: Path) -> None:
+    (clone / "job.yaml").write_text(yaml.safe_dump(build_command_job()))
+
+
 def run_first_job(newcomer: Newcomer, clone: Path) -> None:
-    """Run the short job, which the commands then examine."""
-    newcomer.deployment.apply(build_example_job("first", training=build_training_fields(max_steps=6)))
+    """Run the job that the commands then examine."""
+    newcomer.deployment.apply(build_command_job())
     assert has_condition(newcomer.deployment.wait_until_finished("first"), "Complete")
 
 
@@ -154,17 +155,25 @@ PREPARATIONS: dict[str, Callable[[Newcomer, Path], object]] = {
     "README.md": write_job,
     "docs/getting-started.md": create_quickstart,
     "docs/troubleshooting.md": run_first_job,
-    "docs/user-guide/command-line.md": write_job,
+    "docs/user-guide/command-line.md": write_command_job,
     "docs/user-guide/convert.md": lambda _, clone: write_swift_command(clone),
 }
 
 
 def prepare_cluster(block: CommandBlock, newcomer: Newcomer) -> None:
     """Bring the cluster into the state in which a block is used."""
-    if "helm install" in block.commands or INSTALL_MANIFEST.name in block.commands:
+    if installs_operator(block):
         newcomer.remove_operator()
     if "patch ftj" in block.commands:
         newcomer.start_job(SUSPENDED_JOBS[block.page])
+
+
+def installs_operator(block: CommandBlock) -> bool:
+    return "helm install" in block.commands or INSTALL_MANIFEST.name in block.commands
+
+
+# pages that install the operator, which all workers use, run alone
+PAGES = [pytest.param(page, marks=[pytest.mark.alone] * any(map(installs_operator, BLOCKS[page]))) for page in BLOCKS]
 
 
 @pytest.fixture
@@ -179,7 +188,7 @@ def clean_up(newcomer: Newcomer, deployment: OperatorInstallation, page: str) ->
     deployment.kubectl("delete", *secret, "--ignore-not-found")
 
 
-@pytest.mark.parametrize("page", BLOCKS)
+@pytest.mark.parametrize("page", PAGES)
 @pytest.mark.usefixtures("clean_up")
 def test_commands_of_a_page_run_as_printed(
     page: str, newcomer: Newcomer, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from testing.cluster.fault_injection import Chaos
+from testing.faults.training_job import wait_for_save
 from testing.models.loss_curve import read_losses
 from testing.processes.cluster_training import build_training_fields, find_last_checkpoint_step, wait_for_checkpoint
 from testing.processes.operator_stack import (
@@ -51,7 +52,7 @@ def list_staged_parts(deployment: OperatorInstallation, job: str) -> list[Path]:
     return list((deployment.get_output_folder(job) / "checkpoints").glob(".tmp-attempt-*/state/rank-*.safetensors"))
 
 
-@pytest.mark.long
+@pytest.mark.long("takes two minutes; integration kills ranks during a save")
 def test_training_resumes_from_the_checkpoint_before_the_one_that_a_killed_node_was_writing(
     deployment: OperatorInstallation, fault_injector: Chaos, start_job: StartJob
 ) -> None:
@@ -102,35 +103,39 @@ def kill_operator(deployment: OperatorInstallation) -> None:
 
 @pytest.mark.alone
 def test_killing_the_operator_in_any_phase_does_not_affect_the_job(
-    deployment: OperatorInstallation, fault_injector: Chaos, start_job: StartJob
+    deployment: OperatorInstallation, fault_injector: Chaos, start_training_program: Callable[[], str]
 ) -> None:
-    job = start_job(training=build_training_fields(max_steps=120, save_steps=20))
+    job = start_training_program()
     kill_operator(deployment)  # before the pods exist
 
     deployment.wait_until(job, lambda j: len(list_nodes(j)) > 0, description="started")
     kill_operator(deployment)  # while the pods start
 
-    wait_for_checkpoint(deployment, job)
-    kill_operator(deployment)  # while the ranks train
+    wait_for_save(deployment, job)
+    kill_operator(deployment)  # while the program runs
 
     fault_injector.kill_container(deployment.namespace, f"{job}-0-1")
     kill_operator(deployment)  # while the job restarts
 
     deployment.wait_until(job, lambda j: j["status"]["attempt"] == 1, description="restarted")
-    wait_for_checkpoint(deployment, job, after=find_last_checkpoint_step(deployment, job))
+    wait_for_save(deployment, job, after=wait_for_save(deployment, job))
     set_suspended(deployment, job, is_suspended=True)
     deployment.wait_until(job, lambda j: j["status"]["phase"] == "Suspended", description="suspending")
     kill_operator(deployment)  # while the job is being suspended
     deployment.wait_until(job, lambda j: has_condition(j, "Suspended"), description="Suspended")
+    saved = wait_for_save(deployment, job)
 
     set_suspended(deployment, job, is_suspended=False)
     kill_operator(deployment)  # while the job resumes
+    last = wait_for_save(deployment, job, after=saved)
+    (deployment.get_output_folder(job) / "finish").touch()
     finished = deployment.wait_until_finished(job)
 
     assert has_condition(finished, "Complete"), finished["status"]
     assert finished["status"]["restarts"] == 1, finished["status"]["attempts"]
     assert [attempt["action"] for attempt in finished["status"]["attempts"]] == ["Restart", "Suspend", "Complete"]
-    assert finished["status"]["progress"]["step"] == 120
+    assert finished["status"]["attempts"][-1]["firstStep"] > saved
+    assert finished["status"]["progress"]["step"] >= last
 
 
 def list_nodes(job: RawBody) -> list[RawBody]:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 import yaml
 
-from testing.processes.cluster_training import build_training_fields, wait_for_checkpoint
+from testing.faults.training_job import wait_for_save
 from testing.processes.operator_stack import (
     CHART,
     OPERATOR_NAMESPACE,
@@ -20,10 +20,10 @@ pytestmark = [pytest.mark.cluster, pytest.mark.alone]
 
 @pytest.mark.versions
 def test_running_job_survives_upgrade_and_uninstall_of_the_chart(
-    deployment: OperatorInstallation, start_job: Callable[..., str]
+    deployment: OperatorInstallation, start_training_program: Callable[[], str]
 ) -> None:
-    job = start_job(training=build_training_fields(max_steps=120, save_steps=20))
-    wait_for_checkpoint(deployment, job)
+    job = start_training_program()
+    wait_for_save(deployment, job)
 
     options = ("--namespace", OPERATOR_NAMESPACE)
     deployment.helm("uninstall", "finetune-operator", *options, "--wait")
@@ -36,6 +36,7 @@ def test_running_job_survives_upgrade_and_uninstall_of_the_chart(
     deployment.helm(
         "upgrade", "finetune-operator", str(CHART), *options, "--wait", "--set", "replicas=1", *build_helm_options()
     )
+    (deployment.get_output_folder(job) / "finish").touch()
     finished = deployment.wait_until_finished(job)
     assert has_condition(finished, "Complete")
     assert finished["status"].get("restarts", 0) == 0

@@ -11,7 +11,7 @@ from testing.builders.jobs import command
 from testing.cluster.images.project_images import get_image_name
 from testing.processes.operator_stack import OperatorInstallation, has_condition
 
-pytestmark = [pytest.mark.cluster, pytest.mark.alone]
+pytestmark = pytest.mark.cluster
 LABEL = {"example.com/mesh": "yes"}
 IMAGE = get_image_name("operator")  # an image that contains Python
 

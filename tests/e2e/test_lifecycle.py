@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from testing.faults.training_job import wait_for_save
 from testing.models.loss_curve import read_losses
 from testing.processes.cluster_training import (
     build_training_fields,
@@ -16,7 +17,7 @@ from testing.processes.cluster_training import (
     train_in_one_process,
     wait_for_checkpoint,
 )
-from testing.processes.operator_stack import OperatorInstallation, get_reported_step, has_condition
+from testing.processes.operator_stack import OperatorInstallation, has_condition
 
 pytestmark = pytest.mark.cluster
 StartJob = Callable[..., str]
@@ -55,7 +56,7 @@ def test_resumed_job_continues_from_the_checkpoint_saved_on_suspend(
     assert finished["status"].get("restarts", 0) == 0
 
 
-@pytest.mark.long
+@pytest.mark.long("takes three minutes; integration resumes with another number of ranks")
 def test_a_suspended_job_is_resumed_on_one_node_and_then_on_four_ranks(
     deployment: OperatorInstallation, start_job: StartJob, tmp_path: Path
 ) -> None:
@@ -122,10 +123,10 @@ def test_active_deadline_fails_the_job_and_stops_its_pods(
 
 
 def test_cancelled_job_keeps_its_checkpoint_and_its_saved_log(
-    deployment: OperatorInstallation, start_job: StartJob
+    deployment: OperatorInstallation, start_training_program: Callable[[], str]
 ) -> None:
-    job = start_job(training=build_training_fields(max_steps=100_000))
-    deployment.wait_until(job, lambda j: get_reported_step(j) > 0, description="training")
+    job = start_training_program()
+    saved = wait_for_save(deployment, job)
     deployment.kubectl("patch", "ftj", job, "--type=merge", "-p", '{"spec":{"cancel":true}}')
     finished = deployment.wait_until_finished(job, timeout_seconds=120)
 
@@ -133,7 +134,7 @@ def test_cancelled_job_keeps_its_checkpoint_and_its_saved_log(
     assert (failed["status"], failed["reason"]) == ("True", "Cancelled")
     assert all(pod["status"]["phase"] in ("Succeeded", "Failed") for pod in deployment.list_pods(job))
     output = deployment.get_output_folder(job)
-    assert list((output / "checkpoints").glob("step-*"))
+    assert wait_for_save(deployment, job) > saved, "nothing was saved before the end"
     assert (output / "logs" / "attempt-0" / "node-0.log").stat().st_size > 0
 
 

@@ -13,6 +13,7 @@ from testing.cluster.fault_injection import Chaos
 from testing.cluster.images.project_images import get_image_name
 from testing.faults.foreign_objects import build_decoy_pod, build_forged_config_map
 from testing.faults.job_under_test import JobUnderTest
+from testing.faults.training_job import wait_for_save
 from testing.processes.cluster_training import build_training_fields, wait_for_checkpoint
 from testing.processes.operator_stack import OperatorInstallation, RawBody, get_reported_step, has_condition
 
@@ -20,7 +21,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.versions]
 StartJob = Callable[..., str]
 
 
-@pytest.mark.long
+@pytest.mark.long("observes a poller for half a minute; unit and simulation cover it")
 def test_progress_of_a_pod_with_the_labels_of_the_job_is_ignored(
     deployment: OperatorInstallation, start_job: StartJob
 ) -> None:
@@ -45,25 +46,27 @@ def test_progress_of_a_pod_with_the_labels_of_the_job_is_ignored(
 
 
 def test_config_map_with_a_forged_owner_reference_is_replaced(
-    deployment: OperatorInstallation, fault_injector: Chaos, start_job: StartJob
+    deployment: OperatorInstallation, fault_injector: Chaos, start_training_program: Callable[[], str]
 ) -> None:
-    job = start_job(training=build_training_fields(max_steps=60, save_steps=20))
-    saved = wait_for_checkpoint(deployment, job)
+    job = start_training_program()
+    saved = wait_for_save(deployment, job)
     under_test = JobUnderTest(deployment, fault_injector, job)
     name = under_test.get_config_map_name(attempt=1)
     genuine = json.loads(
         deployment.kubectl("get", "configmap", under_test.get_config_map_name(attempt=0), "-o", "json")
     )
-    forged = json.dumps({**json.loads(genuine["data"][names.CONFIG_KEY]), "model": {"name": "/data/theirs"}})
+    forged = json.dumps({**json.loads(genuine["data"][names.CONFIG_KEY]), "command": {"exec": ["true"]}})
     deployment.apply(build_forged_config_map(genuine, name, **{names.CONFIG_KEY: forged}))
     under_test.kill_container(1)
+    deployment.wait_until(job, lambda body: body["status"]["attempt"] == 1, description="restarted")
+    under_test.request_finish()
 
     finished = deployment.wait_until_finished(job)
     config_map = json.loads(deployment.kubectl("get", "configmap", name, "-o", "json"))
     assert has_condition(finished, "Complete"), finished["status"]["conditions"]
     killed, last = finished["status"]["attempts"]
     assert (killed["reason"], killed["nodeRank"]) == ("ContainerKilled", 1), killed
-    assert last["firstStep"] >= saved > 0
+    assert last["firstStep"] > saved > 0
     assert config_map["data"] == genuine["data"]
 
 
@@ -99,7 +102,7 @@ def test_config_map_that_was_recreated_with_another_program_is_not_used(
 ) -> None:
     # the pods wait for a label that no Kubernetes node has
     label = f"wait-for-test/{job_name}"
-    job = start_job(podTemplate={"nodeSelector": {label: "true"}}, **fields)
+    job = start_job(numNodes=1, podTemplate={"nodeSelector": {label: "true"}}, **fields)
     deployment.wait_until(
         job,
         lambda body: (body.get("status", {}).get("waiting") or {}).get("reason") == "Unschedulable",

@@ -52,22 +52,25 @@ def test_training_on_two_nodes_improves_the_model_and_equals_single_process_trai
     "sharding",
     [
         pytest.param({"deepspeed": {"preset": "zero2"}}, id="zero2"),
-        pytest.param({"fsdp": {}}, marks=pytest.mark.long, id="fsdp2"),
+        pytest.param({"fsdp": {}}, marks=pytest.mark.long("resembles zero2; integration compares both"), id="fsdp2"),
     ],
 )
-def test_sharded_full_tuning_on_two_nodes_equals_single_process_training(
+def test_sharded_dpo_of_all_weights_on_two_nodes_equals_single_process_training(
     deployment: OperatorInstallation, start_job: Callable[..., str], tmp_path: Path, sharding: dict[str, Any]
 ) -> None:
     training_fields = build_training_fields(max_steps=8, learningRate=0.002)
-    job = start_job(lora=None, training=training_fields, **sharding)
+    dataset = {"train": [{"name": "/data/train.pairs.jsonl"}]}
+    fields = {"sft": None, "dpo": {}, "lora": None, "dataset": dataset}
+    job = start_job(training=training_fields, **fields, **sharding)
     finished = deployment.wait_until_finished(job)
 
     assert has_condition(finished, "Complete"), finished["status"]
-    single = train_in_one_process(deployment, training_fields, tmp_path, lora=None)
+    single = train_in_one_process(deployment, training_fields, tmp_path, **fields)
     distributed = read_losses(deployment.get_output_folder(job))
     assert list(single) == list(distributed) == list(range(1, 9))
     assert all(abs(single[step] - distributed[step]) < 5e-4 for step in distributed), (single, distributed)
-    assert distributed[8] < distributed[1] - 0.1
+    assert distributed[1] == pytest.approx(math.log(2), abs=1e-4)
+    assert distributed[8] < distributed[1] - 0.05
 
 
 def test_model_and_data_are_read_from_the_files_of_an_image(
@@ -87,7 +90,7 @@ def test_model_and_data_are_read_from_the_files_of_an_image(
     assert list(read_losses(deployment.get_output_folder(job))) == [1, 2, 3, 4]
 
 
-@pytest.mark.long
+@pytest.mark.long("the cluster does not depend on the rows, which tests of the trainer cover")
 def test_tool_calls_with_reasoning_are_trained_on_two_nodes(
     deployment: OperatorInstallation, start_job: Callable[..., str]
 ) -> None:
@@ -104,20 +107,9 @@ def test_tool_calls_with_reasoning_are_trained_on_two_nodes(
     assert losses[8] < losses[1] - 0.1, losses
 
 
-def test_dpo_on_two_nodes_reduces_the_loss(deployment: OperatorInstallation, start_job: Callable[..., str]) -> None:
-    data = {"train": [{"name": "/data/train.pairs.jsonl"}], "eval": [{"name": "/data/eval.pairs.jsonl"}]}
-    job = start_job(
-        sft=None, dpo={}, dataset=data, training=build_training_fields(max_steps=20, evalSteps=20, learningRate=0.005)
-    )
-    finished = deployment.wait_until_finished(job)
-
-    assert has_condition(finished, "Complete"), finished["status"]
-    losses = read_losses(deployment.get_output_folder(job))
-    assert abs(losses[1] - math.log(2)) < 1e-4
-    assert losses[20] < losses[1] - 0.05, losses
-
-
-@pytest.mark.parametrize("model_type", mark_long(["llava", "qwen3_5"], ["llava"]))
+@pytest.mark.parametrize(
+    "model_type", mark_long(["llava", "qwen3_5"], ["llava"], "resembles qwen3_5; integration trains both")
+)
 def test_vision_language_model_trains_on_two_nodes_with_batches_without_images(
     deployment: OperatorInstallation, start_job: Callable[..., str], model_type: str
 ) -> None:

@@ -19,13 +19,13 @@ from testing.faults.catalog.fault import (
     InjectedFault,
     Injection,
     InjectionTime,
-    build_program_fields,
     make_program_fields,
 )
 from testing.faults.catalog.pod_faults import recreate_job
 from testing.faults.catalog.release_faults import CRD, add_spec_field, apply_crd
 from testing.faults.catalog.start_faults import stop_dns
 from testing.faults.job_under_test import JobUnderTest, RawBody
+from testing.faults.training_job import build_program_fields
 from testing.processes.operator_stack import OPERATOR_NAMESPACE
 from testing.processes.waiting import wait_until
 

@@ -8,13 +8,11 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any
 
-from testing.builders.jobs import command
-from testing.cluster.images.project_images import get_image_name
 from testing.faults.job_under_test import JobUnderTest, RawBody
+from testing.faults.training_job import build_program_fields
 from testing.processes.cluster_training import build_training_fields
 
 Injection = Callable[[JobUnderTest], AbstractContextManager[None]]
-POD_FOLDER = "/data/chaos"  # folder in which the pods mount the training program
 
 
 class InjectionTime(Enum):
@@ -30,17 +28,6 @@ class InjectionTime(Enum):
 def inject_nothing(_job: JobUnderTest) -> Iterator[None]:
     """Inject nothing, because the program or the spec already contains the fault."""
     yield
-
-
-def build_program_fields(*arguments: str, ranks: int = 1, **fields: Any) -> RawBody:
-    """Return the spec fields of a job that runs training_program.py, as a script if a node has several ranks."""
-    if ranks == 1:
-        run: RawBody = {"exec": ["python3", f"{POD_FOLDER}/program.py", *arguments]}
-        image = get_image_name("operator")  # the smallest image with Python
-    else:
-        run = {"script": "program.py", "args": list(arguments), "workingDir": POD_FOLDER}
-        image = get_image_name("trainer")
-    return command(run, **{"image": image, "nprocPerNode": ranks, **fields})
 
 
 def make_program_fields(*arguments: str, ranks: int = 1, **fields: Any) -> Callable[[JobUnderTest], RawBody]:

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from testing.faults.catalog.fault import (
-    POD_FOLDER,
     InjectedFault,
     InjectionTime,
     build_program_fault,
@@ -15,6 +14,7 @@ from testing.faults.catalog.fault import (
     make_program_fields,
 )
 from testing.faults.job_under_test import JobUnderTest, RawBody
+from testing.faults.training_job import POD_FOLDER
 from testing.processes.cluster_training import build_training_fields
 
 IN_EVERY_ATTEMPT = (

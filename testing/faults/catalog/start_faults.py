@@ -9,8 +9,9 @@ from functools import partial
 from typing import Any
 
 from finetune_operator import names
-from testing.faults.catalog.fault import build_program_fields, build_start_fault, make_program_fields
+from testing.faults.catalog.fault import build_start_fault, make_program_fields
 from testing.faults.job_under_test import JobUnderTest, RawBody
+from testing.faults.training_job import build_program_fields
 from testing.processes.operator_stack import build_example_job
 from testing.processes.waiting import wait_until
 

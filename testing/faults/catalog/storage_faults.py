@@ -10,9 +10,10 @@ from pathlib import Path
 
 from testing.cluster.host.commands import run, try_run
 from testing.cluster.storage import TRAINER_USER
-from testing.faults.catalog.fault import InjectedFault, build_program_fault, build_program_fields, make_program_fields
+from testing.faults.catalog.fault import InjectedFault, build_program_fault, make_program_fields
 from testing.faults.catalog.rank_faults import build_injection_environment, set_hang_timeout
 from testing.faults.job_under_test import JobUnderTest
+from testing.faults.training_job import build_program_fields
 from testing.processes.waiting import wait_until
 
 IMAGE_MIB = 64
