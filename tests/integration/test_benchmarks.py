@@ -12,7 +12,7 @@ from benchmarks.trainer import gpu
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.long
+@pytest.mark.long("covers a benchmark only")
 def test_gpu_benchmark_runs_on_a_cpu(capsys: pytest.CaptureFixture[str]) -> None:
     assert gpu.main(["--small", "--rounds", "1", "--only", "packed to 4096"]) == 0
 

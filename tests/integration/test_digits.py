@@ -22,7 +22,7 @@ from testing.processes.launches import run_cells
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.long
+@pytest.mark.long("trains for minutes; test_vision covers the same code in a few steps")
 def test_tiny_qwen2_vl_reaches_90_percent_of_linear_probe_accuracy(tmp_path: Path) -> None:
     task = digits.build(tmp_path / "digits")
     model = tiny_vision.build(tmp_path / "model")

@@ -34,6 +34,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "zero2 by a config": {"deepspeed": {"config": {"zero_optimization": {"stage": 2, "reduce_scatter": False}}}},
 }
 LONG_PRESETS = ("zero1", "zero2_offload", "zero3_offload", *SETTINGS)
+OTHER_PRESET = "shares most of its code with another preset"
+OTHER_COMBINATION = "its preset, tuner and method run in other combinations"
 METHODS: dict[str, dict[str, Any]] = {"sft": {"sft": {}}, "dpo": {"dpo": {"beta": 0.2, "rpoAlpha": 0.5}}}
 TUNERS: dict[str, dict[str, Any]] = {"lora": {"lora": {"r": 16}}, "full": {}}
 SLOWLY_SAVED_PRESETS = ("ddp", "zero2", "zero3", "fsdp2")
@@ -191,7 +193,7 @@ def build_cells(tiny_files: tiny_text.TinyFiles) -> dict[str, Any]:
     return cells
 
 
-@pytest.mark.parametrize(("preset", "tuner", "method"), mark_long(SHARDED_RUNS, LONG_SHARDED_RUNS))
+@pytest.mark.parametrize(("preset", "tuner", "method"), mark_long(SHARDED_RUNS, LONG_SHARDED_RUNS, OTHER_PRESET))
 def test_every_sharding_strategy_has_the_same_losses_as_ddp(
     results: Results, preset: str, tuner: str, method: str
 ) -> None:
@@ -203,7 +205,7 @@ def test_every_sharding_strategy_has_the_same_losses_as_ddp(
     assert sharded["loss"][-1] < sharded["loss"][0] - 0.01
 
 
-@pytest.mark.parametrize(("preset", "tuner", "method"), mark_long(TILED_RUNS, LONG_TILED_RUNS))
+@pytest.mark.parametrize(("preset", "tuner", "method"), mark_long(TILED_RUNS, LONG_TILED_RUNS, OTHER_COMBINATION))
 def test_losses_in_tiles_are_those_from_all_logits(results: Results, preset: str, tuner: str, method: str) -> None:
     """The weights of the output layer are gathered for all tiles, also in the backward pass."""
     run_name = format_run_name(preset, tuner, method)
@@ -215,7 +217,7 @@ def test_losses_in_tiles_are_those_from_all_logits(results: Results, preset: str
 
 
 @pytest.mark.parametrize("tuner", TUNERS)
-@pytest.mark.parametrize("preset", mark_long(BFLOAT16_PRESETS[1:], LONG_PRESETS))
+@pytest.mark.parametrize("preset", mark_long(BFLOAT16_PRESETS[1:], LONG_PRESETS, OTHER_PRESET))
 def test_losses_in_bfloat16_are_close_to_those_of_ddp(results: Results, preset: str, tuner: str) -> None:
     """With LoRA they are equal only if gradients are reduced and accumulated in float32, as by DDP."""
     ddp, sharded = (results[f"{each}, {tuner}, bfloat16"] for each in ("ddp", preset))
@@ -225,7 +227,7 @@ def test_losses_in_bfloat16_are_close_to_those_of_ddp(results: Results, preset: 
         assert sharded[metric] == pytest.approx(ddp[metric], rel=tolerance), metric
 
 
-@pytest.mark.parametrize("preset", mark_long(PRESETS, LONG_PRESETS))
+@pytest.mark.parametrize("preset", mark_long(PRESETS, LONG_PRESETS, OTHER_PRESET))
 def test_checkpoints_can_be_resumed_between_ddp_and_every_preset(results: Results, preset: str) -> None:
     uninterrupted = results[format_run_name("ddp", "full", "sft")]
 
@@ -237,7 +239,7 @@ def test_checkpoints_can_be_resumed_between_ddp_and_every_preset(results: Result
         assert results[resumed]["eval_loss"] == pytest.approx(uninterrupted["eval_loss"], rel=ROUNDING_ERROR), resumed
 
 
-@pytest.mark.parametrize("preset", mark_long(PRESETS, LONG_PRESETS))
+@pytest.mark.parametrize("preset", mark_long(PRESETS, LONG_PRESETS, OTHER_PRESET))
 def test_resumed_run_is_bit_identical_to_an_uninterrupted_run(results: Results, preset: str) -> None:
     uninterrupted, resumed = (
         results[format_run_name(preset, "full", "sft")],
@@ -248,7 +250,7 @@ def test_resumed_run_is_bit_identical_to_an_uninterrupted_run(results: Results, 
         assert resumed[key] == uninterrupted[key], key
 
 
-@pytest.mark.parametrize("preset", mark_long(SLOWLY_SAVED_PRESETS, LONG_SLOWLY_SAVED_PRESETS))
+@pytest.mark.parametrize("preset", mark_long(SLOWLY_SAVED_PRESETS, LONG_SLOWLY_SAVED_PRESETS, OTHER_COMBINATION))
 def test_a_checkpoint_contains_the_state_of_its_step_although_training_continued(results: Results, preset: str) -> None:
     uninterrupted, resumed = (results[f"{preset}, slow saves{suffix}"] for suffix in ("", " (from step 2)"))
 
@@ -257,7 +259,7 @@ def test_a_checkpoint_contains_the_state_of_its_step_although_training_continued
     assert len(resumed["loss"]) == 4
 
 
-@pytest.mark.parametrize("tuner", mark_long(TUNERS, ["lora"]))
+@pytest.mark.parametrize("tuner", mark_long(TUNERS, ["lora"], OTHER_COMBINATION))
 def test_moments_in_8_bits_have_nearly_the_losses_of_moments_in_float32(results: Results, tuner: str) -> None:
     losses, expected_losses = (
         results[f"{optimizer}, {tuner}"]["loss"] for optimizer in ("adamw_8bit", "adamw_torch_fused")
@@ -267,7 +269,7 @@ def test_moments_in_8_bits_have_nearly_the_losses_of_moments_in_float32(results:
     assert losses[1:] != expected_losses[1:]
 
 
-@pytest.mark.parametrize("tuner", mark_long(TUNERS, ["lora"]))
+@pytest.mark.parametrize("tuner", mark_long(TUNERS, ["lora"], OTHER_COMBINATION))
 def test_moments_in_8_bits_are_resumed_exactly(results: Results, folder: Path, tuner: str) -> None:
     uninterrupted, resumed = (results[f"adamw_8bit, {tuner}{suffix}"] for suffix in ("", " (from step 2)"))
     state = load_file(folder / f"adamw_8bit, {tuner}" / "checkpoints/step-00000004/state/rank-00000-000.safetensors")
@@ -310,7 +312,7 @@ def test_checkpoints_can_be_resumed_with_another_number_of_ranks(
 
 
 @pytest.mark.parametrize("tuner", TUNERS)
-@pytest.mark.parametrize("preset", mark_long(PRESETS, LONG_PRESETS))
+@pytest.mark.parametrize("preset", mark_long(PRESETS, LONG_PRESETS, OTHER_PRESET))
 def test_published_weights_are_equal_to_those_of_ddp(results: Results, folder: Path, preset: str, tuner: str) -> None:
     """The names, dtypes and values of all tensors are equal."""
     ddp, sharded = (load_weights(folder / format_run_name(each, tuner, "sft") / "result") for each in ("ddp", preset))

@@ -97,7 +97,9 @@ def forecasts(tiny_files: tiny_text.TinyFiles, run_names: tuple[str, ...]) -> di
     }
 
 
-@pytest.mark.parametrize("run_name", mark_long((*CELLS, *LONG_CELLS), LONG_CELLS))
+@pytest.mark.parametrize(
+    "run_name", mark_long((*CELLS, *LONG_CELLS), LONG_CELLS, "shares most of its code with another cell")
+)
 def test_forecast_is_close_to_the_measured_peak(
     run_name: str, measured_results: Results, forecasts: dict[str, Forecast]
 ) -> None:
@@ -106,7 +108,9 @@ def test_forecast_is_close_to_the_measured_peak(
     assert 0.97 * peak_bytes <= forecasts[run_name].rank.total <= 1.15 * peak_bytes
 
 
-@pytest.mark.parametrize("run_name", mark_long((*CELLS, *LONG_CELLS), LONG_CELLS))
+@pytest.mark.parametrize(
+    "run_name", mark_long((*CELLS, *LONG_CELLS), LONG_CELLS, "shares most of its code with another cell")
+)
 def test_forecast_is_close_to_the_memory_held_between_steps(
     run_name: str, measured_results: Results, forecasts: dict[str, Forecast]
 ) -> None:

@@ -29,7 +29,8 @@ PRESETS: dict[str, dict[str, Any]] = {
     "fsdp2": {"fsdp": {}},
 }
 WEIGHT_SHARDING_PRESETS = ("zero3", "fsdp2")  # every rank gathers the weights of each layer from other ranks
-LONG_PRESETS = ("zero1", "zero2_offload", "zero3_offload")  # share most of their code with another preset
+LONG_PRESETS = ("zero1", "zero2_offload", "zero3_offload")
+OTHER_PRESET = "shares most of its code with another preset"
 LAYOUTS = {**dict.fromkeys(PRESETS, (1, 4)), **dict.fromkeys(WEIGHT_SHARDING_PRESETS, (2, 2))}  # fewer exchanges
 LEARNING_RATES = {"learningRate": 0.003, "visionLearningRate": 0.0003, "alignerLearningRate": 0.01}
 RESUMED_CELLS = ("qwen2_vl", "zero1", "zero2", "zero3", "fsdp2")
@@ -224,7 +225,7 @@ def test_video_training_does_not_depend_on_the_sharding_strategy(two_rank_result
 
 
 @pytest.mark.parametrize("tuner", ["", ", lora"])
-@pytest.mark.parametrize("preset", mark_long(PRESETS, LONG_PRESETS))
+@pytest.mark.parametrize("preset", mark_long(PRESETS, LONG_PRESETS, OTHER_PRESET))
 def test_every_sharding_strategy_has_the_same_losses_as_ddp(two_rank_results: Results, preset: str, tuner: str) -> None:
     ddp, sharded = two_rank_results[f"qwen2_vl{tuner}"], two_rank_results[f"{preset}{tuner}"]
 
@@ -232,7 +233,7 @@ def test_every_sharding_strategy_has_the_same_losses_as_ddp(two_rank_results: Re
         assert sharded[metric] == pytest.approx(ddp[metric], rel=FOUR_DIGITS), metric
 
 
-@pytest.mark.parametrize("run_name", mark_long(RESUMED_CELLS, LONG_PRESETS))
+@pytest.mark.parametrize("run_name", mark_long(RESUMED_CELLS, LONG_PRESETS, OTHER_PRESET))
 def test_resumed_run_with_several_learning_rates_equals_an_uninterrupted_run(
     two_rank_results: Results, run_name: str
 ) -> None:
@@ -247,7 +248,7 @@ def test_checkpoint_with_several_learning_rates_resumes_with_another_strategy(
     assert two_rank_results[run_name]["eval_loss"] == pytest.approx(two_rank_results["qwen2_vl"]["eval_loss"], rel=1e-5)
 
 
-@pytest.mark.parametrize("run_name", mark_long(["qwen2_vl", *PRESETS], LONG_PRESETS))
+@pytest.mark.parametrize("run_name", mark_long(["qwen2_vl", *PRESETS], LONG_PRESETS, OTHER_PRESET))
 def test_every_component_is_trained_with_its_own_learning_rate(
     two_rank_results: Results, two_rank_folder: Path, models: dict[str, Path], run_name: str
 ) -> None:
