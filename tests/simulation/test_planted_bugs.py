@@ -1,6 +1,5 @@
 """Tests that the simulator finds bugs that are planted into the operator or the trainer."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -39,12 +38,11 @@ from testing.simulator.incidents.user_interference import (
     exhaust_quota,
     recreate_job,
 )
+from testing.simulator.planted_bugs import PlantBug, assert_search_finds
 from testing.simulator.search import search
 from testing.simulator.world.output_volume import Publication, SimulatedOutputFolder
 
-MAX_HISTORIES = 1500  # a bug must be found within this number of histories
 RawBody = dict[str, Any]
-PlantBug = Callable[[pytest.MonkeyPatch], None]
 
 
 def skip_fresh_list(patch: pytest.MonkeyPatch) -> None:
@@ -372,15 +370,13 @@ INTERFERENCE_BUGS: tuple[tuple[PlantBug, tuple[Incident, ...], int], ...] = (
     (never_check_config_map, (delete_config_map, exhaust_quota), 10),
     (ignore_edited_services, (edit_service, occupy_k8s_nodes), 422),
     (ignore_unlisted_pods, (edit_labels, suspend_job_temporarily), 5),
-    (accept_relabelled_pods, (edit_labels, delete_pod), 5),
+    (accept_relabelled_pods, (edit_labels, delete_pod), 194),
 )
 
 
 @pytest.mark.parametrize(("plant_bug", "kind", "seed"), PLANTED_BUGS, ids=[bug.__name__ for bug, *_ in PLANTED_BUGS])
-def test_search_finds_planted_bug(plant_bug: PlantBug, kind: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    plant_bug(monkeypatch)
-
-    assert search(kind, range(seed, seed + MAX_HISTORIES)).counterexample is not None
+def test_search_finds_planted_bug(plant_bug: PlantBug, kind: str, seed: int) -> None:
+    assert_search_finds(plant_bug, kind, seed)
 
 
 @pytest.mark.parametrize("kind", ["failing_job_nodes", "lost_k8s_nodes", "resource_faults"])
@@ -397,6 +393,5 @@ def test_search_finds_planted_bug_under_user_interference(
     plant_bug: PlantBug, incidents: tuple[Incident, ...], seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(scenarios, "USER_INTERFERENCE", incidents)
-    plant_bug(monkeypatch)
 
-    assert search("user_interference", range(seed, seed + MAX_HISTORIES)).counterexample is not None
+    assert_search_finds(plant_bug, "user_interference", seed)

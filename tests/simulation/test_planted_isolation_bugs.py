@@ -25,12 +25,9 @@ from finetune_operator.settings import Settings
 from testing.simulator.history import Scenario, Trigger, run_history
 from testing.simulator.incidents.job_incidents import edit_job_under_brief_suspension
 from testing.simulator.incidents.user_interference import exhaust_quota
-from testing.simulator.search import search
+from testing.simulator.planted_bugs import MAX_HISTORIES, PlantBug, assert_search_finds
 from testing.simulator.world.choices import SeededChoices
 from testing.simulator.world.trainer import Workload
-
-MAX_HISTORIES = 400  # a bug must be found within this number of histories
-PlantBug = Callable[[pytest.MonkeyPatch], None]
 
 
 def end_workers_of_leader(patch: pytest.MonkeyPatch) -> None:
@@ -239,7 +236,5 @@ def test_an_attempt_that_is_completed_from_an_edited_spec_violates_an_invariant(
 
 
 @pytest.mark.parametrize(("plant_bug", "kind", "seed"), PLANTED_BUGS, ids=[bug.__name__ for bug, *_ in PLANTED_BUGS])
-def test_search_finds_planted_bug(plant_bug: PlantBug, kind: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    plant_bug(monkeypatch)
-
-    assert search(kind, range(seed, seed + MAX_HISTORIES)).counterexample is not None
+def test_search_finds_planted_bug(plant_bug: PlantBug, kind: str, seed: int) -> None:
+    assert_search_finds(plant_bug, kind, seed)

@@ -1,6 +1,5 @@
 """Tests that the simulator finds bugs by which jobs lose, keep or exceed the quota of Kueue."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -21,13 +20,11 @@ from finetune_operator.plan import pod_group, pod_manifest, pod_placement
 from finetune_operator.plan.pod_group import GroupFields
 from finetune_operator.plan.run_plan import RunPlan
 from testing.simulator.history import run_history
+from testing.simulator.planted_bugs import PlantBug, assert_search_finds
 from testing.simulator.queue_invariants import QueueMonitor
 from testing.simulator.scenarios import SCENARIO_KINDS
-from testing.simulator.search import search
 from testing.simulator.world.choices import SeededChoices
 
-MAX_HISTORIES = 200  # a bug must be found within this number of histories
-PlantBug = Callable[[pytest.MonkeyPatch], None]
 GROUP_LABEL = f"{names.KUEUE_PREFIX}pod-group-name"
 
 
@@ -194,10 +191,8 @@ PLANTED_BUGS = (
 
 
 @pytest.mark.parametrize(("plant_bug", "kind", "seed"), PLANTED_BUGS, ids=[bug.__name__ for bug, *_ in PLANTED_BUGS])
-def test_search_finds_planted_bug(plant_bug: PlantBug, kind: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    plant_bug(monkeypatch)
-
-    assert search(kind, range(seed, seed + MAX_HISTORIES)).counterexample is not None
+def test_search_finds_planted_bug(plant_bug: PlantBug, kind: str, seed: int) -> None:
+    assert_search_finds(plant_bug, kind, seed)
 
 
 def test_quota_is_exceeded_if_it_is_returned_while_pods_run(monkeypatch: pytest.MonkeyPatch) -> None:
