@@ -30,7 +30,7 @@ def results(tmp_path_factory: pytest.TempPathFactory, includes_long_tests: bool)
     cells["full, sft, compiled (traced) (from step 2)"] = cells["full, sft, compiled (traced)"]
     if includes_long_tests:
         cells["full, sft, compiled"] = cells["full, sft, compiled (traced)"]
-    single_rank_cells = {name: cells.pop(name) for name in tuple(cells) if name.startswith("full, sft")}
+    single_rank_cells = {name: cells.pop(name) for name in tuple(cells) if not name.startswith("fsdp2")}
     return {
         **run_cells(folder / "one rank", single_rank_cells, ranks=1),
         **run_cells(folder / "two ranks", cells, ranks=2),
