@@ -241,7 +241,7 @@ def test_other_ranks_are_terminated_immediately_after_a_killed_rank(tmp_path: Pa
 import os, time
 if os.environ["RANK"] == "0":
     os.kill(os.getpid(), 9)
-time.sleep(2)
+time.sleep(8)
 os._exit(7)
 """
     wait_for_exit(start_launcher(tmp_path, source, has_long_grace_period=True))
