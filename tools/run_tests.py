@@ -33,9 +33,8 @@ REPORTS = ROOT / "build" / "reports"
 SUITES = {  # pytest options by suite; the timeout terminates hanging tests
     "unit": ("--timeout=120", "--numprocesses=auto"),
     "simulation": ("--timeout=3600", "--numprocesses=auto"),  # a few tests simulate thousands of histories each
-    # loadscope runs the tests of a file in one worker, because they share launches with two ranks; a third worker uses
-    # the time in which another one waits for a process that hangs
-    "integration": ("--timeout=1200", "--numprocesses=3", "--dist=loadscope"),
+    # loadscope runs the tests of a file in one worker, because they share launches with two ranks
+    "integration": ("--timeout=1200", "--numprocesses=2", "--dist=loadscope"),
     "e2e": ("--timeout=900",),
     "queue": ("--timeout=900",),
 }

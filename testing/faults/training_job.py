@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -46,3 +47,9 @@ def wait_for_save(installation: OperatorInstallation, job: str, *, after: int = 
 
     wait_until(lambda: read_saved_step() > after, goal=f"{job} has saved a step after {after}", timeout_seconds=150)
     return read_saved_step()
+
+
+def read_first_step(installation: OperatorInstallation, pod: str) -> int:
+    """Return the first step in the log of a pod of node 0."""
+    steps = re.findall(r"^step (\d+)$", installation.kubectl("logs", pod), re.MULTILINE)
+    return int(steps[0])

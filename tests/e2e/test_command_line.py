@@ -15,7 +15,7 @@ import yaml
 from finetune_client import Client, ClientError, LogSelection, Machines
 from finetune_client.async_client import WaitTarget
 from testing.cluster.images.project_images import get_image_name
-from testing.faults.training_job import wait_for_save
+from testing.faults.training_job import read_first_step, wait_for_save
 from testing.processes.cluster_training import build_training_fields, wait_for_checkpoint
 from testing.processes.operator_stack import OperatorInstallation, build_example_job, has_condition
 
@@ -148,7 +148,7 @@ def test_followed_logs_continue_after_a_restart(
     assert any((line.attempt, line.text) == (1, f"step {last_step}") for line in lines)
     deleted, last = finished["status"]["attempts"]
     assert (deleted["reason"], deleted["nodeRank"], last["state"]) == ("PodDeleted", 1, "Succeeded"), finished["status"]
-    assert last["firstStep"] > saved > 0
+    assert read_first_step(deployment, f"{job}-1-0") > saved > 0
     assert client.get(job).phase == "Complete"
 
 

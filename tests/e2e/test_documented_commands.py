@@ -30,7 +30,6 @@ from testing.documented_commands import (
     select_blocks,
     write_swift_command,
 )
-from testing.faults.training_job import build_program_fields, copy_programs, wait_for_save
 from testing.models import tiny_text
 from testing.processes.cluster_training import build_training_fields
 from testing.processes.operator_stack import (
@@ -77,10 +76,9 @@ class Newcomer:
         shutil.rmtree(self.deployment.get_claim_folder("models") / self.deployment.namespace, ignore_errors=True)
 
     def start_job(self, name: str) -> None:
-        """Start a job that does not end by itself, and wait until it has saved."""
-        copy_programs(self.deployment)
-        self.deployment.apply(build_example_job(name, **build_program_fields()))
-        wait_for_save(self.deployment, name)
+        """Start a job that does not end by itself, and wait until it runs."""
+        self.deployment.apply(build_command_job(name, "sleep", "3600"))
+        self.deployment.wait_until(name, lambda job: has_condition(job, "Running"), description="Running")
 
 
 @pytest.fixture(scope="module")
@@ -130,18 +128,18 @@ def write_job(newcomer: Newcomer, clone: Path) -> None:
     (clone / "job.yaml").write_text(yaml.safe_dump(job))
 
 
-def build_command_job() -> RawBody:
-    """Return the same job with a command instead of a training."""
-    return build_example_job("first", **command({"exec": ["echo", "trained"]}, image=get_image_name("operator")))
+def build_command_job(name: str, *program: str) -> RawBody:
+    return build_example_job(name, **command({"exec": list(program)}, image=get_image_name("operator")))
 
 
 def write_command_job(newcomer: Newcomer, clone: Path) -> None:
-    (clone / "job.yaml").write_text(yaml.safe_dump(build_command_job()))
+    """Write job.yaml, a job that runs a command."""
+    (clone / "job.yaml").write_text(yaml.safe_dump(build_command_job("first", "echo", "trained")))
 
 
 def run_first_job(newcomer: Newcomer, clone: Path) -> None:
     """Run the job that the commands then examine."""
-    newcomer.deployment.apply(build_command_job())
+    newcomer.deployment.apply(build_command_job("first", "echo", "trained"))
     assert has_condition(newcomer.deployment.wait_until_finished("first"), "Complete")
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from testing.cluster.fault_injection import Chaos
-from testing.faults.training_job import wait_for_save
+from testing.faults.training_job import read_first_step, wait_for_save
 from testing.models.loss_curve import read_losses
 from testing.processes.cluster_training import build_training_fields, find_last_checkpoint_step, wait_for_checkpoint
 from testing.processes.operator_stack import (
@@ -134,7 +134,7 @@ def test_killing_the_operator_in_any_phase_does_not_affect_the_job(
     assert has_condition(finished, "Complete"), finished["status"]
     assert finished["status"]["restarts"] == 1, finished["status"]["attempts"]
     assert [attempt["action"] for attempt in finished["status"]["attempts"]] == ["Restart", "Suspend", "Complete"]
-    assert finished["status"]["attempts"][-1]["firstStep"] > saved
+    assert read_first_step(deployment, f"{job}-2-0") > saved
     assert finished["status"]["progress"]["step"] >= last
 
 

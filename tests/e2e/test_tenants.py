@@ -13,7 +13,7 @@ from testing.cluster.fault_injection import Chaos
 from testing.cluster.images.project_images import get_image_name
 from testing.faults.foreign_objects import build_decoy_pod, build_forged_config_map
 from testing.faults.job_under_test import JobUnderTest
-from testing.faults.training_job import wait_for_save
+from testing.faults.training_job import read_first_step, wait_for_save
 from testing.processes.cluster_training import build_training_fields, wait_for_checkpoint
 from testing.processes.operator_stack import OperatorInstallation, RawBody, get_reported_step, has_condition
 
@@ -64,9 +64,9 @@ def test_config_map_with_a_forged_owner_reference_is_replaced(
     finished = deployment.wait_until_finished(job)
     config_map = json.loads(deployment.kubectl("get", "configmap", name, "-o", "json"))
     assert has_condition(finished, "Complete"), finished["status"]["conditions"]
-    killed, last = finished["status"]["attempts"]
+    killed, _ = finished["status"]["attempts"]
     assert (killed["reason"], killed["nodeRank"]) == ("ContainerKilled", 1), killed
-    assert last["firstStep"] > saved > 0
+    assert read_first_step(deployment, f"{job}-1-0") > saved > 0
     assert config_map["data"] == genuine["data"]
 
 
