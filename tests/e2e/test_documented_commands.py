@@ -68,6 +68,12 @@ class Newcomer:
         kubectl = (self.deployment.provider.kubectl, "--kubeconfig", self.kubeconfig)
         run(*kubectl, "delete", "--ignore-not-found", "--wait", "--timeout=120s", "-f", "-", stdin=removed)
 
+    def restore_operator(self) -> None:
+        """Install the operator as the other tests use it."""
+        self.remove_operator()
+        self.deployment.install_operator()
+        self.has_removed_operator = False
+
     def remove_jobs(self) -> None:
         """Delete all jobs of the namespace with their output, so that a later page can use their names."""
         self.deployment.kubectl("delete", "ftj", "--all", "--wait", "--timeout=60s")
@@ -95,8 +101,7 @@ def newcomer(deployment: OperatorInstallation, tmp_path_factory: pytest.TempPath
     jobs.prepare_storage()
     yield reader
     if reader.has_removed_operator:
-        reader.remove_operator()
-        deployment.install_operator()
+        reader.restore_operator()
     jobs.kubectl("delete", "namespace", namespace, "--wait", "--timeout=120s")
     for claim in ("datasets", "models"):
         jobs.kubectl("delete", "pv", f"{namespace}-{claim}", "--ignore-not-found")
@@ -179,8 +184,7 @@ def clean_up(newcomer: Newcomer, deployment: OperatorInstallation, page: str) ->
     """Remove what the blocks of a page have created, and restore what they have removed."""
     yield
     if any("delete crd" in block.commands for block in BLOCKS[page]):
-        newcomer.remove_operator()
-        deployment.install_operator()
+        newcomer.restore_operator()
     newcomer.remove_jobs()
     secret = ("secret", "finetune-sink", "--namespace", OPERATOR_NAMESPACE)  # of the page about notifications
     deployment.kubectl("delete", *secret, "--ignore-not-found")

@@ -7,7 +7,7 @@ import pytest
 from finetune_api.v1alpha1.reasons import Reason
 from finetune_api.v1alpha1.status import Fault
 from testing.faults.catalog.matrix import FAULTS
-from testing.faults.expectation import Expectation, expect_failure, expect_repair, expect_restart
+from testing.faults.expectation import Expectation, expect_restart
 from testing.faults.expected.matrix import EXPECTATIONS
 from testing.faults.scenarios import SCENARIOS
 
@@ -26,15 +26,6 @@ def test_every_scenario_is_covered_by_faults_of_the_matrix() -> None:
     assert len(SCENARIOS) == 20
     assert covered <= FAULTS.keys()
     assert all(scenario.faults for scenario in SCENARIOS)
-
-
-def test_expected_phase_is_derived_from_last_failure() -> None:
-    assert Expectation("none", "").phase == "Complete"
-    assert Expectation("repaired", "", expect_repair(Reason.CUDA_OUT_OF_MEMORY)).phase == "Complete"
-    assert (
-        Expectation("twice", "", (*expect_restart(Reason.HANG), *expect_failure(Reason.DATASET_ERROR))).phase
-        == "Failed"
-    )
 
 
 @pytest.mark.parametrize(
