@@ -41,6 +41,7 @@ from testing.cluster.provider import ThrowawayProvider
 from testing.cluster.throwaway import ThrowawayCluster
 from testing.faults.job_under_test import JobUnderTest, RawBody, wait_until_settled
 from testing.faults.run import delete_job
+from testing.faults.training_job import request_finish
 from testing.processes.operator_stack import OperatorInstallation, build_example_job
 
 PROGRAM_FOLDER = "/data/recovery"  # mount path of the program in the pods
@@ -110,7 +111,7 @@ def measure_recovery(
             goal="training again",
             timeout_seconds=120,
         )
-        job.request_finish()
+        request_finish(job.installation, job.name)
         job.wait_until(lambda recorder: recorder.is_finished, goal="finished", timeout_seconds=120)
         start_stages = compute_stage_seconds(STARTED, posted_at, collect_stage_times(job, 0))
         recovery_stages = compute_stage_seconds(RECOVERED, killed_at, collect_stage_times(job, 1))

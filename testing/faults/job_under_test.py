@@ -111,13 +111,6 @@ class JobUnderTest:
 
         self.wait_until(has_reached_step, goal=f"at step {step}", timeout_seconds=120)
 
-    def request_finish(self) -> None:
-        """Make the program end successfully at its next step.
-
-        Raises: FileNotFoundError if the program never ran; a folder created here would not be writable for it.
-        """
-        (self.output / "finish").touch()
-
     def list_operator_pods(self) -> list[RawBody]:
         """Return the operator's pods, except terminating ones."""
         output = self.installation.kubectl("get", "pods", "-n", OPERATOR_NAMESPACE, "-o", "json")

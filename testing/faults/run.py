@@ -18,6 +18,7 @@ from testing.faults.expectation import OPERATOR_RESTARTS, Expectation
 from testing.faults.job_recorder import JobRecorder, RecordedStep, StatusChange
 from testing.faults.job_under_test import HARNESS_ERRORS, JobUnderTest, RawBody, count_restarts, wait_until_settled
 from testing.faults.outcome import FaultRun, find_deviations, parse_status
+from testing.faults.training_job import request_finish
 from testing.processes.operator_stack import OperatorInstallation, build_example_job
 
 STEPS_AFTER_RECOVERY = 5  # steps to train before a job counts as recovered
@@ -129,7 +130,7 @@ def finish_on_exit(job: JobUnderTest) -> Iterator[None]:
         yield
     finally:
         with suppress(OSError):
-            job.request_finish()
+            request_finish(job.installation, job.name)
 
 
 def has_recovered(recorder: JobRecorder, expectation: Expectation, times: FaultTimes) -> bool:

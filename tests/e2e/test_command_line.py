@@ -15,7 +15,7 @@ import yaml
 from finetune_client import Client, ClientError, LogSelection, Machines
 from finetune_client.async_client import WaitTarget
 from testing.cluster.images.project_images import get_image_name
-from testing.faults.training_job import read_first_step, wait_for_save
+from testing.faults.training_job import read_first_step, request_finish, wait_for_save
 from testing.processes.cluster_training import build_training_fields, wait_for_checkpoint
 from testing.processes.operator_stack import OperatorInstallation, build_example_job, has_condition
 
@@ -137,9 +137,11 @@ def test_followed_logs_continue_after_a_restart(
     saved = wait_for_save(deployment, job)
     with ThreadPoolExecutor() as executor:
         reading = executor.submit(lambda: list(client.read_logs(job, LogSelection(nodes=None, follow=True))))
-        deployment.kubectl("delete", "pod", f"{job}-0-1", "--wait=false")
-        deployment.wait_until(job, lambda body: body["status"]["attempt"] == 1, description="restarted")
-        (deployment.get_output_folder(job) / "finish").touch()
+        try:
+            deployment.kubectl("delete", "pod", f"{job}-0-1", "--wait=false")
+            deployment.wait_until(job, lambda body: body["status"]["attempt"] == 1, description="restarted")
+        finally:
+            request_finish(deployment, job)  # the logs end with the job
         lines = reading.result()
 
     finished = deployment.get_job(job)

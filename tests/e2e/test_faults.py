@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from testing.cluster.fault_injection import Chaos
-from testing.faults.training_job import read_first_step, wait_for_save
+from testing.faults.training_job import read_first_step, request_finish, wait_for_save
 from testing.models.loss_curve import read_losses
 from testing.processes.cluster_training import build_training_fields, find_last_checkpoint_step, wait_for_checkpoint
 from testing.processes.operator_stack import (
@@ -128,7 +128,7 @@ def test_killing_the_operator_in_any_phase_does_not_affect_the_job(
     set_suspended(deployment, job, is_suspended=False)
     kill_operator(deployment)  # while the job resumes
     last = wait_for_save(deployment, job, after=saved)
-    (deployment.get_output_folder(job) / "finish").touch()
+    request_finish(deployment, job)
     finished = deployment.wait_until_finished(job)
 
     assert has_condition(finished, "Complete"), finished["status"]

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 import yaml
 
-from testing.faults.training_job import wait_for_save
+from testing.faults.training_job import request_finish, wait_for_save
 from testing.processes.operator_stack import (
     CHART,
     OPERATOR_NAMESPACE,
@@ -36,7 +36,7 @@ def test_running_job_survives_upgrade_and_uninstall_of_the_chart(
     deployment.helm(
         "upgrade", "finetune-operator", str(CHART), *options, "--wait", "--set", "replicas=1", *build_helm_options()
     )
-    (deployment.get_output_folder(job) / "finish").touch()
+    request_finish(deployment, job)
     finished = deployment.wait_until_finished(job)
     assert has_condition(finished, "Complete")
     assert finished["status"].get("restarts", 0) == 0

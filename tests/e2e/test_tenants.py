@@ -13,7 +13,7 @@ from testing.cluster.fault_injection import Chaos
 from testing.cluster.images.project_images import get_image_name
 from testing.faults.foreign_objects import build_decoy_pod, build_forged_config_map
 from testing.faults.job_under_test import JobUnderTest
-from testing.faults.training_job import read_first_step, wait_for_save
+from testing.faults.training_job import read_first_step, request_finish, wait_for_save
 from testing.processes.cluster_training import build_training_fields, wait_for_checkpoint
 from testing.processes.operator_stack import OperatorInstallation, RawBody, get_reported_step, has_condition
 
@@ -59,7 +59,7 @@ def test_config_map_with_a_forged_owner_reference_is_replaced(
     deployment.apply(build_forged_config_map(genuine, name, **{names.CONFIG_KEY: forged}))
     under_test.kill_container(1)
     deployment.wait_until(job, lambda body: body["status"]["attempt"] == 1, description="restarted")
-    under_test.request_finish()
+    request_finish(deployment, job)
 
     finished = deployment.wait_until_finished(job)
     config_map = json.loads(deployment.kubectl("get", "configmap", name, "-o", "json"))
