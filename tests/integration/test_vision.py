@@ -31,7 +31,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 WEIGHT_SHARDING_PRESETS = ("zero3", "fsdp2")  # every rank gathers the weights of each layer from other ranks
 LONG_PRESETS = ("zero1", "zero2_offload", "zero3_offload")
 OTHER_PRESET = "shares most of its code with another preset"
-TWO_RANKS, ONE_RANK = (1, 2), (4, 1)  # layouts with an effective batch of 4
+TWO_RANKS, ONE_RANK = (1, 2), (4, 1)  # layouts with an effective batch of 4; the few rows with videos need one of 8
 LEARNING_RATES = {"learningRate": 0.003, "visionLearningRate": 0.0003, "alignerLearningRate": 0.01}
 RESUMED_CELLS = ("qwen2_vl", "zero1", "zero2", "zero3", "fsdp2")
 PACKING_MODEL_TYPES = [model_type for model_type in tiny_vision.RECIPES if FAMILIES[model_type].supports_packing]
@@ -134,11 +134,11 @@ def two_rank_results(
     cells["loader processes"]["dataset"]["numWorkers"] = 1
     cells["smaller images"] = build_spec(models["qwen2_vl"], rows, TWO_RANKS, {"maxPixels": 28 * 28 * 2})
     cells |= {
-        f"{model_type}, videos": build_spec(models[model_type], video_rows, TWO_RANKS)
+        f"{model_type}, videos": build_spec(models[model_type], video_rows, (1, 4))
         for model_type in tiny_vision.VIDEO_MODEL_TYPES
     }
     cells |= {
-        f"{preset}, videos": build_spec(models["qwen2_vl"], video_rows, TWO_RANKS, **PRESETS[preset])
+        f"{preset}, videos": build_spec(models["qwen2_vl"], video_rows, (2, 2), **PRESETS[preset])
         for preset in WEIGHT_SHARDING_PRESETS
     }
     cells |= {
@@ -163,7 +163,7 @@ def single_rank_results(
     }
     cells["dpo"] = build_spec(models["qwen2_vl"], tiny_text.get_preferences_path(rows), ONE_RANK, sft=None, dpo=DPO)
     cells |= {
-        f"{model_type}, videos": build_spec(models[model_type], video_rows, ONE_RANK)
+        f"{model_type}, videos": build_spec(models[model_type], video_rows, (8, 1))
         for model_type in tiny_vision.VIDEO_MODEL_TYPES
     }
     cells |= {
@@ -195,7 +195,7 @@ def test_video_training_does_not_depend_on_the_batch_layout(
     two, one = two_rank_results[f"{model_type}, videos"], single_rank_results[f"{model_type}, videos"]
 
     assert_same_metric(two, one, metric, model_type)
-    assert min(one["loss"][-1], one["eval_loss"][-1]) < one["loss"][0]
+    assert one["loss"][-1] < one["loss"][0]
 
 
 @pytest.mark.parametrize("metric", ["loss", "grad_norm", "eval_loss"])
