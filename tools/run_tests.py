@@ -38,7 +38,7 @@ SUITES = {  # pytest options by suite; the timeout terminates hanging tests
     "e2e": ("--timeout=900",),
     "queue": ("--timeout=900",),
 }
-CLUSTER_WORKERS = ("--numprocesses=3", "--maxschedchunk=1")  # a worker that is free takes the next test
+CLUSTER_WORKERS = ("--numprocesses=4", "--maxschedchunk=1")  # a worker that is free takes the next test
 MARKERS = {False: "not long and not ip_family", True: "long"}  # tools/run_matrix.py runs the tests marked ip_family
 BACKGROUND_SUITE = "simulation"
 CLUSTER_SUITES = ("e2e", "queue")

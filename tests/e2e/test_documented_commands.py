@@ -31,7 +31,6 @@ from testing.documented_commands import (
     write_swift_command,
 )
 from testing.models import tiny_text
-from testing.processes.cluster_training import build_training_fields
 from testing.processes.operator_stack import (
     CHART,
     OPERATOR_NAMESPACE,
@@ -59,7 +58,10 @@ class Newcomer:
     has_removed_operator: bool = False
 
     def remove_operator(self) -> None:
-        """Remove the operator, whether it was installed with the chart or the manifest; keep CRD and namespace."""
+        """Remove the operator, whether it was installed with the chart or the manifest; keep CRD and namespace.
+
+        Its Lease is removed too, because an operator without permissions cannot release it for the next one.
+        """
         self.has_removed_operator = True
         arguments = ("--namespace", OPERATOR_NAMESPACE, "--wait", "--ignore-not-found")
         self.deployment.helm("uninstall", "finetune-operator", *arguments)
@@ -67,6 +69,7 @@ class Newcomer:
         removed = yaml.safe_dump_all(body for body in objects if body["kind"] not in KEPT_KINDS)
         kubectl = (self.deployment.provider.kubectl, "--kubeconfig", self.kubeconfig)
         run(*kubectl, "delete", "--ignore-not-found", "--wait", "--timeout=120s", "-f", "-", stdin=removed)
+        self.deployment.kubectl("delete", "lease", "--all", "--namespace", OPERATOR_NAMESPACE)
 
     def restore_operator(self) -> None:
         """Install the operator as the other tests use it."""
@@ -127,12 +130,6 @@ def add_release_names(cluster: ThrowawayCluster) -> None:
             run(*ctr, "images", "tag", "--force", get_image_name(each), release_name)
 
 
-def write_job(newcomer: Newcomer, clone: Path) -> None:
-    """Write job.yaml, a short training."""
-    job = build_example_job("first", training=build_training_fields(max_steps=6))
-    (clone / "job.yaml").write_text(yaml.safe_dump(job))
-
-
 def build_command_job(name: str, *program: str) -> RawBody:
     return build_example_job(name, **command({"exec": list(program)}, image=get_image_name("operator")))
 
@@ -155,7 +152,7 @@ def create_quickstart(newcomer: Newcomer, clone: Path) -> None:
 
 # what the reader of a page brings, in the cluster and in the clone
 PREPARATIONS: dict[str, Callable[[Newcomer, Path], object]] = {
-    "README.md": write_job,
+    "README.md": write_command_job,
     "docs/getting-started.md": create_quickstart,
     "docs/troubleshooting.md": run_first_job,
     "docs/user-guide/command-line.md": write_command_job,
