@@ -87,6 +87,9 @@ class Newcomer:
     def start_job(self, name: str) -> None:
         """Start a job that does not end by itself, and wait until it runs."""
         self.deployment.apply(build_command_job(name, "sleep", "3600"))
+        self.wait_until_running(name)
+
+    def wait_until_running(self, name: str) -> None:
         self.deployment.wait_until(name, lambda job: has_condition(job, "Running"), description="Running")
 
 
@@ -135,8 +138,9 @@ def build_command_job(name: str, *program: str) -> RawBody:
 
 
 def write_command_job(newcomer: Newcomer, clone: Path) -> None:
-    """Write job.yaml, a job that runs a command."""
-    (clone / "job.yaml").write_text(yaml.safe_dump(build_command_job("first", "echo", "trained")))
+    """Write job.yaml, a job with a command that writes a result."""
+    program = ("mkdir", "-p", "$(FINETUNE_OUTPUT)/result")
+    (clone / "job.yaml").write_text(yaml.safe_dump(build_command_job("first", *program)))
 
 
 def run_first_job(newcomer: Newcomer, clone: Path) -> None:
@@ -166,6 +170,8 @@ def prepare_cluster(block: CommandBlock, newcomer: Newcomer) -> None:
         newcomer.remove_operator()
     if "patch ftj" in block.commands:
         newcomer.start_job(SUSPENDED_JOBS[block.page])
+    if "delete crd" in block.commands:  # a process that is still starting would ignore SIGTERM for the grace period
+        newcomer.wait_until_running(SUSPENDED_JOBS[block.page])
 
 
 def installs_operator(block: CommandBlock) -> bool:
