@@ -1,7 +1,7 @@
 """Run test suites and print a summary, including the reasons of skipped tests.
 
-The suites run one by one, except that the simulation runs beside those that often wait. Several workers share the
-cluster; the tests marked `alone` run after the others, one by one.
+The suites run one by one, except that the simulation runs beside the suites on a cluster, which mostly wait. Several
+workers share the cluster; the tests marked `alone` run after the others, one by one.
 """
 
 import argparse
@@ -42,7 +42,6 @@ CLUSTER_WORKERS = ("--numprocesses=4", "--maxschedchunk=1")  # a worker that is 
 MARKERS = {False: "not long and not ip_family", True: "long"}  # tools/run_matrix.py runs the tests marked ip_family
 BACKGROUND_SUITE = "simulation"
 CLUSTER_SUITES = ("e2e", "queue")
-WAITING_SUITES = ("integration", *CLUSTER_SUITES)  # do not use all of the CPU time
 # Prefix of a command that runs in the background. The kernel first divides the CPU time among sessions, and applies
 # `nice` only within a session; the processes of a throwaway cluster are in other sessions than the tests. Therefore the
 # command gets its own session (see run_pytest), of a tenth of their weight. It ends with this program.
@@ -162,17 +161,17 @@ def build_cluster(provider: ClusterProvider | None) -> None:
 
 
 def run_suites(suites: Sequence[str], run: Callable[..., SuiteResult]) -> list[SuiteResult]:
-    """Run the suites and return their results in this order; the simulation runs beside the suites that often wait."""
-    waiting_suites = [suite for suite in suites if suite in WAITING_SUITES]
-    if BACKGROUND_SUITE not in suites or not waiting_suites:
+    """Run the suites and return their results in this order; the simulation runs beside the suites on a cluster."""
+    cluster_suites = [suite for suite in suites if suite in CLUSTER_SUITES]
+    if BACKGROUND_SUITE not in suites or not cluster_suites:
         return [run(suite) for suite in suites]
     log = REPORTS / f"{BACKGROUND_SUITE}.log"
-    results = {suite: run(suite) for suite in suites if suite not in (BACKGROUND_SUITE, *waiting_suites)}
+    results = {suite: run(suite) for suite in suites if suite not in (BACKGROUND_SUITE, *cluster_suites)}
     with ThreadPoolExecutor(max_workers=1) as executor:
         in_background = executor.submit(run, BACKGROUND_SUITE, log=log)
-        results |= {suite: run(suite) for suite in waiting_suites}
+        results |= {suite: run(suite) for suite in cluster_suites}
         results[BACKGROUND_SUITE] = in_background.result()
-    print(f"== {BACKGROUND_SUITE} tests, which ran beside the others\n{log.read_text()}", flush=True)
+    print(f"== {BACKGROUND_SUITE} tests, which ran beside the suites on a cluster\n{log.read_text()}", flush=True)
     return [results[suite] for suite in suites]
 
 

@@ -70,7 +70,7 @@ def test_unused_and_incomplete_environments_are_removed(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["lock", "used"]
 
 
-def test_simulation_runs_beside_the_suites_that_wait(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_simulation_runs_beside_the_suites_on_a_cluster(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(run_tests, "REPORTS", tmp_path)
     started: list[str] = []
     simulation_may_end = threading.Event()
@@ -78,7 +78,7 @@ def test_simulation_runs_beside_the_suites_that_wait(monkeypatch: pytest.MonkeyP
     def run(suite: str, *, log: Path | None = None) -> SuiteResult:
         started.append(suite)
         if log is not None:
-            assert simulation_may_end.wait(timeout=10), "the other suites wait for the simulation"
+            assert simulation_may_end.wait(timeout=10), "the suites on a cluster wait for the simulation"
             log.write_text("1 passed")
         if suite == "queue":
             simulation_may_end.set()
@@ -86,11 +86,11 @@ def test_simulation_runs_beside_the_suites_that_wait(monkeypatch: pytest.MonkeyP
 
     results = run_tests.run_suites(["unit", "simulation", "integration", "e2e", "queue"], run)
 
-    assert started[0] == "unit"
+    assert started[:2] == ["unit", "integration"]
     assert [result.name for result in results] == ["unit", "simulation", "integration", "e2e", "queue"]
 
 
-def test_simulation_without_these_suites_runs_at_normal_priority() -> None:
+def test_simulation_without_a_cluster_runs_at_normal_priority() -> None:
     def run(suite: str) -> SuiteResult:
         return SuiteResult(suite, passed=True, seconds=1.0)
 
