@@ -93,7 +93,7 @@ class HungScript:
 def hung_script(tmp_path_factory: pytest.TempPathFactory) -> HungScript:
     folder = tmp_path_factory.mktemp("hung")
     files = tiny_text.build(folder / "tiny", rows=8, eval_rows=2)
-    command = {"script": "plain_trainer.py", "args": ["/data/model", "$(FINETUNE_OUTPUT)", "100"]}
+    command = {"script": "plain_trainer.py", "args": ["/data/model", "$(FINETUNE_OUTPUT)", "60"]}
     policy = {"restartPolicy": {"hangTimeoutSeconds": 10}}
     job = write_command_job(
         folder, {**command, "workingDir": str(SCRIPTS)}, data=files.train.parent, numNodes=1, **policy
@@ -116,9 +116,9 @@ def test_progress_of_a_script_with_a_transformers_trainer_is_displayed(hung_scri
     progress = hung_script.job.status.progress
 
     assert 0 < hung_script.displayed_percent < 100
-    assert "Complete: 100 steps, loss " in hung_script.output
+    assert "Complete: 60 steps, loss " in hung_script.output
     assert progress is not None
-    assert (progress.step, progress.total_steps) == (100, 100)
+    assert (progress.step, progress.total_steps) == (60, 60)
     assert progress.learning_rate is not None
 
 
