@@ -58,10 +58,7 @@ class Newcomer:
     has_removed_operator: bool = False
 
     def remove_operator(self) -> None:
-        """Remove the operator, whether it was installed with the chart or the manifest; keep CRD and namespace.
-
-        Its Lease is removed too, because an operator without permissions cannot release it for the next one.
-        """
+        """Remove the operator, which the chart or the manifest installed, and its Lease; keep CRD and namespace."""
         self.has_removed_operator = True
         arguments = ("--namespace", OPERATOR_NAMESPACE, "--wait", "--ignore-not-found")
         self.deployment.helm("uninstall", "finetune-operator", *arguments)
@@ -69,6 +66,7 @@ class Newcomer:
         removed = yaml.safe_dump_all(body for body in objects if body["kind"] not in KEPT_KINDS)
         kubectl = (self.deployment.provider.kubectl, "--kubeconfig", self.kubeconfig)
         run(*kubectl, "delete", "--ignore-not-found", "--wait", "--timeout=120s", "-f", "-", stdin=removed)
+        # without its permissions, an operator cannot release the Lease for the next one
         self.deployment.kubectl("delete", "lease", "--all", "--namespace", OPERATOR_NAMESPACE)
 
     def restore_operator(self) -> None:
@@ -139,8 +137,8 @@ def build_command_job(name: str, *program: str) -> RawBody:
 
 def write_command_job(newcomer: Newcomer, clone: Path) -> None:
     """Write job.yaml, a job with a command that writes a result."""
-    program = ("mkdir", "-p", "$(FINETUNE_OUTPUT)/result")
-    (clone / "job.yaml").write_text(yaml.safe_dump(build_command_job("first", *program)))
+    job = build_command_job("first", "mkdir", "-p", "$(FINETUNE_OUTPUT)/result")
+    (clone / "job.yaml").write_text(yaml.safe_dump(job))
 
 
 def run_first_job(newcomer: Newcomer, clone: Path) -> None:
