@@ -66,7 +66,7 @@ class Newcomer:
         removed = yaml.safe_dump_all(body for body in objects if body["kind"] not in KEPT_KINDS)
         kubectl = (self.deployment.provider.kubectl, "--kubeconfig", self.kubeconfig)
         run(*kubectl, "delete", "--ignore-not-found", "--wait", "--timeout=120s", "-f", "-", stdin=removed)
-        # without its permissions, an operator cannot release the Lease for the next one
+        # an uninstalled operator leaves it held, so that the next one would wait until it expires
         self.deployment.kubectl("delete", "lease", "--all", "--namespace", OPERATOR_NAMESPACE)
 
     def restore_operator(self) -> None:
@@ -168,7 +168,7 @@ def prepare_cluster(block: CommandBlock, newcomer: Newcomer) -> None:
         newcomer.remove_operator()
     if "patch ftj" in block.commands:
         newcomer.start_job(SUSPENDED_JOBS[block.page])
-    if "delete crd" in block.commands:  # a process that is still starting would ignore SIGTERM for the grace period
+    if "delete crd" in block.commands:  # pods that are still starting take their whole grace period to end
         newcomer.wait_until_running(SUSPENDED_JOBS[block.page])
 
 

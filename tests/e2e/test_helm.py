@@ -29,7 +29,6 @@ def test_running_job_survives_upgrade_and_uninstall_of_the_chart(
     deployment.helm("uninstall", "finetune-operator", *options, "--wait")
     assert deployment.get_job(job)["spec"]["numNodes"] == 2
     assert len(deployment.list_pods(job)) == 2, "pods must keep running without the operator"
-    deployment.kubectl("delete", "lease", "--all", *options)  # else the next operator waits until it expires
 
     deployment.helm(
         "install", "finetune-operator", str(CHART), *options, "--wait", "--timeout", "120s", *build_helm_options()
