@@ -48,13 +48,8 @@ def test_training_on_two_nodes_improves_the_model_and_equals_single_process_trai
     assert all(abs(single[step] - distributed[step]) < 5e-4 for step in distributed), (single, distributed)
 
 
-@pytest.mark.parametrize(
-    "sharding",
-    [
-        pytest.param({"deepspeed": {"preset": "zero2"}}, id="zero2"),
-        pytest.param({"fsdp": {}}, marks=pytest.mark.long("resembles zero2; integration compares both"), id="fsdp2"),
-    ],
-)
+@pytest.mark.long("takes a minute; integration compares both with one process")
+@pytest.mark.parametrize("sharding", [{"deepspeed": {"preset": "zero2"}}, {"fsdp": {}}], ids=["zero2", "fsdp2"])
 def test_sharded_dpo_of_all_weights_on_two_nodes_equals_single_process_training(
     deployment: OperatorInstallation, start_job: Callable[..., str], tmp_path: Path, sharding: dict[str, Any]
 ) -> None:

@@ -120,8 +120,9 @@ def test_preempted_job_names_the_preemptor_and_runs_again(deployment: OperatorIn
 
 
 def test_deleted_job_leaves_nothing(deployment: OperatorInstallation, queues: Queues) -> None:
-    running, queued = queues.submit("a"), queues.submit("b")
+    running = queues.submit("a")
     wait_until_running(deployment, running)
+    queued = queues.submit("b")
     wait_for_queue_reason(deployment, queued)
 
     for job in (queued, running):
@@ -173,9 +174,10 @@ def kill_operator(deployment: OperatorInstallation) -> None:
 @pytest.mark.alone
 def test_operator_is_killed_in_every_phase(deployment: OperatorInstallation, queues: Queues) -> None:
     """The first job keeps its quota over a restart and returns it at the end; both jobs run."""
-    first, second = queues.submit("a"), queues.submit("b", program="true")
+    first = queues.submit("a")
     kill_operator(deployment)  # before the pods are created
     wait_until_running(deployment, first)
+    second = queues.submit("b", program="true")
     kill_operator(deployment)  # while one job runs and the other waits
     wait_for_queue_reason(deployment, second)
     deployment.kubectl("delete", "pod", f"{first}-0-1", "--wait=false")
