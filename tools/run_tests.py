@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -44,10 +44,11 @@ BACKGROUND_SUITE = "simulation"
 CLUSTER_SUITES = ("e2e", "queue")
 # Prefix of a command that runs in the background. The kernel first divides the CPU time among sessions, and applies
 # `nice` only within a session; the processes of a throwaway cluster are in other sessions than the tests. Therefore the
-# command gets its own session (see run_pytest), of a tenth of their weight. It ends with this program.
+# command gets its own session (see run_pytest), of a tenth of their weight until they have ended. It ends with this
+# program, and the next argument is the beginning of the name of a file for its process id.
 LOW_PRIORITY = (
     *("setpriv", "--pdeathsig", "TERM"),
-    *("sh", "-c", 'echo 10 2>/dev/null >/proc/self/autogroup; exec nice -n 19 "$@"', "sh"),
+    *("sh", "-c", 'echo 10 2>/dev/null >/proc/self/autogroup; echo $$ >"$0.pid"; exec nice -n 19 "$@"'),
 )
 
 
@@ -170,6 +171,8 @@ def run_suites(suites: Sequence[str], run: Callable[..., SuiteResult]) -> list[S
     with ThreadPoolExecutor(max_workers=1) as executor:
         in_background = executor.submit(run, BACKGROUND_SUITE, log=log)
         results |= {suite: run(suite) for suite in cluster_suites}
+        with suppress(OSError):  # otherwise, other programs of the machine would delay the end for long
+            Path("/proc", Path(f"{log}.pid").read_text().strip(), "autogroup").write_text("0")
         results[BACKGROUND_SUITE] = in_background.result()
     print(f"== {BACKGROUND_SUITE} tests, which ran beside the suites on a cluster\n{log.read_text()}", flush=True)
     return [results[suite] for suite in suites]
@@ -194,7 +197,7 @@ def run_pytest(
     command = [sys.executable, "-m", "pytest", "-q", "--durations=12", "--durations-min=10", *arguments]
     command.append(f"--junitxml={report}")
     if log is not None:
-        command = [*LOW_PRIORITY, *command]
+        command = [*LOW_PRIORITY, str(log), *command]
     with log.open("w") if log else nullcontext() as output:
         completed = subprocess.run(
             command,
