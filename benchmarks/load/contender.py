@@ -10,6 +10,7 @@ from typing import NamedTuple, Protocol
 from benchmarks.load.job_bodies import RawBody
 from benchmarks.load.pod_times import PodTimes
 from finetune_operator.kube.api_client import ApiClient
+from finetune_operator.kube.api_paths import ApiPath
 from testing.cluster.throwaway import ThrowawayCluster
 
 
@@ -24,7 +25,7 @@ class LoadRig:
 class Collection(NamedTuple):
     """Objects of one kind in the namespace of the benchmarks that match a label selector."""
 
-    path: str
+    path: ApiPath
     selector: str = ""
 
 

@@ -16,6 +16,7 @@ from benchmarks.load.operator_contender import FINETUNEJOB_COLLECTIONS
 from benchmarks.load.pod_times import AttemptKey, PodTimes, identify_pod
 from finetune_operator import names
 from finetune_operator.core.job_context import ABORT_GRACE_SECONDS
+from finetune_operator.kube.api_paths import extend_path
 from finetune_operator.kube.credentials import find_credentials, open_session
 from testing.builders.jobs import UID
 
@@ -98,7 +99,9 @@ class FloorContender:
         await self._starts[job]
         await self._write_status(job, requests.stopping)
         pods = [pod["metadata"]["name"] for pod in self.pod_times.attempts[key].existing.values()]
-        await asyncio.gather(*(self._client.send("DELETE", f"{PODS_PATH}/{pod}", DELETE_OPTIONS) for pod in pods))
+        await asyncio.gather(
+            *(self._client.send("DELETE", extend_path(PODS_PATH, pod), DELETE_OPTIONS) for pod in pods)
+        )
         await self.pod_times.wait_until_deleted(key)
         config_map_path = requests.config_map_path
         await asyncio.gather(self._start_attempt(job, 1), self._client.send("DELETE", config_map_path, DELETE_OPTIONS))
@@ -110,7 +113,7 @@ class FloorContender:
         )
 
     async def _write_status(self, job: str, status: str) -> None:
-        path = f"{JOBS_PATH}/{job}/status"
+        path = extend_path(JOBS_PATH, job, "status")
         response = await self._client.send(
             "PUT",
             path,

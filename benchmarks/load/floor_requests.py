@@ -16,7 +16,7 @@ from benchmarks.rig import NAMESPACE
 from finetune_api.v1alpha1.job import FineTuneJob
 from finetune_operator import names
 from finetune_operator.controller.reconcile import render_status
-from finetune_operator.kube.cluster import collection_path, object_path
+from finetune_operator.kube.api_paths import collection_path, object_path
 from finetune_operator.observation.pods import Observation
 from finetune_operator.plan.manifests import build_children
 from finetune_operator.plan.run_plan import plan_run

@@ -9,10 +9,11 @@ from typing import Any
 from benchmarks.rig import NAMESPACE
 from finetune_operator import names
 from finetune_operator.kube.api_client import ApiClient
+from finetune_operator.kube.api_paths import collection_path, extend_path
 
 RawBody = dict[str, Any]
-JOBS_PATH = f"/apis/{names.API_VERSION}/namespaces/{NAMESPACE}/{names.FINETUNEJOB[2]}"
-PODS_PATH = f"/api/v1/namespaces/{NAMESPACE}/pods"
+JOBS_PATH = collection_path(names.FINETUNEJOB_KIND, NAMESPACE)
+PODS_PATH = collection_path("Pod", NAMESPACE)
 FAKE_POD_FIELDS = {"nodeSelector": {"type": "kwok"}, "tolerations": [{"operator": "Exists"}]}
 
 KILLED_RANK_TERMINATION = {
@@ -44,7 +45,7 @@ def build_job_body(name: str, nodes: int) -> RawBody:
 
 async def report_killed_rank(api: ApiClient, pod: RawBody) -> None:
     """Replace the status of the pod as a kubelet does after a rank was killed."""
-    await api.call("PUT", f"{PODS_PATH}/{pod['metadata']['name']}/status", body=build_killed_pod(pod))
+    await api.call("PUT", extend_path(PODS_PATH, pod["metadata"]["name"], "status"), body=build_killed_pod(pod))
 
 
 def build_killed_pod(pod: RawBody) -> RawBody:

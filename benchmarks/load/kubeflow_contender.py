@@ -11,11 +11,11 @@ from benchmarks.load.contender import Collection, ControllerMetrics, LoadRig
 from benchmarks.load.job_bodies import FAKE_POD_FIELDS, RawBody, report_killed_rank
 from benchmarks.load.pod_times import PodTimes
 from benchmarks.rig import NAMESPACE
-from finetune_operator.kube.cluster import collection_path
+from finetune_operator.kube.api_paths import build_path, collection_path
 from testing.cluster.controller_managers import InstalledManager
 
 RUNTIME_NAME = "load"
-TRAINJOBS_PATH = f"/apis/trainer.kubeflow.org/v1alpha1/namespaces/{NAMESPACE}/trainjobs"
+TRAINJOBS_PATH = build_path("trainer.kubeflow.org/v1alpha1", "namespaces", NAMESPACE, "trainjobs")
 
 
 class KubeflowContender:
@@ -25,8 +25,8 @@ class KubeflowContender:
     pod_label = JOBSET_NAME_LABEL
     collections = (
         Collection(TRAINJOBS_PATH),
-        Collection(f"/apis/jobset.x-k8s.io/v1alpha2/namespaces/{NAMESPACE}/jobsets"),
-        Collection(f"/apis/batch/v1/namespaces/{NAMESPACE}/jobs"),
+        Collection(build_path("jobset.x-k8s.io/v1alpha2", "namespaces", NAMESPACE, "jobsets")),
+        Collection(build_path("batch/v1", "namespaces", NAMESPACE, "jobs")),
         *(Collection(collection_path(kind, NAMESPACE)) for kind in ("Pod", "Service", "Event")),
     )
 

@@ -19,7 +19,7 @@ from benchmarks.rig import (
     wait_until_operator_ready,
 )
 from finetune_operator import names
-from finetune_operator.kube.cluster import collection_path
+from finetune_operator.kube.api_paths import collection_path
 from testing.cluster.host.commands import HarnessError
 
 READY_TIMEOUT_SECONDS = 60.0

@@ -14,7 +14,7 @@ from benchmarks.load.pod_times import AttemptKey
 from benchmarks.load.usage import Usage, measure_memory_mib, measure_usage
 from benchmarks.rig import NAMESPACE
 from finetune_operator.kube.api_client import ApiError
-from finetune_operator.kube.cluster import collection_path
+from finetune_operator.kube.api_paths import collection_path
 from finetune_operator.kube.informer import Informer
 
 TIME_LIMIT_SECONDS = 300.0  # a job that takes longer counts as a job that took this long

@@ -10,6 +10,7 @@ from typing import Any
 from benchmarks.queue.job_plans import GPU, PRIORITIES, QUEUE
 from benchmarks.rig import NAMESPACE
 from finetune_operator.kube.api_client import ApiClient
+from finetune_operator.kube.api_paths import build_path, object_path
 from testing.cluster.controller_managers import InstalledManager, install_manager
 from testing.cluster.kueue import KUEUE
 from testing.cluster.throwaway import ThrowawayCluster
@@ -27,7 +28,7 @@ async def add_gpus(api: ApiClient, *, node_count: int, gpus_per_node: int) -> No
     resources = {GPU: str(gpus_per_node)}
     body = {"status": {"capacity": resources, "allocatable": resources}}
     for number in range(1, node_count + 1):
-        path = f"/api/v1/nodes/kwok-{number}/status"
+        path = object_path("Node", None, f"kwok-{number}", "status")
         await api.call("PATCH", path, body=body, content_type=MERGE_PATCH)
 
 
@@ -63,7 +64,7 @@ def build_object(kind: str, name: str, *, namespace: str | None = None, **fields
 
 async def read_reserved_gpus(api: ApiClient) -> int:
     """Return the GPUs that are reserved according to the ClusterQueue."""
-    queue = await api.call("GET", f"/apis/{API_VERSION}/clusterqueues/{QUEUE}")
+    queue = await api.call("GET", build_path(API_VERSION, "clusterqueues", QUEUE))
     flavors = queue.get("status", {}).get("flavorsReservation") or ()
     totals = (resource["total"] for flavor in flavors for resource in flavor["resources"] if resource["name"] == GPU)
     return sum(int(total) for total in totals)

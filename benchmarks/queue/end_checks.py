@@ -15,6 +15,7 @@ from benchmarks.soak.checks import list_children
 from benchmarks.soak.requests import delete
 from finetune_operator import names
 from finetune_operator.kube.api_client import ApiClient
+from finetune_operator.kube.api_paths import extend_path
 
 SETTLE_TIMEOUT_SECONDS = 60.0
 GARBAGE_COLLECTION_SECONDS = 180.0
@@ -72,7 +73,7 @@ async def check_released_quota(api: ApiClient, observer: QuotaObserver) -> list[
 async def check_leftovers(api: ApiClient, observer: QuotaObserver) -> list[str]:
     """Delete all jobs, and return the children and Workloads that remain."""
     for name in observer.jobs.keys() - observer.deleted_jobs:
-        await delete(api, f"{JOBS_PATH}/{name}")
+        await delete(api, extend_path(JOBS_PATH, name))
 
     async def list_leftovers() -> list[str]:
         workloads = (await api.call("GET", WORKLOADS_PATH))["items"]

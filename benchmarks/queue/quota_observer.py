@@ -14,9 +14,10 @@ from benchmarks.queue.timeline import GpuUse, UseChange, WaitStage
 from benchmarks.queue.workloads import get_eviction, get_job_name, get_reserved_gpus, is_true
 from benchmarks.rig import NAMESPACE
 from finetune_operator import names
+from finetune_operator.kube.api_paths import collection_path
 from finetune_operator.kube.informer import ChangeHandler, Informer
 
-WORKLOADS_PATH = f"/apis/kueue.x-k8s.io/v1beta2/namespaces/{NAMESPACE}/workloads"
+WORKLOADS_PATH = collection_path(names.WORKLOAD_KIND, NAMESPACE)
 
 RawBody = dict[str, Any]
 

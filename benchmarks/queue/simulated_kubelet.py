@@ -13,6 +13,7 @@ from benchmarks.load.job_bodies import KILLED_RANK_TERMINATION, PODS_PATH, build
 from benchmarks.queue.job_plans import JobAction, QueuedJob
 from benchmarks.soak.requests import delete, update
 from finetune_operator import names
+from finetune_operator.kube.api_paths import extend_path
 
 MIN_STOP_SECONDS, MAX_STOP_SECONDS = 0.2, 1.5  # from SIGTERM until the container has exited
 SIGTERM_EXIT_CODE = 143
@@ -98,7 +99,7 @@ class SimulatedKubelet:
             await asyncio.sleep(self._random_source.uniform(MIN_STOP_SECONDS, MAX_STOP_SECONDS))
             message = {"final": True, "outcome": "stopped", "time": time.time()}
             await self._end_container(pod["metadata"]["name"], exit_code=SIGTERM_EXIT_CODE, message=message)
-        await delete(self._api, f"{PODS_PATH}/{pod['metadata']['name']}", gracePeriodSeconds=0)
+        await delete(self._api, extend_path(PODS_PATH, pod["metadata"]["name"]), gracePeriodSeconds=0)
 
     async def _end_container(self, pod_name: str, *, exit_code: int, message: RawBody) -> None:
         """Write the status of a terminated container, unless it has ended before."""
@@ -109,7 +110,7 @@ class SimulatedKubelet:
             reason = "Error" if exit_code else "Completed"
             return build_terminated_pod(pod, exit_code=exit_code, reason=reason, message=json.dumps(message))
 
-        await update(self._api, f"{PODS_PATH}/{pod_name}/status", end)
+        await update(self._api, extend_path(PODS_PATH, pod_name, "status"), end)
 
 
 def is_running(pod: RawBody) -> bool:

@@ -12,6 +12,7 @@ from benchmarks.load.job_bodies import JOBS_PATH
 from benchmarks.queue.job_plans import JobAction, QueuedJob, build_queued_job
 from benchmarks.queue.quota_observer import QuotaObserver
 from benchmarks.soak.requests import create, delete, update
+from finetune_operator.kube.api_paths import extend_path
 
 POLL_SECONDS = 0.2
 MIN_SUSPENDED_SECONDS, MAX_SUSPENDED_SECONDS = 3.0, 15.0
@@ -53,12 +54,14 @@ class Users:
             return
         self.performed[plan.action] += 1
         if plan.action is JobAction.DELETE:
-            await delete(self._api, f"{JOBS_PATH}/{plan.name}")
+            await delete(self._api, extend_path(JOBS_PATH, plan.name))
         else:
             await self._set(plan, cancel=True)
 
     async def _set(self, plan: QueuedJob, **fields: bool) -> None:
-        await update(self._api, f"{JOBS_PATH}/{plan.name}", lambda job: {**job, "spec": {**job["spec"], **fields}})
+        await update(
+            self._api, extend_path(JOBS_PATH, plan.name), lambda job: {**job, "spec": {**job["spec"], **fields}}
+        )
 
     async def _wait_until(self, predicate: Callable[[], bool]) -> None:
         while not predicate():  # noqa: ASYNC110  informer event

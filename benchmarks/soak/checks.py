@@ -15,7 +15,7 @@ from benchmarks.soak.scripts import JobPlan
 from benchmarks.soak.state import SoakState
 from finetune_operator import names
 from finetune_operator.kube.api_client import ApiClient
-from finetune_operator.kube.cluster import collection_path
+from finetune_operator.kube.api_paths import collection_path, extend_path
 
 SETTLE_SECONDS = 30.0  # for the garbage collection of jobs that were deleted last
 GARBAGE_COLLECTION_SECONDS = 300.0
@@ -54,7 +54,7 @@ async def check_garbage_collection(api: ApiClient, state: SoakState) -> list[str
     """Delete all jobs, and return a line for each child that is not garbage-collected."""
     for name, job in state.jobs.items():
         if job["metadata"]["uid"] not in state.deleted_uids:
-            await delete(api, f"{JOBS_PATH}/{name}")
+            await delete(api, extend_path(JOBS_PATH, name))
     deadline = time.monotonic() + GARBAGE_COLLECTION_SECONDS
     remaining = await list_children(api)
     while remaining and time.monotonic() < deadline:

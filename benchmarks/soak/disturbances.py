@@ -14,6 +14,7 @@ from benchmarks.soak.replicas import Replica, ReplicaPair
 from benchmarks.soak.requests import create, delete
 from benchmarks.soak.state import SoakState
 from finetune_operator.kube.api_client import ApiClient
+from finetune_operator.kube.api_paths import extend_path
 from testing.cluster.throwaway import ThrowawayCluster
 from testing.upgrade.releases import Release
 
@@ -166,7 +167,7 @@ class Disturber:
                 seconds = time.monotonic() - started_at
         if seconds is None:
             self._state.problems.append(f"{name} has no pod {PROBE_TIMEOUT_SECONDS:.0f} s after the disturbance")
-        await delete(self._api, f"{JOBS_PATH}/{name}")
+        await delete(self._api, extend_path(JOBS_PATH, name))
         return seconds
 
 

@@ -9,6 +9,7 @@ from benchmarks.load.job_bodies import RawBody
 from benchmarks.soak.requests import create, delete
 from benchmarks.soak.state import NODE_LOSS, SoakState, get_attempt, get_job_uid
 from finetune_operator.kube.api_client import ApiClient
+from finetune_operator.kube.api_paths import collection_path, object_path
 from testing.cluster.kwok import render_fake_node
 
 NODE_ABSENCE_SECONDS = 90.0  # longer than the period of pod garbage collection
@@ -36,10 +37,10 @@ class NodeRemover:
             for pod in self._state.list_pods_of_node(name):
                 if uid := get_job_uid(pod):
                     self._state.add_cause((uid, get_attempt(pod)), NODE_LOSS)
-            self.removed_count += await delete(self._api, f"/api/v1/nodes/{name}")
+            self.removed_count += await delete(self._api, object_path("Node", None, name))
             self._recreate_tasks.add(asyncio.create_task(self._recreate(node)))
 
     async def _recreate(self, node: RawBody) -> None:
         await asyncio.sleep(NODE_ABSENCE_SECONDS)
-        await create(self._api, "/api/v1/nodes", node)
+        await create(self._api, collection_path("Node", None), node)
         self._state.missing_nodes.discard(node["metadata"]["name"])

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from benchmarks.load.job_bodies import RawBody
 from finetune_operator.kube.api_client import NO_RESPONSE, ApiClient, ApiError
+from finetune_operator.kube.api_paths import ApiPath, extend_path
 
 UNAVAILABLE_TIMEOUT_SECONDS = 60.0
 RETRY_INTERVAL_SECONDS = 1.0
@@ -16,7 +17,7 @@ CONFLICT = 409
 TOO_MANY_REQUESTS = 429
 
 
-async def call(api: ApiClient, method: str, path: str, *, body: RawBody | None = None) -> RawBody:
+async def call(api: ApiClient, method: str, path: ApiPath, *, body: RawBody | None = None) -> RawBody:
     """Send a request; repeat it for a minute while the API server is unavailable. Raises ApiError."""
     deadline = time.monotonic() + UNAVAILABLE_TIMEOUT_SECONDS
     while True:
@@ -29,17 +30,17 @@ async def call(api: ApiClient, method: str, path: str, *, body: RawBody | None =
             await asyncio.sleep(RETRY_INTERVAL_SECONDS)
 
 
-async def create(api: ApiClient, path: str, body: RawBody) -> RawBody:
+async def create(api: ApiClient, path: ApiPath, body: RawBody) -> RawBody:
     """Create an object, or return the one that an earlier request without a response has created."""
     try:
         return await call(api, "POST", path, body=body)
     except ApiError as error:
         if error.status != CONFLICT:
             raise
-        return await call(api, "GET", f"{path}/{body['metadata']['name']}")
+        return await call(api, "GET", extend_path(path, body["metadata"]["name"]))
 
 
-async def delete(api: ApiClient, path: str, **options: object) -> bool:
+async def delete(api: ApiClient, path: ApiPath, **options: object) -> bool:
     """Delete an object; return False if it does not exist."""
     body: RawBody = {"kind": "DeleteOptions", "apiVersion": "v1", **options}
     try:
@@ -51,7 +52,7 @@ async def delete(api: ApiClient, path: str, **options: object) -> bool:
     return True
 
 
-async def update(api: ApiClient, path: str, change: Callable[[RawBody], RawBody]) -> bool:
+async def update(api: ApiClient, path: ApiPath, change: Callable[[RawBody], RawBody]) -> bool:
     """Read an object and replace it by the changed one, again after a conflict; return False if it does not exist."""
     while True:
         try:

@@ -15,6 +15,7 @@ from benchmarks.soak.state import SUSPENSION, AttemptKey, SoakState, get_shm_byt
 from finetune_api.v1alpha1.quantity import parse_quantity
 from finetune_operator import names
 from finetune_operator.kube.api_client import ApiClient, ApiError
+from finetune_operator.kube.api_paths import extend_path
 
 POLL_INTERVAL_SECONDS = 1.0
 SUSPENSION_TIMEOUT_SECONDS = 180.0  # includes a pause of the operator and the election of another leader
@@ -95,15 +96,15 @@ class ScriptRunner:
         api = self._api
         match action:
             case ScriptAction.DELETE_JOB:
-                return await delete(api, f"{JOBS_PATH}/{plan.name}")
+                return await delete(api, extend_path(JOBS_PATH, plan.name))
             case ScriptAction.RECREATE_JOB:
-                await delete(api, f"{JOBS_PATH}/{plan.name}")
+                await delete(api, extend_path(JOBS_PATH, plan.name))
                 await self._create_job(plan)
                 return True
             case ScriptAction.DELETE_POD:
-                return await delete(api, f"{PODS_PATH}/{victim}")
+                return await delete(api, extend_path(PODS_PATH, victim))
             case ScriptAction.FORCE_DELETE_POD:
-                return await delete(api, f"{PODS_PATH}/{victim}", gracePeriodSeconds=0)
+                return await delete(api, extend_path(PODS_PATH, victim), gracePeriodSeconds=0)
         return await self._end_container(victim, action)
 
     async def _suspend_and_resume(self, action: ScriptAction, plan: JobPlan, attempt: AttemptKey) -> bool:
@@ -153,7 +154,7 @@ class ScriptRunner:
         return True
 
     async def _change_spec(self, plan: JobPlan, **fields: object) -> None:
-        path = f"{JOBS_PATH}/{plan.name}"
+        path = extend_path(JOBS_PATH, plan.name)
         await update(self._api, path, lambda job: {**job, "spec": {**job["spec"], **fields}})
 
     async def _end_container(self, pod_name: str, action: ScriptAction) -> bool:
@@ -165,7 +166,7 @@ class ScriptRunner:
                 return False
             body = build_terminated_pod(pod, exit_code=exit_code, reason=reason, message=message)
             try:
-                await call(self._api, "PUT", f"{PODS_PATH}/{pod_name}/status", body=body)
+                await call(self._api, "PUT", extend_path(PODS_PATH, pod_name, "status"), body=body)
                 return True
             except ApiError as error:
                 if error.status == NOT_FOUND:

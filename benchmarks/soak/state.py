@@ -12,7 +12,7 @@ from benchmarks.soak.scripts import DELETED, JobPlan
 from finetune_api.v1alpha1.quantity import parse_quantity
 from finetune_operator import names
 from finetune_operator.kube.api_client import ApiClient
-from finetune_operator.kube.cluster import collection_path
+from finetune_operator.kube.api_paths import collection_path
 from finetune_operator.kube.informer import Informer
 from finetune_operator.observation.ownership import find_controlling_owner, parse_time
 

@@ -14,7 +14,7 @@ from benchmarks.soak.requests import NOT_FOUND, call, create, delete, update
 from benchmarks.soak.state import AttemptKey, SoakState, get_attempt, get_job_uid, is_running
 from finetune_operator import names
 from finetune_operator.kube.api_client import ApiClient, ApiError
-from finetune_operator.kube.cluster import collection_path
+from finetune_operator.kube.api_paths import collection_path, extend_path
 from finetune_operator.plan.manifests import is_intact_headless_service
 
 STRANGER = "soak-stranger"  # label of the pods that another tenant creates
@@ -55,7 +55,7 @@ class Tenants:
             await asyncio.wait(self._followups, timeout=REPAIR_TIMEOUT_SECONDS)
         for pod in list(self._state.pods.values()):
             if STRANGER in pod["metadata"]["labels"]:
-                await delete(self._api, f"{PODS_PATH}/{pod['metadata']['name']}", gracePeriodSeconds=0)
+                await delete(self._api, extend_path(PODS_PATH, pod["metadata"]["name"]), gracePeriodSeconds=0)
 
     async def _create_stranger(self, pod: RawBody) -> bool:
         name = f"stranger-{self._random_source.randrange(10**9)}"
@@ -75,18 +75,18 @@ class Tenants:
 
     async def _delete_stranger(self, name: str) -> None:
         await asyncio.sleep(STRANGER_SECONDS)
-        await delete(self._api, f"{PODS_PATH}/{name}", gracePeriodSeconds=0)
+        await delete(self._api, extend_path(PODS_PATH, name), gracePeriodSeconds=0)
 
     async def _edit_service(self, pod: RawBody) -> bool:
         edited = {"selector": {"app": "stranger"}, "publishNotReadyAddresses": False}
-        path = f"{SERVICES_PATH}/{self._get_job_name(pod)}"
+        path = extend_path(SERVICES_PATH, self._get_job_name(pod))
         is_edited = await update(self._api, path, lambda body: {**body, "spec": {**body["spec"], **edited}})
         if is_edited:
             self._follow_up(self._require_service(self._get_job_name(pod), get_job_uid(pod)))
         return is_edited
 
     async def _delete_service(self, pod: RawBody) -> bool:
-        is_deleted = await delete(self._api, f"{SERVICES_PATH}/{self._get_job_name(pod)}")
+        is_deleted = await delete(self._api, extend_path(SERVICES_PATH, self._get_job_name(pod)))
         if is_deleted:
             self._follow_up(self._require_service(self._get_job_name(pod), get_job_uid(pod)))
         return is_deleted
@@ -94,7 +94,7 @@ class Tenants:
     async def _delete_pod(self, pod: RawBody) -> bool:
         key: AttemptKey = (get_job_uid(pod), get_attempt(pod))
         self._state.add_cause(key, "a tenant deletes a pod")
-        return await delete(self._api, f"{PODS_PATH}/{pod['metadata']['name']}")
+        return await delete(self._api, extend_path(PODS_PATH, pod["metadata"]["name"]))
 
     async def _require_service(self, name: str, uid: str) -> None:
         """Require that the job has an intact Service in time, unless it no longer runs."""
@@ -105,7 +105,7 @@ class Tenants:
             if not runs or self._state.has_condition(name, "Suspended"):
                 return
             try:
-                service = await call(self._api, "GET", f"{SERVICES_PATH}/{name}")
+                service = await call(self._api, "GET", extend_path(SERVICES_PATH, name))
             except ApiError as error:
                 if error.status != NOT_FOUND:
                     raise

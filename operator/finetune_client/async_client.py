@@ -20,7 +20,7 @@ from finetune_client.manifest import parse_manifest
 from finetune_client.output_files import RESULT, download_output, read_output_file
 from finetune_client.pod_check import check_pods
 from finetune_client.rank_status import NodeRanks, read_ranks
-from finetune_operator.kube.cluster import collection_path, object_path
+from finetune_operator.kube.api_paths import ApiPath, collection_path, object_path
 from finetune_operator.names import API_VERSION
 from finetune_operator.observation.ownership import RawBody
 
@@ -241,7 +241,7 @@ class AsyncClient:
     async def list_events(self, name: str) -> tuple[JobEvent, ...]:
         """Return the events about a job and its pods, oldest first; the API server keeps them for an hour."""
         job = await self.get(name)
-        path = f"/apis/events.k8s.io/v1/namespaces/{self.namespace}/events"
+        path = collection_path("Event", self.namespace)
         bodies = await self._connection.list_items(path, what=f"events of {self._describe(name)}")
         return select_events(job, bodies)
 
@@ -296,7 +296,7 @@ class AsyncClient:
         body = {"metadata": {"uid": job.metadata.uid}, "spec": dict(spec)}
         return Job.parse(await self._connection.patch(self._path(name), body, what=self._describe(name)))
 
-    def _path(self, name: str) -> str:
+    def _path(self, name: str) -> ApiPath:
         return object_path(KIND, self.namespace, name)
 
     def _describe(self, name: str) -> str:

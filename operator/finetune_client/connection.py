@@ -12,6 +12,7 @@ import aiohttp
 
 from finetune_client.errors import ClientError
 from finetune_operator.kube.api_client import NO_RESPONSE, ApiClient, ApiError, parse_error
+from finetune_operator.kube.api_paths import ApiPath
 from finetune_operator.kube.credentials import ClusterCredentials, NoClusterAccess, find_credentials, open_session
 from finetune_operator.observation.ownership import RawBody
 
@@ -53,17 +54,17 @@ class ClusterConnection:
     async def __aexit__(self, *error: object) -> None:
         await self._stack.aclose()
 
-    async def get(self, path: str, *, what: str, params: Mapping[str, str] | None = None) -> RawBody:
+    async def get(self, path: ApiPath, *, what: str, params: Mapping[str, str] | None = None) -> RawBody:
         """Return an object or a list. `what` names the object in errors."""
         with _translate_errors(what):
             return await self._api.call("GET", path, params=params)
 
-    async def list_items(self, path: str, *, what: str, selector: str = "") -> list[RawBody]:
+    async def list_items(self, path: ApiPath, *, what: str, selector: str = "") -> list[RawBody]:
         """Return all items of a collection."""
         with _translate_errors(what):
             return [item async for page in self._api.list_pages(path, selector=selector) for item in page["items"]]
 
-    async def apply(self, path: str, body: RawBody, *, what: str, dry_run: bool = False) -> RawBody:
+    async def apply(self, path: ApiPath, body: RawBody, *, what: str, dry_run: bool = False) -> RawBody:
         """Create an object, or change the fields of the body, by server-side apply."""
         params = {
             "fieldManager": FIELD_MANAGER,
@@ -74,20 +75,20 @@ class ClusterConnection:
         with _translate_errors(what):
             return await self._api.call("PATCH", path, body=body, params=params, content_type=APPLY)
 
-    async def create(self, path: str, body: RawBody, *, what: str) -> RawBody:
+    async def create(self, path: ApiPath, body: RawBody, *, what: str) -> RawBody:
         """Create an object and return it."""
         with _translate_errors(what):
             return await self._api.call(
                 "POST", path, body=body, params={"fieldManager": FIELD_MANAGER}, idempotent=False
             )
 
-    async def patch(self, path: str, body: RawBody, *, what: str) -> RawBody:
+    async def patch(self, path: ApiPath, body: RawBody, *, what: str) -> RawBody:
         """Change the fields of a JSON merge patch."""
         with _translate_errors(what):
             params = {"fieldManager": FIELD_MANAGER}
             return await self._api.call("PATCH", path, body=body, params=params, content_type=MERGE_PATCH)
 
-    async def delete(self, path: str, *, what: str, grace_seconds: int | None = None) -> None:
+    async def delete(self, path: ApiPath, *, what: str, grace_seconds: int | None = None) -> None:
         """Delete an object and then its dependents."""
         options: RawBody = {"propagationPolicy": "Background"}
         if grace_seconds is not None:
@@ -95,7 +96,7 @@ class ClusterConnection:
         with _translate_errors(what):
             await self._api.call("DELETE", path, body=options)
 
-    async def stream_lines(self, path: str, *, what: str, params: Mapping[str, str]) -> AsyncGenerator[bytes, None]:
+    async def stream_lines(self, path: ApiPath, *, what: str, params: Mapping[str, str]) -> AsyncGenerator[bytes, None]:
         """Yield the lines of a response, such as a pod's log, as they arrive."""
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=5)
         with _translate_errors(what):
@@ -107,7 +108,7 @@ class ClusterConnection:
                     yield line
 
     async def open_websocket(
-        self, path: str, *, what: str, params: list[tuple[str, str]], protocol: str
+        self, path: ApiPath, *, what: str, params: list[tuple[str, str]], protocol: str
     ) -> aiohttp.ClientWebSocketResponse:
         """Open a WebSocket, as the exec subresource of a pod needs it."""
         url = f"{self.credentials.server.rstrip('/')}{path}?{urllib.parse.urlencode(params)}"

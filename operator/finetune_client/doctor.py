@@ -11,7 +11,7 @@ from finetune_api.v1alpha1.job import GROUP, KIND, PLURAL
 from finetune_client.connection import ClusterConnection
 from finetune_client.errors import ClientError
 from finetune_operator import names
-from finetune_operator.kube.cluster import collection_path
+from finetune_operator.kube.api_paths import VERSION_PATH, build_path, collection_path
 from finetune_operator.observation.ownership import RawBody
 
 OPERATOR_SELECTOR = f"app.kubernetes.io/name={names.MANAGER}"
@@ -86,14 +86,14 @@ async def _run(
 
 
 async def _check_server(connection: ClusterConnection) -> ClusterCheck:
-    version = await connection.get("/version", what="API server")
+    version = await connection.get(VERSION_PATH, what="API server")
     found = f"Kubernetes {version.get('gitVersion')} at {connection.credentials.server}"
     return ClusterCheck("cluster", CheckOutcome.OK, f"{found}, namespace {connection.namespace}")
 
 
 async def _check_custom_resource(connection: ClusterConnection) -> ClusterCheck:
     try:
-        await connection.get(f"/apis/{names.API_VERSION}", what=names.API_VERSION)
+        await connection.get(build_path(names.API_VERSION), what=names.API_VERSION)
     except ClientError as error:
         if error.status != 404:
             raise
@@ -104,7 +104,7 @@ async def _check_custom_resource(connection: ClusterConnection) -> ClusterCheck:
 
 async def _check_operator(connection: ClusterConnection) -> ClusterCheck:
     what = "deployments of all namespaces"
-    found = await connection.list_items("/apis/apps/v1/deployments", what=what, selector=OPERATOR_SELECTOR)
+    found = await connection.list_items(collection_path("Deployment", None), what=what, selector=OPERATOR_SELECTOR)
     if not found:
         return ClusterCheck("operator", CheckOutcome.FAILED, "no deployment of finetune-operator exists")
     return _judge_operators(found)
@@ -148,7 +148,7 @@ async def _is_allowed(connection: ClusterConnection, permission: Permission) -> 
         "kind": "SelfSubjectAccessReview",
         "spec": {"resourceAttributes": attributes},
     }
-    path = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
+    path = collection_path("SelfSubjectAccessReview", None)
     review = await connection.create(path, body, what="review of the rights")
     return bool((review.get("status") or {}).get("allowed"))
 
@@ -175,7 +175,7 @@ async def _check_storage(connection: ClusterConnection) -> ClusterCheck:
 
 
 async def _check_devices(connection: ClusterConnection) -> ClusterCheck:
-    nodes = await connection.list_items("/api/v1/nodes", what="nodes")
+    nodes = await connection.list_items(collection_path("Node", None), what="nodes")
     devices: Counter[str] = Counter()
     for node in nodes:
         for resource, amount in ((node.get("status") or {}).get("allocatable") or {}).items():

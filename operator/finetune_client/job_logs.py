@@ -9,6 +9,7 @@ from finetune_client.connection import ClusterConnection
 from finetune_client.errors import ClientError
 from finetune_client.job import Job
 from finetune_operator import names
+from finetune_operator.kube.api_paths import object_path
 
 POLL_SECONDS = 2.0
 MAX_NODES = 64  # each node needs a connection
@@ -113,7 +114,7 @@ class LogReader:
     ) -> AsyncIterator[LogLine]:
         """Yield the lines of one node. With follow, wait for its container, and reconnect after a lost connection."""
         pod = names.pod_name(job.name, attempt, node_rank)
-        path = f"/api/v1/namespaces/{job.namespace}/pods/{pod}/log"
+        path = object_path("Pod", job.namespace, pod, "log")
         what = f"log of pod {job.namespace}/{pod}"
         last_time = ""
         while True:
@@ -144,7 +145,7 @@ class LogReader:
         if job.is_finished or job.status.attempt != attempt or job.status.suspend_time is not None:
             return False
         try:
-            body = await self._connection.get(f"/api/v1/namespaces/{job.namespace}/pods/{pod}", what=f"pod {pod}")
+            body = await self._connection.get(object_path("Pod", job.namespace, pod), what=f"pod {pod}")
         except ClientError as error:
             return error.status in (None, 404)  # not created yet, as the job is still in this attempt
         return (body.get("status") or {}).get("phase") not in ("Succeeded", "Failed")

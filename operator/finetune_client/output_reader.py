@@ -12,6 +12,7 @@ from finetune_client.connection import ClusterConnection
 from finetune_client.errors import ClientError
 from finetune_client.job import Job
 from finetune_operator import names
+from finetune_operator.kube.api_paths import ApiPath, collection_path, object_path
 from finetune_operator.observation.ownership import RawBody
 from finetune_operator.plan.pod_manifest import RESTRICTED_CONTAINER, RESTRICTED_POD
 
@@ -45,14 +46,15 @@ async def open_output_pod(connection: ClusterConnection, job: Job) -> AsyncItera
         yield OutputPod(running_pod, folder)
         return
     manifest = build_reader_pod(job, suffix=secrets.token_hex(3))
-    name, pods = manifest["metadata"]["name"], f"/api/v1/namespaces/{job.namespace}/pods"
+    name = manifest["metadata"]["name"]
+    path = object_path("Pod", job.namespace, name)
     what = f"pod {job.namespace}/{name}, which reads the output"
-    await connection.create(pods, manifest, what=what)
+    await connection.create(collection_path("Pod", job.namespace), manifest, what=what)
     try:
-        await _wait_until_running(connection, f"{pods}/{name}", what)
+        await _wait_until_running(connection, path, what)
         yield OutputPod(name, folder)
     finally:
-        await asyncio.shield(connection.delete(f"{pods}/{name}", what=what, grace_seconds=0))
+        await asyncio.shield(connection.delete(path, what=what, grace_seconds=0))
 
 
 def build_reader_pod(job: Job, *, suffix: str) -> RawBody:
@@ -109,7 +111,7 @@ async def _find_running_pod(connection: ClusterConnection, job: Job) -> str | No
         return None
     for node in job.status.nodes or ():
         if node.phase == "Running":
-            path = f"/api/v1/namespaces/{job.namespace}/pods/{node.pod_name}"
+            path = object_path("Pod", job.namespace, node.pod_name)
             try:
                 pod = await connection.get(path, what=f"pod {node.pod_name}")
             except ClientError:
@@ -119,7 +121,7 @@ async def _find_running_pod(connection: ClusterConnection, job: Job) -> str | No
     return None
 
 
-async def _wait_until_running(connection: ClusterConnection, path: str, what: str) -> None:
+async def _wait_until_running(connection: ClusterConnection, path: ApiPath, what: str) -> None:
     status: RawBody = {}
     try:
         async with asyncio.timeout(START_TIMEOUT_SECONDS):

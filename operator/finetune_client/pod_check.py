@@ -12,7 +12,7 @@ from finetune_client.connection import ClusterConnection
 from finetune_client.doctor import OPERATOR_SELECTOR, CheckOutcome, ClusterCheck
 from finetune_client.errors import ClientError
 from finetune_client.pod_check_objects import CHECK_LABEL, build_check_objects
-from finetune_operator.kube.cluster import collection_path, object_path
+from finetune_operator.kube.api_paths import collection_path, object_path
 from finetune_operator.observation.ownership import RawBody
 
 IMAGE, DNS, NETWORK = "image", "DNS", "pod network"
@@ -78,7 +78,7 @@ async def _read_default_image(connection: ClusterConnection) -> str:
     """Return the image that the operator uses for jobs without spec.image."""
     try:
         found = await connection.list_items(
-            "/apis/apps/v1/deployments", what="deployments of all namespaces", selector=OPERATOR_SELECTOR
+            collection_path("Deployment", None), what="deployments of all namespaces", selector=OPERATOR_SELECTOR
         )
     except ClientError as error:
         raise ClientError(f"spec.image: is not set, and the operator's default is unknown: {error}") from error
@@ -151,7 +151,7 @@ async def _wait_for_results(connection: ClusterConnection, pods: tuple[CheckPod,
 
 async def _read_result(connection: ClusterConnection, pod: str) -> dict[str, str] | None:
     """Return the last result that the pod has printed, or None."""
-    path = f"{object_path('Pod', connection.namespace, pod)}/log"
+    path = object_path("Pod", connection.namespace, pod, "log")
     params = {"tailLines": "1", "limitBytes": str(MAX_RESULT_BYTES)}
     async with aclosing(connection.stream_lines(path, what=f"log of pod {pod}", params=params)) as lines:
         async for line in lines:

@@ -11,6 +11,7 @@ import aiohttp
 from finetune_client.connection import ClusterConnection
 from finetune_client.errors import ClientError
 from finetune_operator import names
+from finetune_operator.kube.api_paths import object_path
 
 PROTOCOL = "v4.channel.k8s.io"
 STDOUT, STDERR, STATUS = 1, 2, 3  # the first byte of a message is its channel
@@ -28,7 +29,7 @@ async def run_in_pod(
     what = f"pod {namespace}/{pod}: {program[0]}"
     params = [("container", names.CONTAINER), ("stdout", "true"), ("stderr", "true")]
     params += [("command", argument) for argument in program]
-    path = f"/api/v1/namespaces/{namespace}/pods/{pod}/exec"
+    path = object_path("Pod", namespace, pod, "exec")
     errors, status = b"", b""
     async with await connection.open_websocket(path, what=what, params=params, protocol=PROTOCOL) as socket:
         async for message in socket:

@@ -13,6 +13,7 @@ from finetune_client.connection import ClusterConnection
 from finetune_client.errors import ClientError
 from finetune_client.job import Job
 from finetune_operator import names
+from finetune_operator.kube.api_paths import object_path
 
 TIMEOUT_SECONDS = 10
 MAX_RANKS = 1024
@@ -57,7 +58,7 @@ async def read_ranks(connection: ClusterConnection, job: Job, nodes: Iterable[in
 
 async def _read_node(connection: ClusterConnection, job: Job, node_rank: int) -> NodeRanks:
     pod = names.pod_name(job.name, job.status.attempt or 0, node_rank)
-    path = f"/api/v1/namespaces/{job.namespace}/pods/{pod}:{_get_status_port(job)}/proxy/status"
+    path = object_path("Pod", job.namespace, f"{pod}:{_get_status_port(job)}", "proxy", "status")
     lines = connection.stream_lines(path, what=f"pod {job.namespace}/{pod}", params={})
     try:
         async with asyncio.timeout(TIMEOUT_SECONDS):

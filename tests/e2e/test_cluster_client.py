@@ -16,6 +16,7 @@ from finetune_operator import names
 from finetune_operator.controller.events import build_event
 from finetune_operator.core.actions import EmitEvent
 from finetune_operator.kube.api_client import ApiClient, ApiError
+from finetune_operator.kube.api_paths import ApiPath, build_path, collection_path, extend_path, object_path
 from finetune_operator.kube.cluster import (
     ClusterError,
     Conflict,
@@ -24,8 +25,6 @@ from finetune_operator.kube.cluster import (
     NameTaken,
     NotFound,
     ObjectRef,
-    collection_path,
-    object_path,
 )
 from finetune_operator.kube.credentials import load_kubeconfig, open_session
 from finetune_operator.kube.informer import Informer
@@ -47,13 +46,13 @@ async def api(deployment: OperatorInstallation) -> AsyncIterator[ApiClient]:
 @pytest_asyncio.fixture
 async def namespace(api: ApiClient) -> AsyncIterator[str]:
     name = f"client-{uuid4().hex[:8]}"
-    await api.call("POST", "/api/v1/namespaces", body={"kind": "Namespace", "metadata": {"name": name}})
-    await wait_until(lambda: get_or_none(api, f"/api/v1/namespaces/{name}/serviceaccounts/default"))
+    await api.call("POST", build_path("v1", "namespaces"), body={"kind": "Namespace", "metadata": {"name": name}})
+    await wait_until(lambda: get_or_none(api, build_path("v1", "namespaces", name, "serviceaccounts", "default")))
     yield name
-    await api.call("DELETE", f"/api/v1/namespaces/{name}")
+    await api.call("DELETE", build_path("v1", "namespaces", name))
 
 
-async def get_or_none(api: ApiClient, path: str) -> RawBody | None:
+async def get_or_none(api: ApiClient, path: ApiPath) -> RawBody | None:
     try:
         return await api.call("GET", path)
     except ApiError as error:
@@ -249,9 +248,9 @@ async def test_pod_that_violates_pod_security_is_rejected(
     api: ApiClient, cluster: KubernetesCluster, owner: RawBody
 ) -> None:
     namespace = owner["metadata"]["namespace"]
-    body = await api.call("GET", f"/api/v1/namespaces/{namespace}")
+    body = await api.call("GET", build_path("v1", "namespaces", namespace))
     body["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] = "restricted"
-    await api.call("PUT", f"/api/v1/namespaces/{namespace}", body=body)
+    await api.call("PUT", build_path("v1", "namespaces", namespace), body=body)
     with pytest.raises(CreateRejected, match="violates PodSecurity") as raised:
         await cluster.create(build_pod(owner, hostNetwork=True))
     assert raised.value.status == 403
@@ -262,11 +261,11 @@ async def test_pod_that_exceeds_the_quota_is_rejected(
 ) -> None:
     namespace = owner["metadata"]["namespace"]
     quota = {"kind": "ResourceQuota", "metadata": {"name": "few"}, "spec": {"hard": {"pods": "0"}}}
-    path = f"/api/v1/namespaces/{namespace}/resourcequotas"
+    path = build_path("v1", "namespaces", namespace, "resourcequotas")
     await api.call("POST", path, body=quota)
 
     async def is_quota_computed() -> object:
-        return (await api.call("GET", f"{path}/few")).get("status", {}).get("hard")
+        return (await api.call("GET", extend_path(path, "few"))).get("status", {}).get("hard")
 
     await wait_until(is_quota_computed)
     with pytest.raises(CreateRejected, match="exceeded quota: few") as raised:

@@ -7,6 +7,7 @@ import pytest
 import pytest_asyncio
 
 from finetune_operator.kube.api_client import ApiClient
+from finetune_operator.kube.api_paths import build_path
 from finetune_operator.kube.credentials import load_kubeconfig, open_session
 from testing.cluster.images.project_images import get_image_name
 from testing.processes.operator_stack import OperatorInstallation
@@ -41,16 +42,21 @@ async def tested_cluster(deployment: OperatorInstallation) -> AsyncIterator[Clus
             build_short_lived_pod=lambda name: build_pod(name, "raise SystemExit(1)"),
             build_unschedulable_pod=lambda name: build_pod(name, "", nodeSelector={"example.com/none": "there"}),
         )
-        await api.call("POST", "/api/v1/namespaces", body={"kind": "Namespace", "metadata": {"name": namespace}})
+        await api.call(
+            "POST", build_path("v1", "namespaces"), body={"kind": "Namespace", "metadata": {"name": namespace}}
+        )
 
         async def has_service_account() -> bool:
             return (
-                await tested_cluster.request("GET", f"/api/v1/namespaces/{namespace}/serviceaccounts/default") == "ok"
+                await tested_cluster.request(
+                    "GET", build_path("v1", "namespaces", namespace, "serviceaccounts", "default")
+                )
+                == "ok"
             )
 
         await tested_cluster.wait_until(has_service_account)
         yield tested_cluster
-        await api.call("DELETE", f"/api/v1/namespaces/{namespace}")
+        await api.call("DELETE", build_path("v1", "namespaces", namespace))
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=[check.__name__ for check in CHECKS])

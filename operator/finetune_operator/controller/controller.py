@@ -16,7 +16,8 @@ from finetune_operator.controller.progress_poller import ProgressPoller
 from finetune_operator.controller.reconcile import PassDependencies, reconcile, reconcile_degraded
 from finetune_operator.controller.workqueue import QueueClosed, WorkQueue
 from finetune_operator.kube.api_client import ApiClient
-from finetune_operator.kube.cluster import ClusterError, Conflict, NotFound, collection_path, read_job
+from finetune_operator.kube.api_paths import collection_path
+from finetune_operator.kube.cluster import ClusterError, Conflict, NotFound, read_job
 from finetune_operator.kube.informer import Informer
 from finetune_operator.kube.resource_versions import check_version_order
 from finetune_operator.metrics import Metrics

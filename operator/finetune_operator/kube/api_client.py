@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Mapping
 
 import aiohttp
 
+from finetune_operator.kube.api_paths import ApiPath
 from finetune_operator.observation.ownership import RawBody
 
 RETRY_DELAYS_SECONDS = (0.1, 0.5)  # delays before the two retries; the work queue handles longer outages
@@ -51,7 +52,7 @@ class ApiClient:
     async def call(
         self,
         method: str,
-        path: str,
+        path: ApiPath,
         *,
         body: RawBody | None = None,
         params: Mapping[str, str] | None = None,
@@ -78,7 +79,7 @@ class ApiClient:
     async def call_once(
         self,
         method: str,
-        path: str,
+        path: ApiPath,
         *,
         body: RawBody | None = None,
         params: Mapping[str, str] | None = None,
@@ -112,7 +113,9 @@ class ApiClient:
         parsed: RawBody = json.loads(content)
         return parsed
 
-    async def list_pages(self, path: str, *, selector: str = "", page_size: int = PAGE_SIZE) -> AsyncIterator[RawBody]:
+    async def list_pages(
+        self, path: ApiPath, *, selector: str = "", page_size: int = PAGE_SIZE
+    ) -> AsyncIterator[RawBody]:
         """Yield the pages of a consistent LIST.
 
         resourceVersion=0 is not used, because such a response may be older than an earlier one.
@@ -125,7 +128,7 @@ class ApiClient:
                 return
             params["continue"] = token
 
-    async def watch(self, path: str, *, selector: str, version: str) -> AsyncIterator[RawBody]:
+    async def watch(self, path: ApiPath, *, selector: str, version: str) -> AsyncIterator[RawBody]:
         """Yield the watch events after this resource version, until the server ends the stream.
 
         Raises:

@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from finetune_api.v1alpha1.scheduling import API_VERSIONS
 from finetune_operator import names
 from finetune_operator.kube.api_client import ApiClient, ApiError
+from finetune_operator.kube.api_paths import GROUPS_PATH, ApiPath, InvalidName, collection_path, object_path
 from finetune_operator.kube.queue_positions import QueuePositions
 from finetune_operator.kube.read_batcher import ReadBatcher
 from finetune_operator.observation.ownership import RawBody, find_controlling_owner, get_group_kind_name, has_job_label
@@ -102,20 +102,6 @@ class Cluster(Protocol):
         """Create the Event; failures are logged, not raised."""
 
 
-COLLECTIONS = {
-    "Pod": ("/api/v1", "pods"),
-    "Service": ("/api/v1", "services"),
-    "ConfigMap": ("/api/v1", "configmaps"),
-    "PersistentVolumeClaim": ("/api/v1", "persistentvolumeclaims"),
-    "Event": ("/apis/events.k8s.io/v1", "events"),
-    names.WORKLOAD_KIND: ("/apis/kueue.x-k8s.io/v1beta2", "workloads"),
-    names.FINETUNEJOB_KIND: (f"/apis/{names.API_VERSION}", names.FINETUNEJOB[2]),
-    **{
-        f"{version}/{names.POD_GROUP_KIND}": (f"/apis/{version}", "podgroups")
-        for versions in API_VERSIONS.values()
-        for version in versions
-    },
-}
 REJECTION_STATUS_CODES = frozenset({400, 403, 413, 422})
 MAX_REMEMBERED_CONFIG_MAPS = 10_000
 WEBHOOK_FAILURE_TEXT = "failed calling webhook"  # webhook failures have status 500 even if the API server is healthy
@@ -125,17 +111,6 @@ def get_collection_kind(manifest: RawBody) -> str:
     """Return the key of COLLECTIONS for an object: its kind, with the API version if several projects have the kind."""
     kind: str = manifest["kind"]
     return f"{manifest['apiVersion']}/{kind}" if kind == names.POD_GROUP_KIND else kind
-
-
-def collection_path(kind: str, namespace: str | None) -> str:
-    """Return the URL path of all objects of a kind, in one namespace or in all namespaces."""
-    root, plural = COLLECTIONS[kind]
-    return f"{root}/{plural}" if namespace is None else f"{root}/namespaces/{namespace}/{plural}"
-
-
-def object_path(kind: str, namespace: str, name: str) -> str:
-    """Return the URL path of one object."""
-    return f"{collection_path(kind, namespace)}/{name}"
 
 
 class KubernetesCluster:
@@ -165,7 +140,7 @@ class KubernetesCluster:
             "spec": job.get("spec", {}),
             "status": status,
         }
-        path = object_path(names.FINETUNEJOB_KIND, metadata["namespace"], metadata["name"]) + "/status"
+        path = object_path(names.FINETUNEJOB_KIND, metadata["namespace"], metadata["name"], "status")
         try:
             return await self._api.call("PUT", path, body=body, idempotent=False)
         except ApiError as error:
@@ -188,7 +163,7 @@ class KubernetesCluster:
     async def get(self, kind: str, namespace: str, name: str) -> RawBody | None:
         """Return the object, or None if the API server returns 404; raise ClusterError for any other failure."""
         try:
-            return await self._objects.read(object_path(kind, namespace, name), None)
+            return await self._objects.read(_find_path(kind, namespace, name), None)
         except ApiError as error:
             if error.status == 404:
                 return None
@@ -240,7 +215,7 @@ class KubernetesCluster:
     async def list_api_versions(self) -> tuple[str, ...]:
         """Return the served API groups with their versions, from the discovery document. Raises: ClusterError"""
         try:
-            groups = await self._api.call("GET", "/apis")
+            groups = await self._api.call("GET", GROUPS_PATH)
         except ApiError as error:
             raise ClusterError(error.message, retry_after=error.retry_after) from error
         return tuple(version["groupVersion"] for group in groups["groups"] for version in group["versions"])
@@ -260,7 +235,7 @@ class KubernetesCluster:
         if target.kind == names.FINETUNEJOB_KIND:
             options["propagationPolicy"] = "Background"
         try:
-            await self._api.call("DELETE", object_path(target.kind, target.namespace, target.name), body=options)
+            await self._api.call("DELETE", _find_path(target.kind, target.namespace, target.name), body=options)
         except ApiError as error:
             if error.status == 404:
                 return
@@ -290,7 +265,7 @@ class KubernetesCluster:
                 pods[pod["metadata"]["labels"][label]].append(pod)
         return {value: tuple(pods_of_value) for value, pods_of_value in pods.items()}
 
-    async def _get_object(self, path: str, _keys: tuple[None, ...]) -> Mapping[None, RawBody]:
+    async def _get_object(self, path: ApiPath, _keys: tuple[None, ...]) -> Mapping[None, RawBody]:
         return {None: await self._api.call("GET", path)}
 
     async def _accept_existing_object(self, manifest: RawBody) -> None:
@@ -344,6 +319,14 @@ class KubernetesCluster:
     async def _is_replaced(self, target: ObjectRef, uid: str) -> bool:
         existing = await self.get(target.kind, target.namespace, target.name)
         return existing is None or existing["metadata"]["uid"] != uid
+
+
+def _find_path(kind: str, namespace: str, name: str) -> ApiPath:
+    """Return the path of an object whose name may come from another object. Raises: ClusterError"""
+    try:
+        return object_path(kind, namespace, name)
+    except InvalidName as error:
+        raise ClusterError(f"{kind} of namespace {namespace}: {error}") from error
 
 
 def _is_rejection(error: ApiError) -> bool:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 
 from finetune_operator.kube.api_client import WATCH_READ_TIMEOUT_SECONDS, ApiClient, ApiError
+from finetune_operator.kube.api_paths import ApiPath
 from finetune_operator.kube.resource_versions import check_version_order
 from finetune_operator.observation.ownership import RawBody
 
@@ -32,7 +33,7 @@ class Informer:
     def __init__(
         self,
         api: ApiClient,
-        path: str,
+        path: ApiPath,
         *,
         selector: str,
         on_change: ChangeHandler,

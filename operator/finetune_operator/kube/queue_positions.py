@@ -6,7 +6,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from finetune_operator.kube.api_client import ApiClient, ApiError
+from finetune_operator.kube.api_paths import build_path
 
+API_VERSION = "visibility.kueue.x-k8s.io/v1beta2"
 MAX_AGE_SECONDS = 2.0
 TIMEOUT_SECONDS = 3.0
 EXPECTED_STATUS_CODES = frozenset({403, 404})  # not permitted, or no such queue or API
@@ -48,10 +50,10 @@ class QueuePositions:
     async def _read(self, namespace: str, queue_name: str) -> Mapping[str, int]:
         if self._now() < self._paused_until:
             return {}
-        path = f"/apis/visibility.kueue.x-k8s.io/v1beta2/namespaces/{namespace}/localqueues/{queue_name}"
+        path = build_path(API_VERSION, "namespaces", namespace, "localqueues", queue_name, "pendingworkloads")
         try:
             async with asyncio.timeout(TIMEOUT_SECONDS):
-                return parse_positions(await self._api.call_once("GET", f"{path}/pendingworkloads"))
+                return parse_positions(await self._api.call_once("GET", path))
         except (ApiError, TimeoutError, ValueError) as error:
             if not isinstance(error, ApiError) or error.status not in EXPECTED_STATUS_CODES:
                 self._paused_until = self._now() + PAUSE_SECONDS

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from finetune_operator.kube.api_client import ApiClient, ApiError
+from finetune_operator.kube.api_paths import collection_path, object_path
 from finetune_operator.observation.ownership import RawBody
 
 logger = logging.getLogger(__name__)
@@ -35,7 +36,8 @@ class LeaderElection:
         self._api = api
         self._lease = lease
         self._clock = clock or time.monotonic  # no default argument, because the simulator replaces the function
-        self._collection = f"/apis/coordination.k8s.io/v1/namespaces/{lease.namespace}/leases"
+        self._collection = collection_path("Lease", lease.namespace)
+        self._path = object_path("Lease", lease.namespace, lease.name)
         self._observed: RawBody | None = None
         # resourceVersion; kept when `_observed` is reset, so that an unchanged Lease still expires
         self._observed_version = ""
@@ -136,7 +138,7 @@ class LeaderElection:
 
     async def _read_lease(self) -> None:
         try:
-            self._observe_lease(await self._api.call_once("GET", f"{self._collection}/{self._lease.name}"))
+            self._observe_lease(await self._api.call_once("GET", self._path))
         except ApiError as error:
             if error.status != 404:
                 raise
@@ -145,7 +147,7 @@ class LeaderElection:
     async def _write_lease(self, lease: RawBody) -> RawBody:
         if "resourceVersion" not in lease["metadata"]:
             return await self._api.call_once("POST", self._collection, body=lease)
-        return await self._api.call_once("PUT", f"{self._collection}/{self._lease.name}", body=lease)
+        return await self._api.call_once("PUT", self._path, body=lease)
 
     def _observe_lease(self, lease: RawBody) -> None:
         version = lease["metadata"]["resourceVersion"]

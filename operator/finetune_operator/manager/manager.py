@@ -15,6 +15,7 @@ from finetune_operator.controller.controller import Controller
 from finetune_operator.controller.job_metrics import JobMetrics
 from finetune_operator.controller.reconcile import PassDependencies
 from finetune_operator.kube.api_client import ApiClient, ApiError
+from finetune_operator.kube.api_paths import build_path
 from finetune_operator.kube.cluster import KubernetesCluster
 from finetune_operator.kube.credentials import ClusterCredentials, find_credentials, open_session
 from finetune_operator.manager.health import (
@@ -225,7 +226,7 @@ class Manager:
         """Wait until the CRD is installed, because kopf does not watch a resource without a CRD."""
         while True:
             try:
-                api_group = await self._connections.client.call("GET", f"/apis/{names.API_VERSION}")
+                api_group = await self._connections.client.call("GET", build_path(names.API_VERSION))
                 if any(resource["name"] == names.FINETUNEJOB[2] for resource in api_group.get("resources", ())):
                     return
                 problem = "not among its resources"

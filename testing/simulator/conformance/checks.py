@@ -9,7 +9,7 @@ from typing import Any
 
 from finetune_operator import names
 from finetune_operator.kube.api_client import ApiClient, ApiError
-from finetune_operator.kube.cluster import collection_path, object_path
+from finetune_operator.kube.api_paths import ApiPath, collection_path, extend_path, object_path
 from finetune_operator.observation.ownership import parse_time
 from testing.builders.jobs import spec
 
@@ -28,11 +28,11 @@ class ClusterUnderTest:
     build_short_lived_pod: Callable[[str], RawBody]  # the pod soon exits with code 1
     build_unschedulable_pod: Callable[[str], RawBody]  # the pod fits on no Kubernetes node
 
-    def get_object_path(self, kind: str, name: str) -> str:
+    def get_object_path(self, kind: str, name: str) -> ApiPath:
         """Return the URL path of an object."""
         return object_path(kind, self.namespace, name)
 
-    async def request(self, method: str, path: str, body: RawBody | None = None) -> str:
+    async def request(self, method: str, path: ApiPath, body: RawBody | None = None) -> str:
         """Send a request and return `ok`, or the status code and reason of the error."""
         try:
             await self.api.call_once(method, path, body=body)
@@ -139,13 +139,13 @@ async def check_status_updates(cluster: ClusterUnderTest) -> Facts:
     facts["generation"] = written_job["metadata"]["generation"]
     facts["an equal status keeps the version"] = await _is_version_unchanged_by_rewrite(cluster, path)
     stale = {**written_job, "metadata": {**written_job["metadata"], "resourceVersion": "1"}, "status": {"restarts": 7}}
-    facts["write the status on an old version"] = await cluster.request("PUT", f"{path}/status", stale)
+    facts["write the status on an old version"] = await cluster.request("PUT", extend_path(path, "status"), stale)
     other = {**written_job, "metadata": {**written_job["metadata"], "uid": "other"}, "status": {"restarts": 8}}
     del other["metadata"]["resourceVersion"]
-    facts["write the status of another uid"] = await cluster.request("PUT", f"{path}/status", other)
+    facts["write the status of another uid"] = await cluster.request("PUT", extend_path(path, "status"), other)
     facts["delete in the background"] = await cluster.request("DELETE", path, {"propagationPolicy": "Background"})
     facts["read right after the deletion"] = await cluster.request("GET", path)
-    facts["write the status of a deleted job"] = await cluster.request("PUT", f"{path}/status", written_job)
+    facts["write the status of a deleted job"] = await cluster.request("PUT", extend_path(path, "status"), written_job)
     return facts
 
 
@@ -293,22 +293,24 @@ def _find_first_index(events: list[RawBody], predicate: Callable[[RawBody], bool
     return next(index for index, event in enumerate(events) if predicate(event))
 
 
-async def _write_status(cluster: ClusterUnderTest, path: str) -> RawBody:
+async def _write_status(cluster: ClusterUnderTest, path: ApiPath) -> RawBody:
     """Write a status, and retry on a conflict, because a running operator may write at the same time."""
     while True:
         current = await cluster.api.call_once("GET", path)
         try:
-            return await cluster.api.call_once("PUT", f"{path}/status", body={**current, "status": {"restarts": 1}})
+            return await cluster.api.call_once(
+                "PUT", extend_path(path, "status"), body={**current, "status": {"restarts": 1}}
+            )
         except ApiError as error:
             if error.reason != "Conflict":
                 raise
 
 
-async def _is_version_unchanged_by_rewrite(cluster: ClusterUnderTest, path: str) -> bool:
+async def _is_version_unchanged_by_rewrite(cluster: ClusterUnderTest, path: ApiPath) -> bool:
     while True:
         current = await cluster.api.call_once("GET", path)
         try:
-            written = await cluster.api.call_once("PUT", f"{path}/status", body=current)
+            written = await cluster.api.call_once("PUT", extend_path(path, "status"), body=current)
         except ApiError as error:
             if error.reason != "Conflict":
                 raise

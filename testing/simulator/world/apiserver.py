@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from finetune_operator import names
 from finetune_operator.kube.api_client import ApiError
-from finetune_operator.kube.cluster import COLLECTIONS
+from finetune_operator.kube.api_paths import COLLECTIONS
 from finetune_operator.observation.ownership import parse_time
 from testing.fakes.label_selector import matches_selector
 
@@ -262,10 +262,10 @@ class SimulatedApiServer:
             for k, body in self.list_objects(key.kind)
             if key.namespace in ("", k.namespace) and matches_selector(body, selector)
         ]
-        root, _ = COLLECTIONS[key.kind]
+        api_version, _ = COLLECTIONS[key.kind]
         return {
             "kind": f"{key.kind}List",
-            "apiVersion": root.removeprefix("/apis/").removeprefix("/api/"),
+            "apiVersion": api_version,
             "metadata": {"resourceVersion": str(self.version)},
             "items": items,
         }

@@ -18,7 +18,8 @@ from finetune_operator.controller.job_cache import get_job_key
 from finetune_operator.controller.progress_poller import POLL_INTERVAL_SECONDS, ProgressPoller
 from finetune_operator.controller.reconcile import PassDependencies
 from finetune_operator.kube.api_client import ApiError
-from finetune_operator.kube.cluster import KubernetesCluster, collection_path
+from finetune_operator.kube.api_paths import collection_path
+from finetune_operator.kube.cluster import KubernetesCluster
 from finetune_operator.kube.resource_versions import StateRolledBack
 from finetune_operator.manager.manager import Connections, Manager, OperatorOptions
 from finetune_operator.manager.stable_clock import StableClock

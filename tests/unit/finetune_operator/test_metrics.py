@@ -7,6 +7,7 @@ import pytest
 from prometheus_client import generate_latest
 
 from finetune_operator.kube.api_client import ApiError
+from finetune_operator.kube.api_paths import collection_path
 from finetune_operator.manager.health import (
     EventLoopLag,
     Health,
@@ -51,7 +52,7 @@ async def test_responses_and_missing_responses_are_counted_by_code() -> None:
     # two missing responses, because aiohttp retries idempotent requests once
     api.faults += [ScriptedFault("GET", "pods", 500), ScriptedFault("GET", "pods", 0, times=2)]
     async with serve_and_connect(api, RequestCounter(metrics.requests), last_request) as server:
-        await server.call("GET", "/api/v1/pods")
+        await server.call("GET", collection_path("Pod", None))
     counts = {
         code: metrics.registry.get_sample_value(
             "finetune_api_requests_total", {"verb": "list", "resource": "pods", "code": code}
@@ -131,5 +132,5 @@ async def test_error_response_counts_as_contact_with_the_api_server() -> None:
     async with serve_and_connect(api, last_request) as server:
         last_request._ended_at -= 100
         with pytest.raises(ApiError):
-            await server.call("GET", "/api/v1/pods")
+            await server.call("GET", collection_path("Pod", None))
     assert last_request.seconds_since_request() < 5

@@ -10,11 +10,12 @@ from aiohttp import web
 
 from finetune_operator.kube import api_client
 from finetune_operator.kube.api_client import MAX_CREATES, MAX_OTHER_REQUESTS, ApiClient, encode_json
+from finetune_operator.kube.api_paths import collection_path, extend_path, object_path
 from finetune_operator.kube.credentials import ClusterCredentials, open_session
 from testing.fakes.http_api import build_status_response
 
-STATUS_PATH = "/apis/finetune.dev/v1alpha1/namespaces/other/finetunejobs/a/status"
-PODS_PATH = "/api/v1/namespaces/slow/pods"
+STATUS_PATH = object_path("FineTuneJob", "other", "a", "status")
+PODS_PATH = collection_path("Pod", "slow")
 
 
 class SlowWebhook:
@@ -69,7 +70,7 @@ async def test_status_writes_and_deletes_do_not_wait_for_slow_creates() -> None:
         await wait_for_open_creates(webhook)
         others = [client.call("PUT", STATUS_PATH, body={}) for _ in range(2 * MAX_OTHER_REQUESTS)]
         async with asyncio.timeout(30):  # only reached if the test fails
-            await asyncio.gather(*others, client.call("DELETE", f"{PODS_PATH}/a"))
+            await asyncio.gather(*others, client.call("DELETE", extend_path(PODS_PATH, "a")))
         assert not any(create.done() for create in creates)
         webhook.release.set()
         await asyncio.gather(*creates)

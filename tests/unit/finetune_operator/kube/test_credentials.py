@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from finetune_operator.kube.api_client import ApiClient, ApiError
+from finetune_operator.kube.api_paths import collection_path
 from finetune_operator.kube.credentials import (
     BearerToken,
     ClusterCredentials,
@@ -100,10 +101,10 @@ async def test_next_request_uses_the_rotated_token(tmp_path: Path) -> None:
         open_session(ClusterCredentials(server=url, token_file=token), connections=1) as session,
     ):
         client = ApiClient(url, request_session=session, watch_session=session)
-        await client.call("GET", "/api/v1/pods")
+        await client.call("GET", collection_path("Pod", None))
         api.allowed_token = TWO
         with pytest.raises(ApiError, match="Unauthorized"):
-            await client.call("GET", "/api/v1/pods")
+            await client.call("GET", collection_path("Pod", None))
         token.write_text(THREE)
         api.allowed_token = THREE
-        await client.call("GET", "/api/v1/pods")
+        await client.call("GET", collection_path("Pod", None))

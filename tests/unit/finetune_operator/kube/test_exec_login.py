@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from finetune_operator.kube.api_client import ApiClient, ApiError
+from finetune_operator.kube.api_paths import collection_path
 from finetune_operator.kube.credentials import ClusterCredentials, NoClusterAccess, load_kubeconfig, open_session
 from finetune_operator.kube.exec_login import LoginCredential
 from testing.fakes.http_api import HttpApi, serve_api
@@ -74,10 +75,10 @@ async def test_a_rejected_token_is_renewed_once(tmp_path: Path) -> None:
         credentials = load_kubeconfig([write_kubeconfig(tmp_path, server=url)])
         async with open_session(credentials, connections=1) as session:
             client = ApiClient(url, request_session=session, watch_session=session)
-            await client.call("GET", "/api/v1/pods")
+            await client.call("GET", collection_path("Pod", None))
             api.allowed_token = "of nobody"  # noqa: S105  not a real secret
             with pytest.raises(ApiError, match="Unauthorized"):
-                await client.call("GET", "/api/v1/pods")
+                await client.call("GET", collection_path("Pod", None))
 
     assert (tmp_path / "counter").read_text() == "3"
 
@@ -90,7 +91,9 @@ async def test_an_expired_token_is_renewed_before_a_request(tmp_path: Path) -> N
     async with serve_api(api) as url:
         credentials = load_kubeconfig([write_kubeconfig(tmp_path, server=url, env=variables)])
         async with open_session(credentials, connections=1) as session:
-            await ApiClient(url, request_session=session, watch_session=session).call("GET", "/api/v1/pods")
+            await ApiClient(url, request_session=session, watch_session=session).call(
+                "GET", collection_path("Pod", None)
+            )
 
     assert len(api.requests) == 1
 

@@ -12,6 +12,7 @@ import pytest
 
 from finetune_operator.kube import api_client, credentials
 from finetune_operator.kube import informer as informer_module
+from finetune_operator.kube.api_paths import ApiPath, collection_path
 from finetune_operator.kube.informer import Informer
 from finetune_operator.kube.resource_versions import StateRolledBack
 from finetune_operator.observation.ownership import RawBody
@@ -21,6 +22,7 @@ from testing.fakes.http_api import HttpApi, ScriptedFault
 from testing.processes.waiting import wait_in_event_loop
 
 LABELS = {"managed": "test"}
+PODS_PATH = collection_path("Pod", None)
 
 
 def put_pod(api: HttpApi, name: str, *, namespace: str = "default", **body: Any) -> RawBody:
@@ -51,7 +53,7 @@ class ChangeRecorder:
 
 
 @asynccontextmanager
-async def running_informer(api: HttpApi, path: str = "/api/v1/pods") -> AsyncIterator[tuple[Informer, ChangeRecorder]]:
+async def running_informer(api: HttpApi, path: ApiPath = PODS_PATH) -> AsyncIterator[tuple[Informer, ChangeRecorder]]:
     recorder = ChangeRecorder()
     async with serve_and_connect(api) as server:
         informer = Informer(server, path, selector="managed=test", on_change=recorder.record)
@@ -114,7 +116,7 @@ async def test_a_deletion_is_reported_with_the_last_state() -> None:
     put_pod(api, "a", status={"phase": "Failed"})
     async with serve_and_connect(api) as server:
         informer = Informer(
-            server, "/api/v1/pods", selector="managed=test", on_change=lambda before, _: reported.append(before)
+            server, PODS_PATH, selector="managed=test", on_change=lambda before, _: reported.append(before)
         )
         task = asyncio.create_task(informer.run())
         await wait_in_event_loop(lambda: api.open_watch_count == 1)
@@ -246,7 +248,7 @@ async def test_changes_in_other_namespaces_are_not_reported() -> None:
     api = HttpApi()
     put_pod(api, "a", namespace="one")
     put_pod(api, "b", namespace="two")
-    async with running_informer(api, "/api/v1/namespaces/one/pods") as (_, recorder):
+    async with running_informer(api, collection_path("Pod", "one")) as (_, recorder):
         await wait_in_event_loop(lambda: api.open_watch_count == 1)
         put_pod(api, "c", namespace="two")
         put_pod(api, "d", namespace="one")
@@ -262,7 +264,7 @@ async def test_only_the_projection_of_an_object_is_cached_and_reported() -> None
     put_pod(api, "listed", spec={"nodeName": "n"})
     recorder = ChangeRecorder()
     async with serve_and_connect(api) as server:
-        informer = Informer(server, "/api/v1/pods", selector="managed=test", on_change=recorder.record, project=project)
+        informer = Informer(server, PODS_PATH, selector="managed=test", on_change=recorder.record, project=project)
         task = asyncio.create_task(informer.run())
         await wait_in_event_loop(lambda: api.open_watch_count == 1)
         put_pod(api, "watched", spec={"nodeName": "n"})
@@ -281,7 +283,7 @@ async def test_a_change_of_fields_that_are_not_cached_is_not_reported() -> None:
     put_pod(api, "first", phase="Pending", ready=False)
     recorder = ChangeRecorder()
     async with serve_and_connect(api) as server:
-        informer = Informer(server, "/api/v1/pods", selector="managed=test", on_change=recorder.record, project=project)
+        informer = Informer(server, PODS_PATH, selector="managed=test", on_change=recorder.record, project=project)
         task = asyncio.create_task(informer.run())
         await wait_in_event_loop(lambda: api.open_watch_count == 1)
         put_pod(api, "first", phase="Pending", ready=True)
@@ -312,7 +314,7 @@ async def test_a_list_older_than_an_earlier_response_ends_the_informer() -> None
     api = HttpApi()
     put_pod(api, "a")
     async with serve_and_connect(api) as server:
-        informer = Informer(server, "/api/v1/pods", selector="managed=test", on_change=lambda *_: None)
+        informer = Informer(server, PODS_PATH, selector="managed=test", on_change=lambda *_: None)
         task = asyncio.create_task(informer.run())
         await wait_in_event_loop(lambda: api.open_watch_count == 1)
         api.faults.append(ScriptedFault("GET", "pods", 410))
