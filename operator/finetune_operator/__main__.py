@@ -20,6 +20,7 @@ from finetune_operator.notifications.sink import (
     DEFAULT_SOURCE,
     SIGNING_KEY_FILE,
     TOKEN_FILE,
+    URL_FILE,
     InvalidSink,
     SinkConfig,
     parse_sink_url,
@@ -69,9 +70,13 @@ def parse_flags(arguments: Sequence[str], environment: Mapping[str, str]) -> arg
         "seconds until finished jobs without spec.ttlSecondsAfterFinished are deleted; empty: never",
         parse=_parse_ttl_seconds,
     )
-    add_flag("--notification-url", "HTTP endpoint for notifications; empty: none", parse=_parse_notification_url)
+    add_flag(
+        "--notification-url",
+        "HTTP endpoint for notifications; empty: as in the secrets, or none",
+        parse=_parse_notification_url,
+    )
     add_flag("--notification-source", "attribute source of notifications", default=DEFAULT_SOURCE)
-    add_flag("--notification-secrets", f"folder with the files {TOKEN_FILE} and {SIGNING_KEY_FILE}, each optional")
+    add_flag("--notification-secrets", f"folder with {URL_FILE}, {TOKEN_FILE} and {SIGNING_KEY_FILE}, each optional")
     add_flag("--kubeconfig", "kubeconfig, for running outside of a cluster")
     add_flag("--context", "context of the kubeconfig")
     add_flag("--metrics-port", "port of /metrics, /healthz and /readyz", default="8080", parse=int)
@@ -127,7 +132,7 @@ def build_options(flags: argparse.Namespace) -> OperatorOptions:
 
 
 def _build_sink_config(flags: argparse.Namespace) -> SinkConfig | None:
-    if flags.notification_url is None:
+    if flags.notification_url is None and not flags.notification_secrets:
         return None
     secrets = Path(flags.notification_secrets) if flags.notification_secrets else None
     return SinkConfig(flags.notification_url, flags.notification_source or DEFAULT_SOURCE, secrets)

@@ -50,6 +50,9 @@ class Metrics:
             ["result"],
             registry=registry,
         )
+        self.loop_errors = Counter(
+            "finetune_loop_errors", "Unexpected errors of background loops.", ["loop"], registry=registry
+        )
         self.leader = Gauge("finetune_leader", "1 while this replica acts.", registry=registry)
         self.loop_lag = Gauge("finetune_event_loop_lag_seconds", "Worst delay of the last minute.", registry=registry)
 

@@ -16,6 +16,7 @@ JOB_NAME = f"{GROUP}/job-name"
 JOB_UID = f"{GROUP}/job-uid"
 ATTEMPT = f"{GROUP}/attempt"
 NODE_RANK = f"{GROUP}/node-rank"
+START_KEY = f"{GROUP}/start-key"  # annotation
 
 KUEUE_PREFIX = scheduling.KUEUE_PREFIX
 WORKLOAD_KIND = "Workload"  # what Kueue admits
@@ -106,5 +107,6 @@ def pod_name(job_name: str, attempt: int, node_rank: int) -> str:
 
 def parse_pod_name(name: str, job_name: str) -> tuple[int, int] | None:
     """Parse attempt and node rank from a pod name, which is immutable, unlike labels; None for a foreign name."""
-    match = _ATTEMPT_AND_RANK.fullmatch(name.removeprefix(f"{job_name}-"))
+    prefix = f"{job_name}-"
+    match = _ATTEMPT_AND_RANK.fullmatch(name.removeprefix(prefix)) if name.startswith(prefix) else None
     return (int(match[1]), int(match[2])) if match else None

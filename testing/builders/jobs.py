@@ -101,6 +101,10 @@ def build_observation(
 def decide_once(
     owner: FineTuneJob, observation: Observation, *, now: datetime = NOW, settings: Settings = SETTINGS
 ) -> tuple[FineTuneJob, Decision]:
-    """Call decide() once; return the job with the new status, and the decision."""
+    """Call decide() once; return the job with the new status, and the decision.
+
+    The status has no start keys, like that of another release, because the pods of the builders have none.
+    """
     decision = decide(owner, observation, now, settings)
-    return owner.model_copy(update={"status": decision.status}), decision
+    attempts = tuple(record.model_copy(update={"start_key": ""}) for record in decision.status.attempts)
+    return owner.model_copy(update={"status": decision.status.model_copy(update={"attempts": attempts})}), decision

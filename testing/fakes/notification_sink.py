@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -33,10 +33,11 @@ class ReceivedEvent:
 class FakeSink:
     """Records all requests; `statuses` are the next responses, afterwards all succeed.
 
-    While `responds` is not set, no response is sent.
+    While `responds` is not set, no response is sent. Events that `refuses` selects get 404.
     """
 
     statuses: list[int] = field(default_factory=list)
+    refuses: Callable[[dict[str, Any]], bool] = lambda _: False
     responds: asyncio.Event = field(default_factory=asyncio.Event)
     received: list[ReceivedEvent] = field(default_factory=list)
     paths: list[str] = field(default_factory=list)
@@ -47,7 +48,7 @@ class FakeSink:
         self.paths.append(request.path)
         self.received.append(ReceivedEvent(request.headers, await request.read()))
         await self.responds.wait()
-        status = self.statuses.pop(0) if self.statuses else 202
+        status = 404 if self.refuses(self.received[-1].event) else self.statuses.pop(0) if self.statuses else 202
         return web.Response(status=status, headers={"Location": "/elsewhere"}, text="x" * 100_000)
 
 

@@ -44,8 +44,9 @@ class RecordingCluster:
         modes = self.access_modes.get(name)
         return None if modes is None else {"metadata": {"name": name}, "spec": {"accessModes": modes}}
 
-    async def create(self, manifest: RawBody) -> None:
+    async def create(self, manifest: RawBody) -> str:
         self._record(f"create {manifest['kind']} {manifest['metadata']['name']}")
+        return f"uid of {manifest['metadata']['name']}"
 
     async def dry_run_create(self, manifest: RawBody) -> RawBody:
         self._record(f"dry run of {manifest['kind']} {manifest['metadata']['name']}")

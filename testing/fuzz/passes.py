@@ -69,7 +69,12 @@ def _fill_caches(case: PassCase) -> tuple[JobCache, CachedState]:
     jobs = JobCache()
     jobs.store_if_newer(case.job)
     key = get_job_key(case.job)
-    children = ChildCache(on_change=lambda changed_key: None, current_attempt=jobs.current_attempt, clock=lambda: 0.0)
+    children = ChildCache(
+        on_change=lambda changed_key: None,
+        current_attempt=jobs.current_attempt,
+        is_current_pod=jobs.is_current_pod,
+        clock=lambda: 0.0,
+    )
     for body in (*case.deleted_pods, *case.pods):
         children.on_pod_event(None, project_pod(body))
     for body in case.deleted_pods:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import time
@@ -21,6 +22,7 @@ from testing.models import tiny_text
 
 REPOSITORY = Path(__file__).parents[2]
 CHART = REPOSITORY / "charts" / "finetune-operator"
+FORGER = "forger"  # whom the policy for children permits what an attacker could do without the policy
 EXAMPLE = REPOSITORY / "manifests" / "examples" / "cpu-two-nodes.yaml"
 OPERATOR_NAMESPACE = "finetune-system"
 NAMESPACE = "finetune-jobs"
@@ -94,8 +96,9 @@ class OperatorInstallation:
         command = [str(self.provider.kubectl), "--kubeconfig", str(self.provider.kubeconfig)]
         return run([*command, "--namespace", self.namespace, *arguments], stdin=stdin)
 
-    def apply(self, *objects: Mapping[str, Any]) -> None:
-        self.kubectl("apply", "--server-side", "-f", "-", stdin=yaml.safe_dump_all(objects))
+    def apply(self, *objects: Mapping[str, Any], user: str = "") -> None:
+        options = (f"--as={user}", "--as-group=system:masters") if user else ()
+        self.kubectl("apply", "--server-side", *options, "-f", "-", stdin=yaml.safe_dump_all(objects))
 
     def prepare_namespace(self) -> None:
         """Create the namespace with the enforced pod security level `restricted`."""
@@ -194,7 +197,8 @@ def build_helm_options() -> tuple[str, ...]:
         "image.pullPolicy": "Never",
         "trainerImage": get_image_name("trainer"),
     }
-    return tuple(word for key, value in values.items() for word in ("--set-string", f"{key}={value}"))
+    options = tuple(word for key, value in values.items() for word in ("--set-string", f"{key}={value}"))
+    return (*options, "--set-json", f"admissionPolicies.children={json.dumps({'accounts': [FORGER]})}")
 
 
 def has_condition(job: RawBody, condition_type: str) -> bool:

@@ -29,6 +29,7 @@ from finetune_operator.kube.cluster import (
 from finetune_operator.kube.credentials import load_kubeconfig, open_session
 from finetune_operator.kube.informer import Informer
 from finetune_operator.manager.leader_election import LeaderElection, LeaseConfig
+from finetune_operator.observation.ownership import JobOwner
 from testing.processes.operator_stack import OperatorInstallation
 
 RawBody = dict[str, Any]
@@ -299,7 +300,9 @@ async def test_delete_without_a_uid_deletes_only_objects_of_the_job(
     await cluster.create(build_config_map(namespace, "bert-0", owner=bert_job))
     await cluster.create(build_config_map(namespace, "users", owner=owner))
     for name in ("bert-0", "users", "nowhere"):
-        await cluster.delete(ObjectRef("ConfigMap", namespace, name, "", owner_uid=bert_job["metadata"]["uid"]))
+        await cluster.delete(
+            ObjectRef("ConfigMap", namespace, name, "", owner=JobOwner("bert", bert_job["metadata"]["uid"]))
+        )
     assert await get_or_none(api, object_path("ConfigMap", namespace, "bert-0")) is None
     assert await get_or_none(api, object_path("ConfigMap", namespace, "users")) is not None
 

@@ -15,7 +15,7 @@ from testing.faults.foreign_objects import build_decoy_pod, build_forged_config_
 from testing.faults.job_under_test import JobUnderTest
 from testing.faults.training_job import read_first_step, request_finish, wait_for_save
 from testing.processes.cluster_training import build_training_fields, wait_for_checkpoint
-from testing.processes.operator_stack import OperatorInstallation, RawBody, get_reported_step, has_condition
+from testing.processes.operator_stack import FORGER, OperatorInstallation, RawBody, get_reported_step, has_condition
 
 pytestmark = [pytest.mark.cluster, pytest.mark.versions]
 StartJob = Callable[..., str]
@@ -28,7 +28,7 @@ def test_progress_of_a_pod_with_the_labels_of_the_job_is_ignored(
     job = start_job(training=build_training_fields(max_steps=400, save_steps=20))
     wait_for_checkpoint(deployment, job)
     decoy = build_decoy_pod(deployment.get_job(job))
-    deployment.apply(decoy)
+    deployment.apply(decoy, user=FORGER)
     try:
         deployment.kubectl("wait", "--for=condition=Ready", f"pod/{decoy['metadata']['name']}", "--timeout=60s")
         until = time.monotonic() + 25  # more than two intervals of the progress poller
@@ -56,7 +56,7 @@ def test_config_map_with_a_forged_owner_reference_is_replaced(
         deployment.kubectl("get", "configmap", under_test.get_config_map_name(attempt=0), "-o", "json")
     )
     forged = json.dumps({**json.loads(genuine["data"][names.CONFIG_KEY]), "command": {"exec": ["true"]}})
-    deployment.apply(build_forged_config_map(genuine, name, **{names.CONFIG_KEY: forged}))
+    deployment.apply(build_forged_config_map(genuine, name, **{names.CONFIG_KEY: forged}), user=FORGER)
     under_test.kill_container(1)
     deployment.wait_until(job, lambda body: body["status"]["attempt"] == 1, description="restarted")
     request_finish(deployment, job)
@@ -113,7 +113,8 @@ def test_config_map_that_was_recreated_with_another_program_is_not_used(
     genuine = json.loads(deployment.kubectl("get", "configmap", name, "-o", "json"))
     metadata = {field: genuine["metadata"][field] for field in ("name", "labels", "ownerReferences")}
     deployment.kubectl("delete", "configmap", name)
-    deployment.apply({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "immutable": True, **their_data})
+    theirs = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "immutable": True, **their_data}
+    deployment.apply(theirs, user=FORGER)
     deployment.kubectl("label", "nodes", "--all", f"{label}=true")
     try:
         finished = deployment.wait_until_finished(job)

@@ -24,6 +24,8 @@ from finetune_operator.failures import merge_evidence, node_avoidance, restart_b
 from finetune_operator.failures.verdict import Verdict
 from finetune_operator.kube import cluster
 from finetune_operator.kube.cluster import KubernetesCluster, ObjectRef
+from finetune_operator.observation.ownership import JobOwner
+from finetune_operator.observation.ownership import find_owning_job as find_job
 from finetune_operator.observation.pods import NodeObservation
 from finetune_operator.plan import manifests, pod_manifest
 from finetune_operator.plan.run_plan import RunPlan
@@ -69,13 +71,13 @@ def act_before_status_write(patch: pytest.MonkeyPatch) -> None:
         if parsed.status.attempts:
             observation = await gather.observe_uncached(run.cluster, parsed, observation, cached)
         decision = decide.decide(parsed, observation, run.now(), run.settings)
-        rejected = await execute_actions(run.cluster, parsed.metadata, decision.actions, now=run.now())
+        creations = await execute_actions(run.cluster, parsed.metadata, decision.actions, now=run.now())
         following = FineTuneJob.parse({**job, "status": render_status(decision.status)})
         ahead = decide.decide(following, replace(observation, is_fresh=True), run.now(), run.settings)
         await execute_actions(run.cluster, following.metadata, ahead.actions, now=run.now())
         if decision.status != parsed.status:
             job = await run.cluster.write_status(job, render_status(decision.status))
-        return PassResult(job, decision.requeue_after, rejected)
+        return PassResult(job, decision.requeue_after, creations.rejected)
 
     patch.setattr(controller, "reconcile", reconcile)
 
@@ -262,7 +264,12 @@ def delete_foreign_objects(patch: pytest.MonkeyPatch) -> None:
 
 def treat_predecessor_objects_as_foreign(patch: pytest.MonkeyPatch) -> None:
     """Treat children of a deleted job with the same name as foreign objects."""
-    patch.setattr(cluster, "get_group_kind_name", lambda owner: (owner["uid"], "", ""))
+
+    def find_owning_job(child: RawBody) -> JobOwner | None:
+        owner = find_job(child)
+        return None if owner is None else JobOwner(owner.uid, owner.uid)
+
+    patch.setattr(cluster, "find_owning_job", find_owning_job)
 
 
 def keep_nodes_during_quota_errors(patch: pytest.MonkeyPatch) -> None:

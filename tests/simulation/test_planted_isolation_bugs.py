@@ -19,7 +19,7 @@ from finetune_operator.core.decision import Decision
 from finetune_operator.core.snapshot import renew_snapshot
 from finetune_operator.kube.cluster import KubernetesCluster, ObjectRef
 from finetune_operator.manager.leader_election import RETRY_PERIOD_SECONDS, LeaderElection
-from finetune_operator.observation.ownership import RawBody, find_controlling_owner
+from finetune_operator.observation.ownership import RawBody, find_controlling_owner, select_children
 from finetune_operator.observation.pods import NodeObservation, Observation, observe_pods
 from finetune_operator.settings import Settings
 from testing.simulator.history import Scenario, Trigger, run_history
@@ -131,15 +131,15 @@ def share_cached_pods_between_namespaces(patch: pytest.MonkeyPatch) -> None:
         return tuple(pod for pods in self._pods.values() for pod in pods.values())
 
     select = select_by_job_name(patch)
-    patch.setattr(gather, "select_controlled_objects", lambda uid, bodies: select(bodies))
+    patch.setattr(gather, "select_children", lambda owner, bodies: select(bodies))
     patch.setattr(ChildCache, "pods", pods)
 
 
 def use_tombstones_of_predecessors(patch: pytest.MonkeyPatch) -> None:
     """Use the tombstones of a deleted job of the same name as evidence."""
 
-    def observe_cached_pods(job_uid: str, cached: CachedState) -> tuple[NodeObservation, ...]:
-        return observe_pods(gather.select_controlled_objects(job_uid, cached.pods), select(cached.deleted_pods))
+    def observe_cached_pods(job: FineTuneJob, cached: CachedState) -> tuple[NodeObservation, ...]:
+        return observe_pods(select_children(gather.get_identity(job), cached.pods), select(cached.deleted_pods))
 
     def deleted_pods(self: ChildCache, key: JobKey) -> tuple[RawBody, ...]:
         return tuple(tombstone.pod for tombstones in self._tombstones.values() for tombstone in tombstones)

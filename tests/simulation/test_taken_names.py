@@ -1,13 +1,7 @@
 """Tests that a job fails if a Service that another user created already has its name."""
 
 from collections import Counter
-from dataclasses import replace
 
-import pytest
-
-from finetune_api.v1alpha1.job import FineTuneJob
-from finetune_operator.controller import reconcile
-from finetune_operator.controller.gather import CachedState
 from testing.simulator.history import Scenario, Trigger, run_history
 from testing.simulator.world.apiserver import ObjectKey
 from testing.simulator.world.choices import SeededChoices
@@ -36,14 +30,3 @@ def test_a_job_fails_if_the_name_of_its_service_is_taken() -> None:
 
     assert set(outcomes) <= {("NameTaken",), ()}, "a Service that the job created first is its own"
     assert outcomes[("NameTaken",)] > HISTORIES / 2
-
-
-def test_ignoring_the_rejected_service_once_all_pods_exist_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    find_known_creation = reconcile._with_known_creation
-
-    def ignore_rejections(job: FineTuneJob, cached: CachedState) -> FineTuneJob:
-        return find_known_creation(job, replace(cached, rejected_creates=()))
-
-    monkeypatch.setattr(reconcile, find_known_creation.__name__, ignore_rejections)
-
-    assert count_outcomes()[("NameTaken",)] <= HISTORIES / 2

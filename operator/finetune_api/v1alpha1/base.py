@@ -11,7 +11,13 @@ from finetune_supervisor.contract import to_camel
 HubName = Literal["huggingface", "modelscope"]
 NonEmpty = Annotated[str, StringConstraints(min_length=1, max_length=1024)]
 M = TypeVar("M")
-OLDER_JOB = {"is_older_job": True}  # validation context of a job that began in an earlier release
+BEGUN_JOB = {"has_begun": True}  # validation context of a job that has begun
+OLDER_JOB = {"has_begun": True, "is_older_job": True}  # of one that began in an earlier release
+
+
+def has_begun(info: ValidationInfo) -> bool:
+    """Return whether the validated job has begun, so that it keeps values which a later rule forbids."""
+    return bool((info.context or {}).get("has_begun"))
 
 
 # Configuration of the dataclasses for supervisor messages, which ignore unknown fields like StatusModel.

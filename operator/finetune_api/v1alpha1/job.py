@@ -5,6 +5,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import AwareDatetime, Field, StringConstraints, field_validator
 
 from finetune_api.v1alpha1.base import (
+    BEGUN_JOB,
     OLDER_JOB,
     CelRule,
     CrossFieldRule,
@@ -326,11 +327,13 @@ class FineTuneJob(StatusModel):
         """Parse a job that the API server has accepted, ignoring fields of a newer CRD.
 
         Unset fields get the defaults of the release that started the job, and the job keeps its ranks per node. Rules
-        about devices that its release did not have are not checked.
+        about devices and names that its release did not have are not checked.
 
         Raises: pydantic.ValidationError if a known field is invalid.
         """
-        context = OLDER_JOB if began_with_older_table(body) else None
+        status = body.get("status")
+        has_begun = isinstance(status, dict) and bool(status.get("attempts"))
+        context = OLDER_JOB if began_with_older_table(body) else BEGUN_JOB if has_begun else None
         job = cls.model_validate(keep_rank_count(body), extra="ignore", context=context)
         if job.status.snapshot is None:
             return job

@@ -1,12 +1,16 @@
 """Structural schemas of the Kubernetes types that a job contains unchanged (decisions/411).
 
 The schemas contain every field of the pinned Kubernetes release. A test compares them with its OpenAPI document. Python
-passes these objects through to the pods, so that a job which an older CRD accepted continues to run.
+passes these objects through to the pods, so that a job which an older CRD accepted continues to run, and checks only
+the names of objects in a job that has not begun.
 """
 
 from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import AfterValidator, Field, ValidationInfo
+
+from finetune_api.v1alpha1.base import has_begun
+from finetune_api.v1alpha1.name_types import LABEL_PATTERN, SUBDOMAIN_PATTERN, check_name
 
 Schema = dict[str, Any]
 
@@ -17,6 +21,10 @@ _QUANTITY: Schema = {"type": ["integer", "string"], "x-kubernetes-int-or-string"
 
 def _text(max_length: int = 253) -> Schema:
     return {"type": "string", "maxLength": max_length}
+
+
+_OBJECT_NAME: Schema = {**_text(), "pattern": SUBDOMAIN_PATTERN}
+_DNS_LABEL: Schema = {**_text(63), "pattern": LABEL_PATTERN}
 
 
 def _list(items: Schema, max_items: int) -> Schema:
@@ -33,7 +41,7 @@ def _build_object(kubernetes_type: str, required: tuple[str, ...] = (), /, **fie
 
 
 def _build_key_selector(kubernetes_type: str) -> Schema:
-    return _build_object(kubernetes_type, ("key",), name=_text(), key=_text(), optional=_BOOLEAN)
+    return _build_object(kubernetes_type, ("key",), name=_OBJECT_NAME, key=_text(), optional=_BOOLEAN)
 
 
 _KEYS_TO_PATHS = _list(_build_object("KeyToPath", ("key", "path"), key=_text(), path=_text(512), mode=_INTEGER), 64)
@@ -55,7 +63,7 @@ _POD_AFFINITY_TERM = _build_object(
     matchLabelKeys=_list(_LABEL_KEY, 16),
     mismatchLabelKeys=_list(_LABEL_KEY, 16),
     namespaceSelector=_LABEL_SELECTOR,
-    namespaces=_list(_text(63), 16),
+    namespaces=_list(_DNS_LABEL, 16),
     topologyKey=_LABEL_KEY,
 )
 _WEIGHTED_TERM = _build_object(
@@ -105,18 +113,18 @@ SCHEMAS: dict[str, Schema] = {
             key=_text(),
             optional=_BOOLEAN,
             path=_text(512),
-            volumeName=_text(63),
+            volumeName=_DNS_LABEL,
         ),
         resourceFieldRef=_build_object(
-            "ResourceFieldSelector", ("resource",), containerName=_text(63), divisor=_QUANTITY, resource=_text()
+            "ResourceFieldSelector", ("resource",), containerName=_DNS_LABEL, divisor=_QUANTITY, resource=_text()
         ),
         secretKeyRef=_build_key_selector("SecretKeySelector"),
     ),
     "ConfigMapVolumeSource": _build_object(
-        "ConfigMapVolumeSource", defaultMode=_INTEGER, items=_KEYS_TO_PATHS, name=_text(), optional=_BOOLEAN
+        "ConfigMapVolumeSource", defaultMode=_INTEGER, items=_KEYS_TO_PATHS, name=_OBJECT_NAME, optional=_BOOLEAN
     ),
     "SecretVolumeSource": _build_object(
-        "SecretVolumeSource", defaultMode=_INTEGER, items=_KEYS_TO_PATHS, optional=_BOOLEAN, secretName=_text()
+        "SecretVolumeSource", defaultMode=_INTEGER, items=_KEYS_TO_PATHS, optional=_BOOLEAN, secretName=_OBJECT_NAME
     ),
     "EmptyDirVolumeSource": _build_object("EmptyDirVolumeSource", medium=_text(64), sizeLimit=_QUANTITY),
     "NFSVolumeSource": _build_object(
@@ -155,14 +163,45 @@ SCHEMAS: dict[str, Schema] = {
     ),
 }
 
-EnvVarSource = Annotated[dict[str, Any], Field(json_schema_extra=SCHEMAS["EnvVarSource"])]
-ConfigMapSource = Annotated[dict[str, Any], Field(json_schema_extra=SCHEMAS["ConfigMapVolumeSource"])]
-SecretSource = Annotated[dict[str, Any], Field(json_schema_extra=SCHEMAS["SecretVolumeSource"])]
+
+def _check_names(value: Any, schema: Schema, path: str = "") -> None:
+    """Raise ValueError if a text in a JSON value does not have the pattern of the schema."""
+    if isinstance(value, dict):
+        for name, child in value.items():
+            _check_names(child, schema.get("properties", {}).get(name, {}), f"{path}{name}: ")
+    elif isinstance(value, list):
+        for item in value:
+            _check_names(item, schema.get("items", {}), path)
+    elif isinstance(value, str) and "pattern" in schema:
+        try:
+            check_name(value, schema["pattern"])
+        except ValueError as error:
+            raise ValueError(f"{path}{error}") from None
+
+
+def _check(schema: Schema) -> AfterValidator:
+    def check(value: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
+        if not has_begun(info):
+            _check_names(value, schema)
+        return value
+
+    return AfterValidator(check)
+
+
+EnvVarSource = Annotated[
+    dict[str, Any], Field(json_schema_extra=SCHEMAS["EnvVarSource"]), _check(SCHEMAS["EnvVarSource"])
+]
+ConfigMapSource = Annotated[
+    dict[str, Any], Field(json_schema_extra=SCHEMAS["ConfigMapVolumeSource"]), _check(SCHEMAS["ConfigMapVolumeSource"])
+]
+SecretSource = Annotated[
+    dict[str, Any], Field(json_schema_extra=SCHEMAS["SecretVolumeSource"]), _check(SCHEMAS["SecretVolumeSource"])
+]
 EmptyDirSource = Annotated[dict[str, Any], Field(json_schema_extra=SCHEMAS["EmptyDirVolumeSource"])]
 NfsSource = Annotated[dict[str, Any], Field(json_schema_extra=SCHEMAS["NFSVolumeSource"])]
 HostPathSource = Annotated[dict[str, Any], Field(json_schema_extra=SCHEMAS["HostPathVolumeSource"])]
 ImageSource = Annotated[dict[str, Any], Field(json_schema_extra=SCHEMAS["ImageVolumeSource"])]
 LabelSelector = Annotated[dict[str, Any], Field(json_schema_extra=_LABEL_SELECTOR)]
-Affinity = Annotated[dict[str, Any], Field(json_schema_extra=SCHEMAS["Affinity"])]
+Affinity = Annotated[dict[str, Any], Field(json_schema_extra=SCHEMAS["Affinity"]), _check(SCHEMAS["Affinity"])]
 PodSecurityContext = Annotated[dict[str, Any], Field(json_schema_extra=SCHEMAS["PodSecurityContext"])]
 SecurityContext = Annotated[dict[str, Any], Field(json_schema_extra=SCHEMAS["SecurityContext"])]

@@ -1,11 +1,47 @@
 """Types of names and keys that Kubernetes defines."""
 
+import re
 from typing import Annotated
 
-from pydantic import StringConstraints
+from pydantic import AfterValidator, Field, StringConstraints, ValidationInfo
 
-DnsLabel = Annotated[str, StringConstraints(pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", max_length=63)]
-ObjectName = Annotated[str, StringConstraints(min_length=1, max_length=253)]
+from finetune_api.v1alpha1.base import has_begun
+
+LABEL_PATTERN = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
+SUBDOMAIN_PATTERN = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$"
+_RULES = {
+    LABEL_PATTERN: "must have at most 63 characters a-z, 0-9 and '-', and start and end with a letter or digit",
+    SUBDOMAIN_PATTERN: "must have at most 253 characters a-z, 0-9, '-' and '.', and each part between dots must start"
+    " and end with a letter or digit",
+}
+_MAX_LENGTHS = {LABEL_PATTERN: 63, SUBDOMAIN_PATTERN: 253}
+
+
+def check_name(name: str, pattern: str) -> None:
+    """Raise ValueError unless the name has one of the patterns of this module."""
+    if not re.fullmatch(pattern, name) or len(name) > _MAX_LENGTHS[pattern]:
+        raise ValueError(f"{name[:100]!r} is not a name of Kubernetes: it {_RULES[pattern]}")
+
+
+def is_object_name(name: str) -> bool:
+    """Return whether the API server may accept the name, a DNS subdomain, for an object."""
+    return len(name) <= 253 and re.fullmatch(SUBDOMAIN_PATTERN, name) is not None
+
+
+def _check_object_name(name: str, info: ValidationInfo) -> str:
+    if not has_begun(info):
+        check_name(name, SUBDOMAIN_PATTERN)
+    return name
+
+
+DnsLabel = Annotated[str, StringConstraints(pattern=LABEL_PATTERN, max_length=63)]
+# A job that began before the pattern existed keeps its names.
+ObjectName = Annotated[
+    str,
+    StringConstraints(min_length=1, max_length=253),
+    AfterValidator(_check_object_name),
+    Field(json_schema_extra={"pattern": SUBDOMAIN_PATTERN}),
+]
 QualifiedName = Annotated[  # keys of labels, names of scheduling gates
     str,
     StringConstraints(

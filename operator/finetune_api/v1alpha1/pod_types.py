@@ -98,6 +98,7 @@ FreeFormObject = Annotated[
     dict[str, Any], Field(json_schema_extra={"x-kubernetes-preserve-unknown-fields": True, "maxProperties": 64})
 ]
 Labels = Annotated[dict[str, Annotated[str, StringConstraints(max_length=4096)]], Field(max_length=64)]
+SchedulerName = Annotated[str, StringConstraints(min_length=1, max_length=253)]  # any text, as in a pod
 
 
 class ResourceRequirements(Model):
@@ -237,7 +238,7 @@ class PodTemplate(ModelWithRules):
     tolerations: tuple[Toleration, ...] = Field(default=(), max_length=32, description="Tolerations of the pods.")
     affinity: Affinity | None = Field(default=None, description="Affinity, as in a pod.")
     priority_class_name: ObjectName | None = Field(default=None, description="PriorityClass of the pods.")
-    scheduler_name: ObjectName | None = Field(default=None, description="Scheduler to use instead of the default.")
+    scheduler_name: SchedulerName | None = Field(default=None, description="Scheduler to use instead of the default.")
     runtime_class_name: ObjectName | None = Field(default=None, description="RuntimeClass, such as nvidia.")
     service_account_name: ObjectName | None = Field(
         default=None, description="ServiceAccount of the pods; its token is not mounted."

@@ -160,6 +160,16 @@ class AttemptRecord(StatusModel):
     created: bool = Field(
         default=False, description="Whether all its objects were created; a pod that is missing later counts as lost."
     )
+    start_key: Identifier = Field(
+        default="",
+        description="Value of the annotation finetune.dev/start-key of its pods, which is not known before the attempt"
+        " is recorded; other pods with these names are not the operator's.",
+    )
+    pod_uids: Annotated[str, Field(json_schema_extra={"maxLength": 8192})] = Field(
+        default="",
+        description="First eight characters of the uid of each pod, in the order of the ranks, once all exist; other"
+        " pods decide nothing. Only for the newest attempt.",
+    )
     not_before: StatusTime | None = Field(default=None, description="Earliest time at which its pods are created.")
     avoids: tuple[KubernetesName, ...] = Field(
         default=(),

@@ -79,18 +79,19 @@ class LocalCluster:
             return None  # single pods are never requested, because list_pods always returns all pods
         return {"metadata": {"name": name, "namespace": namespace}, "spec": {"accessModes": ["ReadWriteMany"]}}
 
-    async def create(self, manifest: RawBody) -> None:
-        """Start a process for a pod, write a file for a ConfigMap, and cache a Service."""
+    async def create(self, manifest: RawBody) -> str:
+        """Start a process for a pod, write a file for a ConfigMap, and cache a Service; return the uid."""
+        uid = f"{manifest['kind'].lower()}-{manifest['metadata']['name']}"
         match manifest["kind"]:
             case "Pod":
-                await self._create_pod(manifest)
+                uid = await self._create_pod(manifest)
             case "ConfigMap":
                 self._write_config(manifest)
             case "Service":
-                uid = f"service-{manifest['metadata']['name']}"
                 self._children.on_service_event(None, {**manifest, "metadata": {**manifest["metadata"], "uid": uid}})
             case kind:
                 raise AssertionError(f"local mode does not support {kind}")
+        return uid
 
     async def dry_run_create(self, manifest: RawBody) -> RawBody:
         """Return the manifest, because nothing changes it."""
@@ -146,16 +147,18 @@ class LocalCluster:
         """Return the folder of an attempt, which contains the trainer's spec and one folder per node."""
         return self._store.folder / f"attempt-{attempt}"
 
-    async def _create_pod(self, manifest: RawBody) -> None:
+    async def _create_pod(self, manifest: RawBody) -> str:
+        """Start the process of a pod and return the uid of the pod."""
         name = manifest["metadata"]["name"]
         existing = self._pods.get(name)
         if existing is not None:
             if get_controller_uid(existing.body) != get_controller_uid(manifest):
                 raise NameTaken(kind="Pod", name=name)
-            return
+            return existing.uid
         pod = self._pods[name] = LocalPod(manifest, self._watchdog, on_change=self._on_pod_event)
         self._children.on_pod_event(None, pod.body)
         await pod.start(self._build_process_spec(manifest))
+        return pod.uid
 
     def _build_process_spec(self, manifest: RawBody) -> NodeProcessSpec:
         labels = manifest["metadata"]["labels"]

@@ -7,7 +7,7 @@ the controller.
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import aiohttp
 
@@ -15,16 +15,18 @@ from finetune_api.v1alpha1.job import FineTuneJob
 from finetune_api.v1alpha1.status import JobStatus, Progress
 from finetune_cli.local.cluster import LocalCluster
 from finetune_cli.progress_display import ProgressDisplay
+from finetune_operator import names
 from finetune_operator.controller.child_cache import ChildCache, JobKey
+from finetune_operator.controller.create_backoff import CreateBackoff
 from finetune_operator.controller.gather import CachedState
 from finetune_operator.controller.progress_poller import fetch_status
 from finetune_operator.controller.reconcile import PassDependencies, reconcile
-from finetune_operator.controller.workqueue import WorkQueue
 from finetune_operator.core.phase import is_finished, is_suspended
 from finetune_operator.kube.cluster import ClusterError
 from finetune_operator.observation.ownership import RawBody
 from finetune_operator.observation.pods import RejectedCreate
 from finetune_operator.settings import Settings
+from finetune_operator.tasks.workqueue import WorkQueue
 
 POLL_INTERVAL_SECONDS = 1.0
 LOCAL_IMAGE = "this-python"  # the plan requires an image name, but no image is pulled
@@ -41,9 +43,14 @@ class LocalRunner:
         self._display = display
         self._queue: WorkQueue[JobKey] = WorkQueue()
         self._rejected_creates: tuple[RejectedCreate, ...] = ()
+        self._backoff = CreateBackoff()
         self._progress: Progress | None = None
         self._stop_requests = 0
-        self.children = ChildCache(on_change=self._queue.add, current_attempt=lambda _: self._attempt)
+        self.children = ChildCache(
+            on_change=self._queue.add,
+            current_attempt=lambda _: self._attempt,
+            is_current_pod=lambda _, pod: pod["metadata"]["labels"][names.ATTEMPT] == str(self._attempt),
+        )
 
     @property
     def job(self) -> RawBody:
@@ -89,6 +96,7 @@ class LocalRunner:
             services=self.children.services(self._key),
             progress=self._progress,
             rejected_creates=self._rejected_creates,
+            create_delay=timedelta(seconds=self._backoff.remaining_seconds(self._key)),
         )
         try:
             result = await reconcile(dependencies, self.job, cached)
@@ -99,6 +107,9 @@ class LocalRunner:
         self._queue.reset_backoff(self._key)
         self._body = {**self._body, "status": result.job["status"]}
         self._rejected_creates = result.rejected_creates
+        if result.has_tried_creates:
+            self._backoff.record(self._key, result.rejected_creates)
+            self._queue.add_after(self._key, self._backoff.remaining_seconds(self._key))
         if result.requeue_after is not None:
             self._queue.add_after(self._key, result.requeue_after.total_seconds())
         self._display.update(JobStatus.model_validate(self._body["status"]))

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from finetune_operator import names
 from finetune_operator.controller.tombstones import Tombstone, prune_tombstones
-from finetune_operator.observation.ownership import RawBody
+from finetune_operator.observation.ownership import RawBody, find_owning_job
 from finetune_operator.observation.projection import project_ended_pod
 
 
@@ -26,10 +26,12 @@ class ChildCache:
         *,
         on_change: Callable[[JobKey], None],
         current_attempt: Callable[[JobKey], int | None],
+        is_current_pod: Callable[[JobKey, RawBody], bool],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._on_change = on_change
         self._current_attempt = current_attempt
+        self._is_current_pod = is_current_pod  # whether the operator created a pod for the current attempt
         self._clock = clock
         self._pods: defaultdict[JobKey, dict[str, RawBody]] = defaultdict(dict)  # inner key: uid of the pod
         self._services: defaultdict[JobKey, dict[str, RawBody]] = defaultdict(dict)  # inner key: uid of the service
@@ -38,7 +40,8 @@ class ChildCache:
     def on_pod_event(self, old_pod: RawBody | None, new_pod: RawBody | None) -> None:
         """Handle a pod event of an informer; a deleted pod leaves a tombstone."""
         if old_pod is not None and new_pod is None and (key := get_owning_job_key(old_pod)):
-            tombstone = Tombstone(pod=old_pod, deleted_at=self._clock())
+            attempt = self._current_attempt(key) if self._is_current_pod(key, old_pod) else None
+            tombstone = Tombstone(old_pod, self._clock(), attempt)
             self._store_tombstones(key, (*self._tombstones.get(key, ()), tombstone))
         self._update_index(self._pods, old_pod, new_pod)
 
@@ -100,7 +103,7 @@ class ChildCache:
 
 
 def get_owning_job_key(body: RawBody) -> JobKey | None:
-    """Return the key of the job in the object's labels, or None if it has no job label."""
+    """Return the key of the job in the labels of an object that a job controls, otherwise None."""
     metadata = body["metadata"]
     uid = metadata.get("labels", {}).get(names.JOB_UID)
-    return JobKey(metadata["namespace"], uid) if uid else None
+    return JobKey(metadata["namespace"], uid) if uid and find_owning_job(body) else None

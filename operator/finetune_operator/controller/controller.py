@@ -1,6 +1,5 @@
 """Controller that enqueues a job on each watch event and reconciles queued jobs in workers."""
 
-import asyncio
 import logging
 import time
 from collections.abc import Callable
@@ -8,13 +7,13 @@ from datetime import datetime, timedelta
 
 from finetune_operator import names
 from finetune_operator.controller.child_cache import ChildCache, JobKey, get_owning_job_key
+from finetune_operator.controller.create_backoff import CreateBackoff
 from finetune_operator.controller.expectations import EXPECTATION_TIMEOUT_SECONDS, Expectations
 from finetune_operator.controller.gather import CachedState
 from finetune_operator.controller.job_cache import JobCache, get_job_key, get_namespaced_name
 from finetune_operator.controller.orphans import OrphanSweeper
 from finetune_operator.controller.progress_poller import ProgressPoller
 from finetune_operator.controller.reconcile import PassDependencies, reconcile, reconcile_degraded
-from finetune_operator.controller.workqueue import QueueClosed, WorkQueue
 from finetune_operator.kube.api_client import ApiClient
 from finetune_operator.kube.api_paths import collection_path
 from finetune_operator.kube.cluster import ClusterError, Conflict, NotFound, read_job
@@ -23,7 +22,9 @@ from finetune_operator.kube.resource_versions import check_version_order
 from finetune_operator.metrics import Metrics
 from finetune_operator.observation.ownership import RawBody
 from finetune_operator.observation.pods import RejectedCreate
-from finetune_operator.observation.projection import project_ended_pod, project_pod, project_service
+from finetune_operator.observation.projection import has_ended, project_ended_pod, project_pod, project_service
+from finetune_operator.tasks.error_net import ErrorNet
+from finetune_operator.tasks.workqueue import QueueClosed, WorkQueue
 
 logger = logging.getLogger(__name__)
 
@@ -36,6 +37,7 @@ class LeaseLost(Exception):
 LABEL_SELECTOR = names.JOB_UID
 TOMBSTONE_PRUNE_INTERVAL_SECONDS = 60.0
 DEBOUNCE_SECONDS = 0.02
+DEFAULT_WORKERS = 16
 JOB_PAGE_SIZE = 50  # of a LIST of jobs, each of which may have more than a MB
 DEGRADED_AFTER_ERRORS = 3  # consecutive unexpected errors
 Namespaces = tuple[str, ...] | tuple[None]  # (None,) means the whole cluster
@@ -45,7 +47,13 @@ class Controller:
     """Holds the state between passes in memory only, because the cluster is the source of truth."""
 
     def __init__(
-        self, api: ApiClient, dependencies: PassDependencies, metrics: Metrics, *, namespaces: Namespaces
+        self,
+        api: ApiClient,
+        dependencies: PassDependencies,
+        metrics: Metrics,
+        *,
+        namespaces: Namespaces,
+        workers: int = DEFAULT_WORKERS,
     ) -> None:
         self._api = api
         self._dependencies = dependencies
@@ -56,19 +64,32 @@ class Controller:
         self._unexpected_errors: dict[JobKey, int] = {}  # consecutive passes that raised one
         self._status_written_at: dict[JobKey, float] = {}  # time.monotonic() of the last status write
         self._expectations = Expectations()
+        self._backoff = CreateBackoff()
         self._is_leading: Callable[[], bool] = lambda: False
+        self.net = ErrorNet(metrics.loop_errors)
         self.jobs = JobCache()
-        self.queue: WorkQueue[JobKey] = WorkQueue(on_wait=metrics.queue_wait.observe)
-        self.children = ChildCache(on_change=self.enqueue_debounced, current_attempt=self.jobs.current_attempt)
-        self.progress_poller = ProgressPoller(self.jobs, self.children, on_progress=self.enqueue)
-        self.orphan_sweeper = OrphanSweeper(dependencies.cluster, self.jobs, self.children, now=dependencies.now)
+        self.queue: WorkQueue[JobKey] = WorkQueue(
+            on_wait=metrics.queue_wait.observe,
+            get_group=lambda key: key.namespace,
+            max_per_group=max(1, workers - 1),  # slow requests in one namespace do not delay the others
+        )
+        self.children = ChildCache(
+            on_change=self.enqueue_debounced,
+            current_attempt=self.jobs.current_attempt,
+            is_current_pod=self.jobs.is_current_pod,
+        )
+        self.progress_poller = ProgressPoller(self.jobs, self.children, on_progress=self.enqueue, net=self.net)
+        self.orphan_sweeper = OrphanSweeper(
+            dependencies.cluster, self.jobs, self.children, now=dependencies.now, net=self.net
+        )
         self._pod_informers = {
             namespace: Informer(
                 api,
                 collection_path("Pod", namespace),
                 selector=LABEL_SELECTOR,
-                on_change=self.children.on_pod_event,
+                on_change=self._on_pod_event,
                 project=self._project_pod,
+                net=self.net,
             )
             for namespace in namespaces
         }
@@ -77,8 +98,9 @@ class Controller:
                 api,
                 collection_path("Service", namespace),
                 selector=LABEL_SELECTOR,
-                on_change=self.children.on_service_event,
+                on_change=self._on_service_event,
                 project=project_service,
+                net=self.net,
             )
             for namespace in namespaces
         )
@@ -119,6 +141,7 @@ class Controller:
         self._unexpected_errors.pop(key, None)
         self._status_written_at.pop(key, None)
         self._expectations.forget(key)
+        self._backoff.forget(key)
 
     async def resync_jobs(self) -> None:
         """Compare the cache with a LIST to find changes that kopf's watch missed, such as deletions between watches.
@@ -145,9 +168,11 @@ class Controller:
 
     async def prune_tombstones(self) -> None:
         """Drop expired tombstones once a minute, until cancelled."""
-        while True:
-            await asyncio.sleep(TOMBSTONE_PRUNE_INTERVAL_SECONDS)
+
+        async def prune() -> None:
             self.children.prune()
+
+        await self.net.repeat("pruning of tombstones", prune, lambda: TOMBSTONE_PRUNE_INTERVAL_SECONDS)
 
     def start_leading(self, is_leading: Callable[[], bool]) -> None:
         """Enqueue all jobs, and process the queue as long as `is_leading` returns True."""
@@ -219,10 +244,15 @@ class Controller:
         if result.job is not job:  # this pass wrote the status, even if the watch delivered it earlier
             self._status_written_at[key] = time.monotonic()
         self._rejected_creates[key] = result.rejected_creates
-        if self._expectations.record(key, result.actions):
+        if result.has_tried_creates:
+            self._backoff.record(key, result.rejected_creates)
+            if delay := self._backoff.remaining_seconds(key):
+                self.queue.add_after(key, delay)
+        if self._expectations.record(key, result.actions, result.pod_uids):
             self.queue.add_after(key, EXPECTATION_TIMEOUT_SECONDS)
         if self.jobs.is_finished(key):
             self._expectations.forget_created_pods(key)
+            self._backoff.forget(key)
         if result.requeue_after is not None:
             self.queue.add_after(key, result.requeue_after.total_seconds())
         return "changed" if result.job is not job else "unchanged"
@@ -249,6 +279,21 @@ class Controller:
                     informer.replace(pod)
         return is_newer
 
+    def _on_pod_event(self, old_pod: RawBody | None, new_pod: RawBody | None) -> None:
+        self.children.on_pod_event(old_pod, new_pod)
+        if has_ended(new_pod) and not has_ended(old_pod):
+            self._retry_creates(old_pod or new_pod)
+
+    def _on_service_event(self, old_service: RawBody | None, new_service: RawBody | None) -> None:
+        self.children.on_service_event(old_service, new_service)
+        if new_service is None:
+            self._retry_creates(old_service)
+
+    def _retry_creates(self, removed: RawBody | None) -> None:
+        """Let the jobs of a namespace retry rejected creates, because an object there no longer uses its quota."""
+        for key in self._backoff.wake(removed["metadata"]["namespace"]) if removed else ():
+            self.enqueue(key)
+
     def _project_pod(self, pod: RawBody) -> RawBody:
         key = get_owning_job_key(pod)
         is_finished = key is not None and self.jobs.is_finished(key)
@@ -264,6 +309,8 @@ class Controller:
             degradations=self.progress_poller.get_degradations(key),
             unreachable_endpoint=self.progress_poller.get_unreachable_endpoint(key),
             rejected_creates=self._rejected_creates.get(key, ()),
+            last_rejection=self._backoff.get_last_rejection(key),
+            create_delay=timedelta(seconds=self._backoff.remaining_seconds(key)),
             time_since_status_write=None if written_at is None else timedelta(seconds=time.monotonic() - written_at),
             expected_pods=self._expectations.list_created(key, "Pod"),
             expected_services=self._expectations.list_created(key, "Service"),

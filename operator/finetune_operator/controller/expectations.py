@@ -20,26 +20,26 @@ class Expectations:
         self._clock = clock or time.monotonic  # no default argument, because the simulator replaces the function
         # time of the request by kind and name of the child
         self._created: defaultdict[JobKey, dict[tuple[str, str], float]] = defaultdict(dict)
-        # names of the pods of the newest attempt that this process created, also after the timeout
-        self._created_pods: dict[JobKey, frozenset[str]] = {}
+        # uid by name of the pods of the newest attempt that this process created, also after the timeout
+        self._created_pods: dict[JobKey, dict[str, str]] = {}
         # time of the request and grace period in seconds by uid of the pod
         self._deleted: defaultdict[JobKey, dict[str, tuple[float, int]]] = defaultdict(dict)
 
-    def record(self, key: JobKey, actions: Iterable[Action]) -> bool:
-        """Record the executed actions of a pass and return whether an event is expected."""
+    def record(self, key: JobKey, actions: Iterable[Action], pod_uids: Mapping[str, str]) -> bool:
+        """Record the executed actions of a pass and return whether an event is expected.
+
+        pod_uids: uids of the created pods by name.
+        """
         self._drop_expired(key)
-        pod_names = set()
         for action in actions:
             match action:
                 case Create(manifest):
                     child = manifest["kind"], manifest["metadata"]["name"]
                     self._created[key][child] = self._clock()
-                    if manifest["kind"] == "Pod":
-                        pod_names.add(manifest["metadata"]["name"])
                 case DeletePod(_, uid, grace_seconds):
                     self._deleted[key][uid] = self._clock(), grace_seconds
-        if pod_names:
-            self._remember_pods(key, pod_names)
+        if pod_uids:
+            self._remember_pods(key, pod_uids)
         return key in self._created or key in self._deleted
 
     def list_created(self, key: JobKey, kind: str) -> frozenset[str]:
@@ -47,9 +47,9 @@ class Expectations:
         self._drop_expired(key)
         return frozenset(name for child_kind, name in self._created.get(key, ()) if child_kind == kind)
 
-    def list_created_pods(self, key: JobKey) -> frozenset[str]:
-        """Return the names of all pods of the newest attempt that this process created."""
-        return self._created_pods.get(key, frozenset())
+    def list_created_pods(self, key: JobKey) -> Mapping[str, str]:
+        """Return the uids of all pods of the newest attempt that this process created, by name."""
+        return self._created_pods.get(key, {})
 
     def list_deletions(self, key: JobKey) -> Mapping[str, int]:
         """Return the grace period in seconds of the pods that this process deleted within the timeout, by uid."""
@@ -57,7 +57,7 @@ class Expectations:
         return {uid: grace_seconds for uid, (_, grace_seconds) in self._deleted.get(key, {}).items()}
 
     def forget_created_pods(self, key: JobKey) -> None:
-        """Drop the names of created pods, of a job that has finished."""
+        """Drop the created pods of a job that has finished."""
         self._created_pods.pop(key, None)
 
     def forget(self, key: JobKey) -> None:
@@ -66,11 +66,12 @@ class Expectations:
         self._created.pop(key, None)
         self._deleted.pop(key, None)
 
-    def _remember_pods(self, key: JobKey, new_names: set[str]) -> None:
+    def _remember_pods(self, key: JobKey, pod_uids: Mapping[str, str]) -> None:
         """Add the created pods of one attempt, and drop those of older attempts."""
-        prefix = next(iter(new_names)).rpartition("-")[0]  # name of the job and number of the attempt
-        same_attempt = {known for known in self.list_created_pods(key) if known.rpartition("-")[0] == prefix}
-        self._created_pods[key] = frozenset(same_attempt | new_names)
+        prefix = next(iter(pod_uids)).rpartition("-")[0]  # name of the job and number of the attempt
+        known = self.list_created_pods(key).items()
+        same_attempt = {name: uid for name, uid in known if name.rpartition("-")[0] == prefix}
+        self._created_pods[key] = {**same_attempt, **pod_uids}
 
     def _drop_expired(self, key: JobKey) -> None:
         oldest = self._clock() - EXPECTATION_TIMEOUT_SECONDS

@@ -5,9 +5,11 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterator, Set
 from dataclasses import dataclass
 
+from finetune_operator import names
 from finetune_operator.controller.child_cache import JobKey
 from finetune_operator.kube.resource_versions import StateRolledBack, is_later_version
-from finetune_operator.observation.ownership import RawBody
+from finetune_operator.observation.ownership import JobOwner, RawBody, find_owning_job, get_start_key
+from finetune_operator.observation.pod_identity import PodIdentities, read_pod_identities
 from finetune_operator.observation.projection import project_job
 
 MAX_PARSED_JOBS = 128  # bodies that are kept as Python objects, about 30 KiB each
@@ -18,8 +20,10 @@ class CachedJob:
     """Body of a job as JSON, which needs a fifth of the memory of the parsed body, and fields that are read often."""
 
     content: bytes
+    name: str
     version: str
     attempt: int | None
+    pods: PodIdentities | None  # of the current attempt; None before the first one
     phase: str
     completion_time: str  # as in the status; empty if the job has not finished
 
@@ -60,6 +64,10 @@ class JobCache:
         """Return a copy of the body of a known job, which is not kept as a Python object."""
         body: RawBody = json.loads(self._jobs[key].content)
         return body
+
+    def get_identity(self, key: JobKey) -> JobOwner:
+        """Return what the owner references of the children of a known job name."""
+        return JobOwner(self._jobs[key].name, key.uid)
 
     def get_version(self, key: JobKey) -> str:
         """Return the resourceVersion of a known job."""
@@ -117,6 +125,17 @@ class JobCache:
         cached = self._jobs.get(key)
         return None if cached is None else cached.attempt
 
+    def is_current_pod(self, key: JobKey, pod: RawBody) -> bool:
+        """Return whether the operator created the pod for the current attempt of the job."""
+        cached, owner = self._jobs.get(key), find_owning_job(pod)
+        if cached is None or owner != JobOwner(cached.name, key.uid):
+            return False
+        metadata = pod["metadata"]
+        attempt, node_rank = names.parse_pod_name(metadata["name"], cached.name) or (None, 0)
+        if attempt is None or attempt != cached.attempt:
+            return False
+        return cached.pods is None or cached.pods.include(node_rank, metadata["uid"], get_start_key(pod))
+
     def is_finished(self, key: JobKey) -> bool:
         """Return whether the job has a completion time, so that its pods are only counted and deleted."""
         cached = self._jobs.get(key)
@@ -132,8 +151,10 @@ def _pack(body: RawBody) -> CachedJob:
     attempt = status.get("attempt")
     return CachedJob(
         content=json.dumps(project_job(body), separators=(",", ":"), ensure_ascii=False).encode(errors="surrogatepass"),
+        name=body["metadata"]["name"],
         version=body["metadata"]["resourceVersion"],
         attempt=attempt if isinstance(attempt, int) else None,
+        pods=read_pod_identities(body),
         phase=status.get("phase", "Queued"),
         completion_time=str(status.get("completionTime") or ""),
     )

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
+from itertools import chain, repeat
 
 import aiohttp
 from pydantic import TypeAdapter
@@ -18,7 +19,9 @@ from finetune_api.v1alpha1.status import Progress
 from finetune_operator import names
 from finetune_operator.controller.child_cache import ChildCache, JobKey
 from finetune_operator.controller.job_cache import JobCache
-from finetune_operator.observation.ownership import RawBody, find_controlling_owner
+from finetune_operator.observation.ownership import JobOwner, RawBody, select_children
+from finetune_operator.tasks.error_net import ErrorNet
+from finetune_operator.tasks.fair_slots import FairSlots
 from finetune_supervisor.messages import Degradation
 
 logger = logging.getLogger(__name__)
@@ -83,7 +86,9 @@ class ProgressPoller:
         on_progress: Callable[[JobKey], None],
         port: int = names.STATUS_PORT,
         clock: Callable[[], float] = time.monotonic,
+        net: ErrorNet | None = None,
     ) -> None:
+        self._net = net or ErrorNet()
         self._jobs = jobs
         self._children = children
         self._on_progress = on_progress
@@ -119,34 +124,33 @@ class ProgressPoller:
         """
         connector = aiohttp.TCPConnector(limit=2 * MAX_CONCURRENT_POLLS, force_close=True)
 
-        async def poll_repeatedly(selects: Callable[[JobKey], bool]) -> None:
-            while True:
-                await self.poll_all(session, selects=selects)
-                await asyncio.sleep(interval_seconds)
+        async def poll_repeatedly(name: str, selects: Callable[[JobKey], bool]) -> None:
+            delays = chain((0.0,), repeat(interval_seconds))
+            await self._net.repeat(name, lambda: self.poll_all(session, selects=selects), lambda: next(delays))
 
         async with (
             aiohttp.ClientSession(connector=connector, timeout=POLL_TIMEOUT) as session,
             asyncio.TaskGroup() as group,
         ):
-            group.create_task(poll_repeatedly(lambda key: key not in self._failing_since))
-            group.create_task(poll_repeatedly(lambda key: key in self._failing_since))
+            group.create_task(poll_repeatedly("polls", lambda key: key not in self._failing_since))
+            group.create_task(poll_repeatedly("polls of silent pods", lambda key: key in self._failing_since))
 
     async def poll_all(
         self, session: aiohttp.ClientSession, *, selects: Callable[[JobKey], bool] = lambda _: True
     ) -> None:
         """Poll node rank 0 of every running job that is selected once."""
-        # the request timeout includes waiting for a free connection, but not waiting for this semaphore
-        semaphore = asyncio.Semaphore(MAX_CONCURRENT_POLLS)
+        # the request timeout includes waiting for a free connection, but not waiting for a slot
+        slots = FairSlots(MAX_CONCURRENT_POLLS)
 
         async def poll(target: PollTarget) -> None:
-            async with semaphore:
-                url = f"http://{target.endpoint}/status"
-                response = await fetch_status(session, url, job_uid=target.key.uid, attempt=target.attempt)
-            if target.key not in self._jobs:
-                return
-            self._update_reachability(target, has_response=response is not None)
-            if response is not None and response.degraded is not None:
-                self._store_report(target, response.progress, response.degraded)
+            try:
+                async with slots.hold(target.key.namespace):
+                    url = f"http://{target.endpoint}/status"
+                    response = await fetch_status(session, url, job_uid=target.key.uid, attempt=target.attempt)
+                if target.key in self._jobs:
+                    self._store_response(target, response)
+            except Exception as error:  # an unforeseen response costs only its own job this round
+                self._net.record("polls", error, about=f"{target.key.namespace}/{target.key.uid}")
 
         targets = self._find_targets()
         # jobs whose node rank 0 no longer runs are not unreachable
@@ -154,16 +158,22 @@ class ProgressPoller:
             self._clear_failures(key)
         await asyncio.gather(*(poll(target) for target in targets if selects(target.key)))
 
+    def _store_response(self, target: PollTarget, response: StatusResponse | None) -> None:
+        self._update_reachability(target, has_response=response is not None)
+        if response is not None and response.degraded is not None:
+            self._store_report(target, response.progress, response.degraded)
+
     def _find_targets(self) -> list[PollTarget]:
         targets = []
         for key in self._jobs:
             attempt = self._jobs.current_attempt(key)
             if attempt is None:
                 continue
-            pods = self._children.pods(key)
-            host = find_rank_zero_host(pods, job_uid=key.uid, attempt=attempt)
+            job = self._jobs.get_identity(key)
+            pods = tuple(pod for pod in self._children.pods(key) if self._jobs.is_current_pod(key, pod))
+            host = find_rank_zero_host(pods, job=job, attempt=attempt)
             if host is not None:
-                port = find_rank_zero_port(pods, job_uid=key.uid, attempt=attempt) or self._port
+                port = find_rank_zero_port(pods, job=job, attempt=attempt) or self._port
                 targets.append(PollTarget(key, attempt, f"{host}:{port}"))
         return targets
 
@@ -225,17 +235,17 @@ def parse_status(content: bytes, *, job_uid: str, attempt: int, now: datetime) -
     return StatusResponse(progress, body.degraded)
 
 
-def find_rank_zero_host(pods: tuple[RawBody, ...], *, job_uid: str, attempt: int) -> str | None:
+def find_rank_zero_host(pods: tuple[RawBody, ...], *, job: JobOwner, attempt: int) -> str | None:
     """Return the IP address of node rank 0, with brackets if it is IPv6; None if its pod is not running."""
-    status = _find_rank_zero_pod(pods, job_uid=job_uid, attempt=attempt).get("status", {})
+    status = _find_rank_zero_pod(pods, job=job, attempt=attempt).get("status", {})
     if status.get("phase") == "Running" and (address := status.get("podIP")):
         return f"[{address}]" if ":" in address else str(address)
     return None
 
 
-def find_rank_zero_port(pods: tuple[RawBody, ...], *, job_uid: str, attempt: int) -> int | None:
+def find_rank_zero_port(pods: tuple[RawBody, ...], *, job: JobOwner, attempt: int) -> int | None:
     """Return the status port of node rank 0 on the network of its Kubernetes node; None on a network of its own."""
-    spec = _find_rank_zero_pod(pods, job_uid=job_uid, attempt=attempt).get("spec") or {}
+    spec = _find_rank_zero_pod(pods, job=job, attempt=attempt).get("spec") or {}
     if not spec.get("hostNetwork"):
         return None
     containers: list[RawBody] = spec.get("containers") or []
@@ -244,17 +254,13 @@ def find_rank_zero_port(pods: tuple[RawBody, ...], *, job_uid: str, attempt: int
     return next((each.get("containerPort") for each in ports), None)
 
 
-def _find_rank_zero_pod(pods: tuple[RawBody, ...], *, job_uid: str, attempt: int) -> RawBody:
+def _find_rank_zero_pod(pods: tuple[RawBody, ...], *, job: JobOwner, attempt: int) -> RawBody:
     """Return the pod of node rank 0, {} if there is none.
 
     Labels alone do not identify the pod: whoever may create pods can set them.
     """
-    for pod in pods:
-        owner = find_controlling_owner(pod)
-        is_rank_zero = names.parse_pod_name(pod["metadata"]["name"], owner.get("name", "")) == (attempt, 0)
-        if is_rank_zero and owner.get("uid") == job_uid:
-            return pod
-    return {}
+    name = names.pod_name(job.name, attempt, 0)
+    return next((pod for pod in select_children(job, pods) if pod["metadata"]["name"] == name), {})
 
 
 def _without_update_time(progress: Progress) -> Progress:

@@ -1,7 +1,7 @@
 """One reconcile pass: observe, decide, write the status, execute the actions. All logic is in core.decide."""
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
 from pydantic import ValidationError
@@ -18,19 +18,19 @@ from finetune_operator.controller.gather import (
     is_first_start,
     observe_cached,
     observe_uncached,
-    select_controlled_objects,
 )
 from finetune_operator.controller.identity_cache import IdentityCache
 from finetune_operator.controller.job_cache import MAX_PARSED_JOBS
 from finetune_operator.controller.observe_group import observe_group
-from finetune_operator.core.actions import Action, DeletePod, EmitEvent
+from finetune_operator.core.actions import Action, Create, DeletePod, EmitEvent
 from finetune_operator.core.decide import decide
 from finetune_operator.core.decision import Decision
 from finetune_operator.core.degraded import decide_degraded
 from finetune_operator.core.invalid_spec import decide_invalid_spec
 from finetune_operator.core.write_delay import compute_write_delay
 from finetune_operator.kube.cluster import Cluster, ClusterError, Conflict
-from finetune_operator.observation.ownership import RawBody
+from finetune_operator.observation.ownership import JobOwner, RawBody, select_children
+from finetune_operator.observation.pod_identity import join_pod_uids
 from finetune_operator.observation.pods import Observation, RejectedCreate
 from finetune_operator.settings import Settings
 
@@ -46,8 +46,10 @@ class PassResult:
 
     job: RawBody
     requeue_after: timedelta | None = None
-    rejected_creates: tuple[RejectedCreate, ...] = ()
+    rejected_creates: tuple[RejectedCreate, ...] = ()  # of this pass, or of an earlier one whose retry is delayed
+    has_tried_creates: bool = False
     actions: tuple[Action, ...] = ()  # that were executed
+    pod_uids: Mapping[str, str] = field(default_factory=dict)  # of the created pods by name
 
 
 @dataclass(frozen=True)
@@ -97,11 +99,23 @@ async def reconcile(dependencies: PassDependencies, job: RawBody, cached: Cached
     first_step = _decide_first_step(dependencies, job, current_status, observation) if has_changed else None
     actions = decision.actions if first_step is None else (*decision.actions, *first_step.actions)
     # Execute the actions. After a status write, requeue at once, because no event triggers the next step.
-    rejected_creates = await execute_actions(cluster, parsed.metadata, actions, now=now())
+    creations = await execute_actions(
+        cluster, parsed.metadata, actions, now=now(), last_rejection=cached.last_rejection
+    )
+    has_tried_creates = any(isinstance(action, Create) for action in actions)
+    is_waiting = bool(cached.create_delay) and not has_tried_creates and _continues_attempt(current_status, status)
+    rejected_creates = cached.rejected_creates if is_waiting else creations.rejected
     should_requeue_now = (has_changed and first_step is None) or rejected_creates != cached.rejected_creates
     requeue_after = timedelta() if should_requeue_now else (first_step or decision).requeue_after
     requeue_after = requeue_after and min(requeue_after, MAX_REQUEUE_AFTER)
-    return PassResult(job, requeue_after, rejected_creates, select_executed_actions(actions, rejected_creates))
+    executed_actions = select_executed_actions(actions, creations)
+    return PassResult(job, requeue_after, rejected_creates, has_tried_creates, executed_actions, creations.pod_uids)
+
+
+def _continues_attempt(old_status: JobStatus, new_status: JobStatus) -> bool:
+    """Return whether the status is still that of a starting or running attempt."""
+    is_active = new_status.attempts and new_status.attempts[-1].state in (AttemptState.STARTING, AttemptState.RUNNING)
+    return bool(is_active) and old_status.attempt == new_status.attempt
 
 
 def _report_status(dependencies: PassDependencies, job: ObjectMeta, status: JobStatus) -> None:
@@ -120,10 +134,13 @@ def _with_known_creation(job: FineTuneJob, cached: CachedState) -> FineTuneJob:
         return job
     if cached.rejected_creates:
         return job
-    record = attempts[-1].model_copy(update={"created": True})
-    ranks = range(job.num_attempt_nodes)
-    if any(names.pod_name(job.metadata.name, record.attempt, rank) not in cached.created_pods for rank in ranks):
+    name, attempt = job.metadata.name, attempts[-1].attempt
+    uids = {
+        rank: cached.created_pods.get(names.pod_name(name, attempt, rank), "") for rank in range(job.num_attempt_nodes)
+    }
+    if not all(uids.values()):
         return job
+    record = attempts[-1].model_copy(update={"created": True, "pod_uids": join_pod_uids(uids)})
     status = job.status.model_copy(update={"attempts": (*attempts[:-1], record)})
     return job.model_copy(update={"status": status})
 
@@ -223,7 +240,7 @@ async def reconcile_degraded(
     status = _parse_status(job)
     if job["metadata"].get("deletionTimestamp") is not None:
         return PassResult(job)
-    pods = select_controlled_objects(job["metadata"]["uid"], cached.pods)
+    pods = select_children(JobOwner(job["metadata"]["name"], job["metadata"]["uid"]), cached.pods)
     ttl_seconds = dependencies.settings.default_ttl_seconds
     decision = decide_degraded(job, status, pods, dependencies.now(), problem=problem, default_ttl_seconds=ttl_seconds)
     return await _carry_out(dependencies, job, status, decision)

@@ -4,25 +4,23 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import timedelta
 
-from finetune_operator import names
 from finetune_operator.observation.ownership import RawBody
 
 TOMBSTONE_TTL = timedelta(minutes=15)
-MAX_OLD_TOMBSTONES = 32  # limit per job, for attempts other than the current one
+MAX_OLD_TOMBSTONES = 32  # limit per job, of all pods but those of the current attempt
 
 
 @dataclass(frozen=True)
 class Tombstone:
-    """Last known object of a deleted pod; `deleted_at` is in seconds of a monotonic clock."""
+    """Last known object of a deleted pod; `deleted_at` is in seconds of a monotonic clock.
+
+    attempt: the attempt for which the operator created the pod; None if it was not the current one, or not created by
+    the operator.
+    """
 
     pod: RawBody
     deleted_at: float
-
-    @property
-    def attempt(self) -> int | None:
-        """Attempt number from the label of the pod."""
-        label = self.pod["metadata"].get("labels", {}).get(names.ATTEMPT, "")
-        return int(label) if label.isdecimal() else None
+    attempt: int | None
 
 
 def prune_tombstones(

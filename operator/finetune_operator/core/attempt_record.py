@@ -14,6 +14,7 @@ from finetune_operator.core.spec_hash import compute_spec_hash
 from finetune_operator.failures.node_avoidance import find_nodes_to_avoid, prune_attempts
 from finetune_operator.failures.rules import select_most_relevant
 from finetune_operator.failures.summarise_evidence import measure_evidence_bytes, store_evidence
+from finetune_operator.observation.pod_identity import compute_start_key, join_pod_uids
 from finetune_operator.observation.pods import PodPhase
 from finetune_operator.plan.config_map import compute_config_hash
 from finetune_operator.plan.run_plan import plan_run
@@ -54,8 +55,10 @@ def record_start(context: JobContext) -> AttemptRecord:
         and all(node.phase is PodPhase.RUNNING or node.has_succeeded for node in context.nodes)
     )
     is_running = record.state is AttemptState.RUNNING or all_nodes_run
+    uids = {node.node_rank: node.uid for node in live_nodes}
     update = {
         "created": all_children_created,
+        "pod_uids": record.pod_uids if record.created or not all_children_created else join_pod_uids(uids),
         "state": AttemptState.RUNNING if is_running else AttemptState.STARTING,
         "running_time": record.running_time or (context.now if is_running else None),
         "spec_hash": compute_spec_hash(context.job.spec),  # replaces a hash of another release
@@ -85,9 +88,11 @@ def with_next_attempt(context: JobContext, status: JobStatus, record: AttemptRec
         "num_nodes": job.spec.num_nodes,
         "spec_hash": compute_spec_hash(job.spec),
         "config_hash": compute_config_hash(run_plan),
+        "start_key": compute_start_key(job.metadata, record.attempt, context.now),
     }
     record = record.model_copy(update=update)
-    attempts = prune_attempts((*_prune_evidence(status.attempts), record), context.now)
+    ended_attempts = (ended.model_copy(update={"pod_uids": ""}) for ended in _prune_evidence(status.attempts))
+    attempts = prune_attempts((*ended_attempts, record), context.now)
     dropped = drop_attempts(status, attempts, context.now, is_command=job.spec.command is not None)
     update = {"attempt": record.attempt, "attempts": attempts, "dropped_gpu_seconds": dropped, "scheduling": None}
     return status.model_copy(update=update)

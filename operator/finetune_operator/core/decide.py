@@ -47,7 +47,6 @@ from finetune_operator.settings import Settings
 
 REQUEUE_INTERVAL = timedelta(seconds=5)
 QUOTA_RELEASE_DELAY = timedelta(seconds=30)
-MIN_CREATE_RETRY, MAX_CREATE_RETRY = timedelta(seconds=1), timedelta(seconds=15)
 
 
 def decide(job: FineTuneJob, observation: Observation, now: datetime, settings: Settings) -> Decision:
@@ -197,8 +196,9 @@ def _create_missing_children(context: JobContext) -> Decision | None:
     # then leave the queue's group if Kueue would not accept the new pods in it
     if (group_actions := prepare_queue_group(context, older_pods)) is not None:
         return build_decision(context, context.status, actions=group_actions, requeue_after=REQUEUE_INTERVAL)
-    # then wait until the restart delay has passed
-    if (delay := _compute_remaining_delay(record, context.now)) > timedelta():
+    # then wait until the restart delay has passed, and that of creates which the API server rejected
+    delay = max(_compute_remaining_delay(record, context.now), context.observation.create_delay)
+    if delay > timedelta():
         return build_decision(context, context.status, requeue_after=delay)
     # then create the missing children, unless another release created the others
     existing_pods = {node.pod_name for node in context.nodes if node.phase is not PodPhase.GONE}
@@ -219,8 +219,7 @@ def _create_missing_children(context: JobContext) -> Decision | None:
         deletions = context.build_deletions(older_pods, ABORT_GRACE_SECONDS)
         actions = (*actions, DeleteConfigMap(old_config_map), *delete_earlier_pod_groups(context), *deletions)
     status = with_record(context.status, record.model_copy(update={"config_hash": config_hash}))
-    delays = (_compute_create_retry_delay(context), compute_config_map_check_delay(context))
-    requeue_after = min((delay for delay in delays if delay is not None), default=None)
+    requeue_after = compute_config_map_check_delay(context)
     decision = build_decision(context, status, actions=actions, requeue_after=requeue_after)
     # the cache may not contain a pod of an older attempt, or a pod that the last pass created (decisions/101)
     return require_confirmation(context, decision)
@@ -242,14 +241,6 @@ def _compute_remaining_delay(record: AttemptRecord, now: datetime) -> timedelta:
     if record.not_before is None or (record.start_time and now < record.start_time):
         return timedelta()
     return record.not_before - now
-
-
-def _compute_create_retry_delay(context: JobContext) -> timedelta | None:
-    """Return the delay before the next retry of rejected creates, which grows with the time waited so far."""
-    if not context.observation.rejected_creates:
-        return None
-    waited = context.now - context.status.waiting.since if context.status.waiting else MIN_CREATE_RETRY
-    return min(MAX_CREATE_RETRY, max(MIN_CREATE_RETRY, waited))
 
 
 def _check_pending_timeout(context: JobContext) -> Decision | None:
@@ -283,16 +274,17 @@ def _check_start_deadlines(context: JobContext) -> Decision | None:
 def _update_running_state(context: JobContext) -> Decision:
     """Record whether all pods exist and run, and restore a missing Service or ConfigMap."""
     record = record_successes(record_start(context), context.nodes, context.now)
-    is_running = record.state is AttemptState.RUNNING
     # emit events, delete pods of older attempts, restore Service and ConfigMap
     deletions = context.build_deletions(_find_pods_of_older_attempts(context), ABORT_GRACE_SECONDS)
     status = with_record(context.status, record)
     events = (*_build_start_events(context, record), *_build_degradation_events(context, status))
-    actions = (*events, *deletions, *ensure_service_and_config_map(context))
-    # requeue for the next ConfigMap check, the next retry of a rejected create, or the record of a success
+    create_delay = context.observation.create_delay or None
+    restorations = () if create_delay else ensure_service_and_config_map(context)
+    actions = (*events, *deletions, *restorations)
+    # requeue for the next ConfigMap check or the record of a success
     delays = (
+        create_delay,
         compute_config_map_check_delay(context),
-        None if is_running else _compute_create_retry_delay(context),
         compute_record_delay(context.nodes, context.now),
         compute_group_delay(context),
     )

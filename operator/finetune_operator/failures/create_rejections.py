@@ -1,12 +1,20 @@
 """Detects rejected creates that no retry can fix, and claims that several nodes cannot share."""
 
+import re
+from contextlib import suppress
+
 from finetune_api.v1alpha1.job import FineTuneJob
+from finetune_api.v1alpha1.quantity import parse_quantity
 from finetune_api.v1alpha1.reasons import Reason
 from finetune_operator.failures.verdict import Verdict
 from finetune_operator.observation.pods import Observation, RejectedCreate
 
 SHARED_MODES = frozenset({"ReadWriteMany", "ReadOnlyMany"})
 UNPROCESSABLE = 422  # 400 is also the status of a webhook that denies without a code, for example after a timeout
+_EXCEEDED_QUOTA = re.compile(
+    r"exceeded quota: \S{1,253}, requested: (?P<requested>\S{1,2000}), used: \S{1,2000},"
+    r" limited: (?P<limited>\S{1,2000})"
+)
 
 
 def collect_claim_names(job: FineTuneJob) -> tuple[str, ...]:
@@ -45,6 +53,27 @@ def find_permanent_rejection(job: FineTuneJob, observation: Observation) -> Verd
             )
             return Verdict(Reason.INVALID_SPEC, message)
     return None
+
+
+def find_quota_capacity(message: str) -> int | None:
+    """Return how many such objects an empty ResourceQuota permits, from the message of a rejection; None without one.
+
+    The message is that of Kubernetes: `exceeded quota: q, requested: pods=1, used: pods=3, limited: pods=3`.
+    """
+    match = _EXCEEDED_QUOTA.search(message)
+    if match is None:
+        return None
+    requested, limited = (_parse_resources(match[name]) for name in ("requested", "limited"))
+    return min((int(limited[name] // amount) for name, amount in requested.items() if name in limited), default=None)
+
+
+def _parse_resources(text: str) -> dict[str, float]:
+    """Return the positive quantities of a list such as `pods=1,requests.cpu=500m`."""
+    quantities = {}
+    for name, _, quantity in (item.partition("=") for item in text.split(",")):
+        with suppress(ValueError):
+            quantities[name.strip()] = parse_quantity(quantity)
+    return {name: quantity for name, quantity in quantities.items() if quantity > 0}
 
 
 def describe_name_conflict(rejected_create: RejectedCreate) -> str:

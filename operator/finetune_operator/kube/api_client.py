@@ -9,14 +9,20 @@ import aiohttp
 
 from finetune_operator.kube.api_paths import ApiPath
 from finetune_operator.observation.ownership import RawBody
+from finetune_operator.tasks.fair_slots import FairSlots
 
 RETRY_DELAYS_SECONDS = (0.1, 0.5)  # delays before the two retries; the work queue handles longer outages
 MAX_RETRY_AFTER_SECONDS = 2.0  # the work queue handles a longer Retry-After
 PAGE_SIZE = 500
+# An object in etcd has at most 1.5 MB. Larger responses would fill the memory of the operator.
+MAX_OBJECT_BYTES = 4 * 1024**2
+MAX_PAGE_BYTES = 8 * 1024**2
+SMALLER_PAGE_DIVISOR = 5  # of the page size, after a page with too many bytes
 # Each TLS connection needs a buffer of 256 KiB, and the API server would queue more concurrent requests anyway.
 MAX_CREATES = 32  # concurrent POST requests, which admission webhooks of one namespace may delay for long
 MAX_OTHER_REQUESTS = 32
 REQUEST_TIMEOUT = aiohttp.ClientTimeout(total=30, sock_connect=5)
+READ_TIMEOUT = aiohttp.ClientTimeout(total=5, sock_connect=5)  # of a GET of one object
 WATCH_READ_TIMEOUT_SECONDS = 90.0  # the API server sends a bookmark every 60 seconds
 NO_RESPONSE = 0
 JSON = "application/json"
@@ -33,6 +39,10 @@ class ApiError(Exception):
         self.retry_after = retry_after
 
 
+class ResponseTooLarge(ApiError):
+    """The response has more bytes than the request permits."""
+
+
 class ApiClient:
     """JSON client for the API server, with separate limits of concurrent creates and of other requests.
 
@@ -46,8 +56,8 @@ class ApiClient:
         self._server = server.rstrip("/")
         self._request_session = request_session
         self._watch_session = watch_session
-        self._create_slots = asyncio.Semaphore(MAX_CREATES)
-        self._other_slots = asyncio.Semaphore(MAX_OTHER_REQUESTS)
+        self._create_slots = FairSlots(MAX_CREATES)
+        self._other_slots = FairSlots(MAX_OTHER_REQUESTS)
 
     async def call(
         self,
@@ -85,29 +95,33 @@ class ApiClient:
         params: Mapping[str, str] | None = None,
         content_type: str = JSON,
     ) -> RawBody:
-        """Send a request without retries.
+        """Send a request without retries. A GET without parameters reads one object.
 
         Raises:
             ApiError: The API server returned an error or did not respond.
+            ResponseTooLarge: An object has more than MAX_OBJECT_BYTES, or a page more than MAX_PAGE_BYTES.
         """
         request_content = None if body is None else encode_json(body)
         headers = {"Content-Type": content_type} if request_content else None
         slots = self._create_slots if method == "POST" else self._other_slots
+        is_page = "limit" in (params or ())
         try:
             async with (
-                slots,
+                slots.hold(get_namespace(path)),
                 self._request_session.request(
                     method,
                     self._server + path,
                     data=request_content,
                     params=params,
                     headers=headers,
-                    timeout=REQUEST_TIMEOUT,
+                    timeout=READ_TIMEOUT if method == "GET" and not is_page else REQUEST_TIMEOUT,
                 ) as response,
             ):
-                content = await response.read()
+                content = await _read(response, MAX_PAGE_BYTES if is_page else MAX_OBJECT_BYTES)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise _build_no_response_error(method, path, error) from error
+        if content is None:
+            raise ResponseTooLarge(f"{method} {path}: the response is too large", status=NO_RESPONSE)
         if response.status >= 400:
             raise parse_error(response.status, content, response.headers)
         parsed: RawBody = json.loads(content)
@@ -116,13 +130,20 @@ class ApiClient:
     async def list_pages(
         self, path: ApiPath, *, selector: str = "", page_size: int = PAGE_SIZE
     ) -> AsyncIterator[RawBody]:
-        """Yield the pages of a consistent LIST.
+        """Yield the pages of a consistent LIST; a page with too many bytes is read again as several smaller ones.
 
         resourceVersion=0 is not used, because such a response may be older than an earlier one.
         """
         params = {"limit": str(page_size), **({"labelSelector": selector} if selector else {})}
         while True:
-            page = await self.call("GET", path, params=params)
+            try:
+                page = await self.call("GET", path, params=params)
+            except ResponseTooLarge:
+                if page_size == 1:
+                    raise
+                page_size = max(1, page_size // SMALLER_PAGE_DIVISOR)
+                params["limit"] = str(page_size)
+                continue
             yield page
             if not (token := page["metadata"].get("continue")):
                 return
@@ -150,6 +171,23 @@ class ApiClient:
                     yield json.loads(line)
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:  # ValueError if a line is truncated
             raise _build_no_response_error("WATCH", path, error) from error
+
+
+def get_namespace(path: str) -> str:
+    """Return the namespace in a path of the API; empty if it has none."""
+    _, separator, rest = path.partition("/namespaces/")
+    return rest.split("/", 1)[0] if separator else ""
+
+
+async def _read(response: aiohttp.ClientResponse, max_bytes: int) -> bytes | None:
+    """Return the content of a response; None if it has more bytes than permitted."""
+    chunks, size = [], 0
+    async for chunk in response.content.iter_any():
+        size += len(chunk)
+        if size > max_bytes:
+            return None
+        chunks.append(chunk)
+    return b"".join(chunks)
 
 
 def encode_json(body: RawBody) -> bytes:
@@ -189,6 +227,8 @@ def _build_no_response_error(method: str, path: str, error: Exception) -> ApiErr
 
 
 def _should_retry(error: ApiError, *, idempotent: bool) -> bool:
+    if isinstance(error, ResponseTooLarge):
+        return False
     if (error.retry_after or 0.0) > MAX_RETRY_AFTER_SECONDS:
         return False
     if error.status == 429:  # the request was rejected before it took effect

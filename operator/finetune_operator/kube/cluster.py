@@ -10,7 +10,14 @@ from finetune_operator.kube.api_client import ApiClient, ApiError
 from finetune_operator.kube.api_paths import GROUPS_PATH, ApiPath, InvalidName, collection_path, object_path
 from finetune_operator.kube.queue_positions import QueuePositions
 from finetune_operator.kube.read_batcher import ReadBatcher
-from finetune_operator.observation.ownership import RawBody, find_controlling_owner, get_group_kind_name, has_job_label
+from finetune_operator.observation.ownership import (
+    JobOwner,
+    RawBody,
+    find_owning_job,
+    get_group_kind_name,
+    get_start_key,
+    has_job_label,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -61,14 +68,17 @@ class NameTaken(ClusterError):
 class ObjectRef:
     """Identity of one object; the uid distinguishes it from a later object of the same name.
 
-    An empty uid matches any object of that name that the job with `owner_uid` controls.
+    An empty uid matches any object of that name that `owner` controls, and a Workload whose owners are pods of it.
+
+    pod_uids: uids of pods; one of them must own the Workload. None if `owner` is known to be right.
     """
 
     kind: str
     namespace: str
     name: str
     uid: str
-    owner_uid: str = ""
+    owner: JobOwner | None = None
+    pod_uids: frozenset[str] | None = None
 
 
 class Cluster(Protocol):
@@ -83,8 +93,8 @@ class Cluster(Protocol):
     async def get(self, kind: str, namespace: str, name: str) -> RawBody | None:
         """Return the named object, or None if it does not exist."""
 
-    async def create(self, manifest: RawBody) -> None:
-        """Create the object; succeed if it already exists with the same owner."""
+    async def create(self, manifest: RawBody) -> str:
+        """Create the object and return its uid; succeed if it already exists and is the operator's own."""
 
     async def dry_run_create(self, manifest: RawBody) -> RawBody:
         """Return the object that `create` would create."""
@@ -121,8 +131,8 @@ class KubernetesCluster:
         self._pod_lists = ReadBatcher(self._list_pods_by_label)
         self._objects = ReadBatcher(self._get_object)
         self._queue_positions = QueuePositions(api)
-        # uids of the newest ConfigMaps by namespace, name and uid of the owner
-        self._config_map_uids: dict[tuple[str, str, str], str] = {}
+        # uids of the newest ConfigMaps by namespace, name and owner
+        self._config_map_uids: dict[tuple[str, str, JobOwner | None], str] = {}
 
     async def write_status(self, job: RawBody, status: RawBody) -> RawBody:
         """Replace the status unless the resourceVersion or uid of the job has changed.
@@ -169,8 +179,8 @@ class KubernetesCluster:
                 return None
             raise ClusterError(error.message, retry_after=error.retry_after) from error
 
-    async def create(self, manifest: RawBody) -> None:
-        """Create the object. A retry after a lost response is safe, because it finds the created object.
+    async def create(self, manifest: RawBody) -> str:
+        """Create the object and return its uid. A retry is safe, because it finds the object of a lost response.
 
         Raises:
             CreateRejected: The API server rejected the object.
@@ -183,14 +193,15 @@ class KubernetesCluster:
             created = await self._api.call("POST", path, body=manifest)
         except ApiError as error:
             if error.status == 409 and error.reason == "AlreadyExists":
-                await self._accept_existing_object(manifest)
-            elif _is_rejection(error):
+                return await self._accept_existing_object(manifest)
+            if _is_rejection(error):
                 raise CreateRejected(error.message, status=error.status, kind=kind, name=metadata["name"]) from error
-            else:  # for example 409 Conflict, after concurrent creates updated the same quota
-                raise ClusterError(error.message, retry_after=error.retry_after) from error
-        else:
-            if kind == "ConfigMap":
-                self._remember_config_map(created)
+            # for example 409 Conflict, after concurrent creates updated the same quota
+            raise ClusterError(error.message, retry_after=error.retry_after) from error
+        if kind == "ConfigMap":
+            self._remember_config_map(created)
+        uid: str = created["metadata"]["uid"]
+        return uid
 
     async def dry_run_create(self, manifest: RawBody) -> RawBody:
         """Return the object as admission and defaulting would store it, under a generated name.
@@ -268,57 +279,71 @@ class KubernetesCluster:
     async def _get_object(self, path: ApiPath, _keys: tuple[None, ...]) -> Mapping[None, RawBody]:
         return {None: await self._api.call("GET", path)}
 
-    async def _accept_existing_object(self, manifest: RawBody) -> None:
+    async def _accept_existing_object(self, manifest: RawBody) -> str:
+        """Return the uid of the object that has the name, if a request of the operator created it."""
         kind = get_collection_kind(manifest)
         namespace, name = manifest["metadata"]["namespace"], manifest["metadata"]["name"]
         existing = await self.get(kind, namespace, name)
         if existing is None:
             raise ClusterError(f"{kind} {name} was deleted while the operator checked its owner")
-        existing_owner, owner = find_controlling_owner(existing), find_controlling_owner(manifest)
-        if existing_owner.get("uid") != owner.get("uid"):
+        existing_owner, owner = find_owning_job(existing), find_owning_job(manifest)
+        if existing_owner != owner:
             # If both owners have the same name, the older one was deleted, and the garbage collector deletes its
             # children (decisions/205).
-            has_same_name = get_group_kind_name(existing_owner) == get_group_kind_name(owner)
+            has_same_name = existing_owner is not None and owner is not None and existing_owner.name == owner.name
             raise NameTaken(kind=kind, name=name, predecessor_terminating=has_same_name)
         if "deletionTimestamp" in existing["metadata"]:
             raise ClusterError(f"{kind} {name} is still being deleted")
+        if (start_key := get_start_key(manifest)) and get_start_key(existing) != start_key:
+            raise NameTaken(kind=kind, name=name)
+        uid: str = existing["metadata"]["uid"]
         # the creator of an object can write any owner reference, so its content is compared as well (decisions/120)
         if any(existing.get(field) != manifest.get(field) for field in ("data", "binaryData")):
             problem = "had other content than this attempt needs"
         elif not has_job_label(existing):
             problem = "had lost its labels, so that no watch selects it"
         else:
-            return
-        await self.delete(ObjectRef(kind, namespace, name, existing["metadata"]["uid"]))
+            return uid
+        await self.delete(ObjectRef(kind, namespace, name, uid))
         raise ClusterError(f"{kind} {name} {problem}; it is created again")
 
     def _remember_config_map(self, created: RawBody) -> None:
         """Keep the uid of a created ConfigMap, so that its deletion needs no GET."""
         metadata = created["metadata"]
-        key = metadata["namespace"], metadata["name"], find_controlling_owner(created).get("uid", "")
+        key = metadata["namespace"], metadata["name"], find_owning_job(created)
         self._config_map_uids[key] = metadata["uid"]
         if len(self._config_map_uids) > MAX_REMEMBERED_CONFIG_MAPS:
             del self._config_map_uids[next(iter(self._config_map_uids))]
 
     async def _find_controlled_uid(self, target: ObjectRef) -> str | None:
-        key = target.namespace, target.name, target.owner_uid
+        key = target.namespace, target.name, target.owner
         if target.kind == "ConfigMap" and (created_uid := self._config_map_uids.pop(key, None)):
             return created_uid
         existing = await self.get(target.kind, target.namespace, target.name)
         if existing is None:
             return None
-        # the pods of its group own a Workload, and none of them controls it; its name contains the uid of the job
-        is_controlled = (
-            target.kind == names.WORKLOAD_KIND or find_controlling_owner(existing).get("uid") == target.owner_uid
-        )
-        if not is_controlled:
-            return None
+        if target.kind == names.WORKLOAD_KIND:
+            is_controlled = _is_owned_by_pods(existing, target)
+        else:
+            is_controlled = find_owning_job(existing) == target.owner
         uid: str = existing["metadata"]["uid"]
-        return uid
+        return uid if is_controlled else None
 
     async def _is_replaced(self, target: ObjectRef, uid: str) -> bool:
         existing = await self.get(target.kind, target.namespace, target.name)
         return existing is None or existing["metadata"]["uid"] != uid
+
+
+def _is_owned_by_pods(workload: RawBody, target: ObjectRef) -> bool:
+    """Return whether all owners of a Workload are pods of the job; the pods of its group own it, none controls it."""
+    owners = workload["metadata"].get("ownerReferences") or ()
+    job_name, pod_uids = "" if target.owner is None else target.owner.name, target.pod_uids
+    return (
+        bool(owners)
+        and all(get_group_kind_name(owner)[:2] == ("", "Pod") for owner in owners)
+        and all(names.parse_pod_name(owner["name"], job_name) for owner in owners)
+        and (pod_uids is None or any(owner["uid"] in pod_uids for owner in owners))
+    )
 
 
 def _find_path(kind: str, namespace: str, name: str) -> ApiPath:

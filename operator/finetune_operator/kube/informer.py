@@ -8,8 +8,9 @@ from collections.abc import Callable
 
 from finetune_operator.kube.api_client import WATCH_READ_TIMEOUT_SECONDS, ApiClient, ApiError
 from finetune_operator.kube.api_paths import ApiPath
-from finetune_operator.kube.resource_versions import check_version_order
+from finetune_operator.kube.resource_versions import StateRolledBack, check_version_order
 from finetune_operator.observation.ownership import RawBody
+from finetune_operator.tasks.error_net import ErrorNet
 
 logger = logging.getLogger(__name__)
 
@@ -38,6 +39,7 @@ class Informer:
         selector: str,
         on_change: ChangeHandler,
         project: Callable[[RawBody], RawBody] = lambda body: body,
+        net: ErrorNet | None = None,
     ) -> None:
         self.path = path
         self.synced = asyncio.Event()
@@ -47,6 +49,7 @@ class Informer:
         self._selector = selector
         self._on_change = on_change
         self._project = project  # reduces an object to the fields that are cached
+        self._net = net or ErrorNet()
         self._objects: dict[str, RawBody] = {}
         self._version: str | None = None  # resourceVersion of the next watch; None requires a LIST
         self._newest_version = ""  # the last resourceVersion of any response
@@ -80,6 +83,13 @@ class Informer:
             except ApiError as error:
                 retry_after = error.retry_after or 0.0
                 self._handle_error(error)
+            except StateRolledBack:
+                raise
+            except Exception as error:  # an unforeseen response; no activity is recorded, so that liveness fails
+                self._net.record(f"watch of {self.path}", error)
+                self._failures, self._version = self._failures + 1, None
+                await asyncio.sleep(self._compute_backoff_seconds())
+                continue
             self.last_activity = time.monotonic()
             await asyncio.sleep(max(retry_after, self._compute_backoff_seconds()))
 
@@ -92,10 +102,11 @@ class Informer:
             check_version_order(self.path, known_version=self._newest_version, current_version=version)
             kind, api_version = page["kind"].removesuffix("List"), page["apiVersion"]
             for item in page["items"]:  # a LIST omits kind and apiVersion of its items
-                body = self._project({"kind": kind, "apiVersion": api_version, **item})
-                listed_objects[item["metadata"]["uid"]] = body
+                body = self._reduce({"kind": kind, "apiVersion": api_version, **item})
+                if body is not None:
+                    listed_objects[item["metadata"]["uid"]] = body
         for uid in self._objects.keys() - listed_objects.keys():
-            self._on_change(self._objects.pop(uid), None)
+            self._report(self._objects.pop(uid), None)
         for body in listed_objects.values():
             self._store(body)
         self._version = self._newest_version = version
@@ -107,14 +118,29 @@ class Informer:
             self._record_contact()
             body = event["object"]
             match event["type"]:
-                case "ADDED" | "MODIFIED":
-                    self._store(self._project(body))
-                case "DELETED":
-                    self._remove(self._project(body))
+                case "ADDED" | "MODIFIED" if reduced := self._reduce(body):
+                    self._store(reduced)
+                case "DELETED" if reduced := self._reduce(body):
+                    self._remove(reduced)
                 case "ERROR":
                     raise ApiError(body.get("message", "watch failed"), status=body.get("code", 500))
             # a BOOKMARK contains only the resourceVersion
             self._version = self._newest_version = body["metadata"]["resourceVersion"]
+
+    def _reduce(self, body: RawBody) -> RawBody | None:
+        """Return the fields of an object that are cached. If that fails, return the cached object, if there is one."""
+        try:
+            return self._project(body)
+        except Exception as error:  # an unforeseen object costs only its own change
+            self._net.record(f"watch of {self.path}", error, about=str(body["metadata"].get("name")))
+            return self._objects.get(body["metadata"]["uid"])
+
+    def _report(self, old_body: RawBody | None, new_body: RawBody | None) -> None:
+        try:
+            self._on_change(old_body, new_body)
+        except Exception as error:  # as in _reduce
+            about = str((new_body or old_body or {}).get("metadata", {}).get("name"))
+            self._net.record(f"watch of {self.path}", error, about=about)
 
     def _store(self, body: RawBody) -> None:
         uid = body["metadata"]["uid"]
@@ -123,12 +149,12 @@ class Informer:
             return
         self._objects[uid] = body
         if cached is None or _without_version(cached) != _without_version(body):
-            self._on_change(cached, body)
+            self._report(cached, body)
 
     def _remove(self, body: RawBody) -> None:
         """Remove the object and report the body from the watch event, which may be newer than the cached body."""
         if self._objects.pop(body["metadata"]["uid"], None) is not None:
-            self._on_change(body, None)
+            self._report(body, None)
 
     def _handle_error(self, error: ApiError) -> None:
         self._failures += 1

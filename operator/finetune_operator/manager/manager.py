@@ -7,11 +7,12 @@ import signal
 import time
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from itertools import chain, repeat
 from typing import NoReturn
 from uuid import uuid4
 
 from finetune_operator import names
-from finetune_operator.controller.controller import Controller
+from finetune_operator.controller.controller import DEFAULT_WORKERS, Controller
 from finetune_operator.controller.job_metrics import JobMetrics
 from finetune_operator.controller.reconcile import PassDependencies
 from finetune_operator.kube.api_client import ApiClient, ApiError
@@ -32,6 +33,7 @@ from finetune_operator.metrics import Metrics, RequestCounter
 from finetune_operator.notifications.notifier import Notifier
 from finetune_operator.notifications.sink import SinkConfig
 from finetune_operator.settings import Settings
+from finetune_operator.tasks.error_net import FAILURE_LIMIT_SECONDS, ErrorNet
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +58,7 @@ class OperatorOptions:
     metrics_port: int = 8080
     leader_election: bool = True
     lease_name: str = names.MANAGER
-    workers: int = 16
+    workers: int = DEFAULT_WORKERS
     sink: SinkConfig | None = None  # None sends no notifications
     max_job_metrics: int = 1000  # jobs with metrics of their own
 
@@ -123,8 +125,9 @@ class Manager:
         self._connections = connections
         self._metrics = connections.metrics
         self._clock = StableClock()
+        net = ErrorNet(self._metrics.loop_errors)
         self._notifier = (
-            Notifier(options.sink, self._metrics.notifications, now=self._clock.now) if options.sink else None
+            Notifier(options.sink, self._metrics.notifications, now=self._clock.now, net=net) if options.sink else None
         )
         self._controller = self._build_controller()
         self._election = _build_election(options, connections) if options.leader_election else None
@@ -178,7 +181,8 @@ class Manager:
         client, options = self._connections.client, self._options
         report_status = self._notifier.report if self._notifier else None
         dependencies = PassDependencies(KubernetesCluster(client), options.settings, self._clock.now, report_status)
-        return Controller(client, dependencies, self._metrics, namespaces=options.namespaces or (None,))
+        namespaces = options.namespaces or (None,)
+        return Controller(client, dependencies, self._metrics, namespaces=namespaces, workers=options.workers)
 
     async def _run_as_leader(self, group: asyncio.TaskGroup) -> None:
         if self._election is None:
@@ -245,9 +249,8 @@ class Manager:
             await asyncio.sleep(RETRY_INTERVAL_SECONDS)
 
     async def _resync_periodically(self) -> None:
-        while True:
-            await self._resync_with_retries()
-            await asyncio.sleep(RESYNC_INTERVAL_SECONDS)
+        delays = chain((0.0,), repeat(RESYNC_INTERVAL_SECONDS))
+        await self._controller.net.repeat("resync", self._resync_with_retries, lambda: next(delays))
 
     def _add_checks(self) -> None:
         for informer in self._controller.informers:
@@ -261,6 +264,9 @@ class Manager:
         self.health.add_liveness_check(
             "event loop", build_duration_check(LOOP_LAG_LIMIT_SECONDS, lambda: self._loop_lag.worst_seconds, "was late")
         )
+        net = self._controller.net
+        check = build_duration_check(FAILURE_LIMIT_SECONDS, net.longest_failure_seconds, "a background loop has failed")
+        self.health.add_liveness_check("background loops", check)
         self.health.add_readiness_check(
             "start", lambda: None if self._is_started else "the first lists are not complete"
         )

@@ -12,10 +12,11 @@ from yarl import URL
 from finetune_operator.notifications.cloud_event import CONTENT_TYPE, sign_event
 
 DEFAULT_SOURCE = "/finetune-operator"
-TOKEN_FILE, SIGNING_KEY_FILE = "token", "signing-key"
+TOKEN_FILE, SIGNING_KEY_FILE, URL_FILE = "token", "signing-key", "url"
 REQUEST_TIMEOUT = aiohttp.ClientTimeout(total=10)
 # The sink would reject the event again; other statuses may change, such as 403 after the rotation of a token.
 PERMANENT_STATUSES = frozenset({400, 405, 409, 410, 413, 414, 415, 422})
+TEMPORARY_STATUSES = frozenset({408, 425, 429})
 _MAX_SECRET_BYTES = 8192
 
 
@@ -27,16 +28,20 @@ class InvalidSink(ValueError):
 class SinkConfig:
     """Where and how to send events."""
 
-    url: URL
+    url: URL | None  # None: the file `url` in the folder of the secrets
     source: str = DEFAULT_SOURCE  # the attribute `source` of the events
-    secrets: Path | None = None  # folder with the files token and signing-key, both optional
+    secrets: Path | None = None  # folder with the files token, signing-key and url, each optional
 
 
 class SendResult(StrEnum):
-    """Result of one request: delivered, rejected permanently, or to be repeated."""
+    """Result of one request: delivered, rejected permanently, or to be repeated.
+
+    REFUSED is perhaps the answer to this event alone, such as 404 for one tenant, and perhaps to all.
+    """
 
     DELIVERED = auto()
     REJECTED = auto()
+    REFUSED = auto()
     UNAVAILABLE = auto()
 
 
@@ -73,10 +78,8 @@ class HttpSink:
         """Send the event once; return the result and a description of the problem, without URL and secrets."""
         assert self._session is not None, "used outside of the context"
         try:
-            headers = self._build_headers(event_id, body)
-            async with self._session.post(
-                self._config.url, data=body, headers=headers, allow_redirects=False
-            ) as response:
+            url, headers = self._config.url or self._read_url(), self._build_headers(event_id, body)
+            async with self._session.post(url, data=body, headers=headers, allow_redirects=False) as response:
                 return _judge_status(response.status)
         except TimeoutError:
             return SendResult.UNAVAILABLE, f"no response within {REQUEST_TIMEOUT.total:.0f} s"
@@ -93,6 +96,10 @@ class HttpSink:
         if key := self._read_secret(SIGNING_KEY_FILE):
             headers |= sign_event(event_id, body, key=key, now=self._now())
         return headers
+
+    def _read_url(self) -> URL:
+        """Return the URL in the Secret, which may be rotated. Raises: InvalidSink"""
+        return parse_sink_url(self._read_secret(URL_FILE).decode(errors="replace"))
 
     def _read_secret(self, name: str) -> bytes:
         if self._config.secrets is None or not (path := self._config.secrets / name).exists():
@@ -111,5 +118,6 @@ def _decode_token(token: bytes) -> str:
 def _judge_status(status: int) -> tuple[SendResult, str]:
     if 200 <= status < 300:
         return SendResult.DELIVERED, ""
-    result = SendResult.REJECTED if status in PERMANENT_STATUSES else SendResult.UNAVAILABLE
-    return result, f"HTTP status {status}"
+    is_refused = 400 <= status < 500 and status not in TEMPORARY_STATUSES
+    result = SendResult.REFUSED if is_refused else SendResult.UNAVAILABLE
+    return SendResult.REJECTED if status in PERMANENT_STATUSES else result, f"HTTP status {status}"

@@ -1,12 +1,24 @@
 """Finds the job that owns a child object, from its owner reference and labels."""
 
+import re
+from collections.abc import Iterable
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 from finetune_api.untrusted_json import drop_invalid_time
+from finetune_api.v1alpha1.job import MAX_JOB_NAME
 from finetune_operator import names
 
 RawBody = dict[str, Any]  # a Kubernetes object as the API server sends it
+
+_JOB_NAME, _UID = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?"), re.compile(r"[a-z0-9][-a-z0-9]{0,62}")
+
+
+class JobOwner(NamedTuple):
+    """Identity of a job within its namespace."""
+
+    name: str
+    uid: str
 
 
 def find_controlling_owner(child: RawBody) -> RawBody:
@@ -20,15 +32,37 @@ def get_controller_uid(child: RawBody) -> str | None:
     return find_controlling_owner(child).get("uid")
 
 
+def find_owning_job(child: RawBody) -> JobOwner | None:
+    """Return the job that controls a child, None if that is no job, or its name or uid cannot be those of a job.
+
+    Whoever creates an object writes its owner references: Kubernetes requires only that their fields are not empty.
+    """
+    owner = find_controlling_owner(child)
+    group, kind, name = get_group_kind_name(owner)
+    uid = owner.get("uid") or ""
+    is_job = (group, kind) == (names.FINETUNEJOB[0], names.FINETUNEJOB_KIND) and len(name) <= MAX_JOB_NAME
+    return JobOwner(name, uid) if is_job and _JOB_NAME.fullmatch(name) and _UID.fullmatch(uid) else None
+
+
+def select_children(job: JobOwner, bodies: Iterable[RawBody]) -> list[RawBody]:
+    """Return the objects that the job controls."""
+    return [body for body in bodies if find_owning_job(body) == job]
+
+
 def get_group_kind_name(owner: RawBody) -> tuple[str, str, str]:
     """Return the API group, kind and name, which identify an existing object within its namespace."""
-    return owner.get("apiVersion", "").partition("/")[0], owner.get("kind", ""), owner.get("name", "")
+    return owner.get("apiVersion", "").rpartition("/")[0], owner.get("kind", ""), owner.get("name", "")
 
 
 def has_job_label(child: RawBody) -> bool:
     """Return whether the job-uid label, which informers select by, contains the uid of the controlling job."""
     labels = child["metadata"].get("labels") or {}
     return bool(labels.get(names.JOB_UID) == get_controller_uid(child))
+
+
+def get_start_key(pod: RawBody) -> str:
+    """Return the start key of a pod; empty if it has none."""
+    return str((pod["metadata"].get("annotations") or {}).get(names.START_KEY, ""))
 
 
 def parse_time(text: str | None) -> datetime | None:

@@ -14,7 +14,13 @@ from finetune_api.termination import Outcome, Termination, parse_termination
 from finetune_api.v1alpha1.status import Evidence, Progress
 from finetune_operator import names
 from finetune_operator.observation.group_apis import GroupApis
-from finetune_operator.observation.ownership import RawBody, find_controlling_owner, has_job_label, parse_time
+from finetune_operator.observation.ownership import (
+    RawBody,
+    find_owning_job,
+    get_start_key,
+    has_job_label,
+    parse_time,
+)
 from finetune_operator.observation.read_evidence import find_condition, read_evidence
 from finetune_operator.observation.workload import GATED, WorkloadObservation
 from finetune_supervisor.messages import Degradation
@@ -69,6 +75,7 @@ class NodeObservation:
     started_at: datetime | None = None
     container_creating_since: datetime | None = None  # later transition of PodScheduled and PodReadyToStartContainers
     ready_to_start: bool | None = None  # condition PodReadyToStartContainers; None if the kubelet does not report it
+    start_key: str = ""  # annotation that the operator gives the pods of an attempt
     is_relabelled: bool = False  # whether a user changed the label that informers select by
     was_restarted: bool = False  # in-place restart by the kubelet, for example after an image edit
     is_in_pod_group: bool = False  # whether the API server stored spec.schedulingGroup
@@ -155,6 +162,7 @@ class Observation:
     workload: WorkloadObservation | None = None  # of pods that wait for Kueue; None if it does not exist yet
     claims: tuple[Claim, ...] | None = None
     rejected_creates: tuple[RejectedCreate, ...] = ()
+    create_delay: timedelta = timedelta()  # how long to wait with the next create, because the last one was rejected
     predecessor_nodes: tuple[NodeObservation, ...] = ()  # of deleted jobs of the same name
     expected_pods: frozenset[str] = frozenset()  # names of pods that were created seconds ago
     sent_deletions: Mapping[str, int] = field(default_factory=dict)  # of the last seconds: grace period by uid
@@ -200,8 +208,8 @@ class PodParser(Protocol):
 
 def observe_pod(pod: RawBody, *, is_tombstone: bool) -> NodeObservation | None:
     """Parse one pod; return None if its name does not belong to a node of its controlling job."""
-    metadata, status, owner = pod["metadata"], pod.get("status") or {}, find_controlling_owner(pod)
-    attempt_and_rank = names.parse_pod_name(metadata["name"], owner.get("name", ""))
+    metadata, status, owner = pod["metadata"], pod.get("status") or {}, find_owning_job(pod)
+    attempt_and_rank = names.parse_pod_name(metadata["name"], owner.name) if owner else None
     if attempt_and_rank is None:
         return None
     attempt, node_rank = attempt_and_rank
@@ -235,6 +243,7 @@ def observe_pod(pod: RawBody, *, is_tombstone: bool) -> NodeObservation | None:
         started_at=parse_time(((container.get("state") or {}).get("running") or {}).get("startedAt")),
         container_creating_since=_find_container_creating_start(scheduled_condition, ready_condition),
         was_restarted=_is_restarted(status, container, terminated_state),
+        start_key=get_start_key(pod),
         is_relabelled=not is_tombstone and not has_job_label(pod),
         is_in_pod_group=bool((pod.get("spec") or {}).get("schedulingGroup")),
         is_managed_by_kueue=names.KUEUE_MANAGED in (metadata.get("labels") or {}),

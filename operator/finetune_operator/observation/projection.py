@@ -5,13 +5,13 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from finetune_operator import names
-from finetune_operator.observation.ownership import RawBody, find_controlling_owner
+from finetune_operator.observation.ownership import RawBody, find_controlling_owner, get_start_key
 
 IDENTITY_FIELDS = ("name", "namespace", "uid", "resourceVersion")
-POD_METADATA_FIELDS = (*IDENTITY_FIELDS, "deletionTimestamp", "deletionGracePeriodSeconds", "finalizers")
+POD_METADATA_FIELDS = (*IDENTITY_FIELDS, "deletionTimestamp", "deletionGracePeriodSeconds")
 JOB_METADATA_FIELDS = (*IDENTITY_FIELDS, "deletionTimestamp", "generation", "creationTimestamp")
 POD_LABELS = (names.JOB_UID, names.ATTEMPT, names.KUEUE_MANAGED)
-OWNER_FIELDS = ("kind", "name", "uid", "controller")
+OWNER_FIELDS = ("apiVersion", "kind", "name", "uid", "controller")
 STATUS_FIELDS = ("phase", "reason", "message", "podIP")
 # Conditions of an unknown type are kept, because they may explain a failure.
 UNUSED_CONDITIONS = ("Initialized", "Ready", "ContainersReady")
@@ -45,11 +45,17 @@ def project_ended_pod(pod: RawBody) -> RawBody | None:
     A finished job needs no more of such a pod, because it neither judges nor deletes it. Kueue may keep the pod after
     the deletion of the job.
     """
-    phase = (pod.get("status") or {}).get("phase")
-    if phase not in ("Succeeded", "Failed"):
+    if not has_ended(pod):
         return None
-    fields = (*IDENTITY_FIELDS, "deletionTimestamp", "finalizers")
-    return {"metadata": _project_metadata(pod, fields), "status": {"phase": phase}}
+    return {
+        "metadata": _project_metadata(pod, (*IDENTITY_FIELDS, "deletionTimestamp")),
+        "status": {"phase": pod["status"]["phase"]},
+    }
+
+
+def has_ended(pod: RawBody | None) -> bool:
+    """Return whether all containers of a pod have ended, so that it uses no quota; None stands for a deleted pod."""
+    return pod is None or (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed")
 
 
 def project_service(service: RawBody) -> RawBody:
@@ -66,6 +72,10 @@ def project_job(job: RawBody) -> RawBody:
 def _project_metadata(body: RawBody, fields: Iterable[str]) -> RawBody:
     metadata = _pick(body["metadata"], fields)
     metadata["labels"] = _pick(body["metadata"].get("labels"), POD_LABELS)
+    if start_key := get_start_key(body)[:MAX_SHARED_CHARACTERS]:
+        metadata["annotations"] = {names.START_KEY: _share(start_key)}
+    if names.KUEUE_FINALIZER in (body["metadata"].get("finalizers") or ()):
+        metadata["finalizers"] = [names.KUEUE_FINALIZER]
     owner = find_controlling_owner(body)
     metadata["ownerReferences"] = [_pick(owner, OWNER_FIELDS)] if owner else []
     return metadata

@@ -39,7 +39,8 @@ def build_pod(run_plan: RunPlan, node: NodePlan) -> Manifest:
         **group.labels,
         names.NODE_RANK: str(node.node_rank),
     }
-    if annotations := {**template.annotations, **group.annotations}:
+    start_key = {names.START_KEY: run_plan.start_key} if run_plan.start_key else {}
+    if annotations := {**template.annotations, **group.annotations, **start_key}:
         metadata["annotations"] = annotations
     placement: Manifest = {
         "nodeSelector": dict(template.node_selector),

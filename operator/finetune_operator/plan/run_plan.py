@@ -38,6 +38,7 @@ class RunPlan:
     spec: FineTuneJobSpec
     nodes: tuple[NodePlan, ...]
     defaults: str = ""  # defaults of spec fields as JSON when the job began; empty before that
+    start_key: str = ""  # annotation by which the operator recognizes the pods of the attempt
     avoided_nodes: tuple[str, ...] = ()  # names of the Kubernetes nodes to avoid
     scheduling: SchedulingStatus | None = None  # what schedules the pods as a group; None if nothing does
 
@@ -106,6 +107,7 @@ def plan_run(job: FineTuneJob, *, attempt: int, settings: Settings) -> RunPlan:
     nodes = (
         NodePlan(node_rank=rank, pod_name=names.pod_name(name, attempt, rank)) for rank in range(job.spec.num_nodes)
     )
+    record = next((record for record in job.status.attempts if record.attempt == attempt), None)
     return RunPlan(
         namespace=job.metadata.namespace,
         job_name=name,
@@ -117,7 +119,8 @@ def plan_run(job: FineTuneJob, *, attempt: int, settings: Settings) -> RunPlan:
         spec=apply_repair(job.spec, job.status.repair),
         nodes=tuple(nodes),
         defaults=job.status.snapshot.defaults if job.status.snapshot else "",
-        avoided_nodes=next((record.avoids for record in job.status.attempts if record.attempt == attempt), ()),
+        start_key=record.start_key if record else "",
+        avoided_nodes=record.avoids if record else (),
         scheduling=_get_scheduling(job, settings),
     )
 

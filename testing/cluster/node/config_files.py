@@ -10,6 +10,12 @@ from testing.cluster.node.pki import list_users
 
 PAUSE_IMAGE = "localhost/pause:1"
 CNI_PLUGINS = "/usr/lib/cni"
+AUDIT_POLICY = {  # one record for each request of an operator
+    "apiVersion": "audit.k8s.io/v1",
+    "kind": "Policy",
+    "omitStages": ["RequestReceived"],
+    "rules": [{"level": "Metadata", "userGroups": ["system:serviceaccounts:finetune-system"]}, {"level": "None"}],
+}
 
 
 def render_files(layout: ClusterLayout) -> dict[Path, str]:
@@ -20,6 +26,7 @@ def render_files(layout: ClusterLayout) -> dict[Path, str]:
         )
         for user in list_users(layout)
     }
+    files[layout.root / "audit.yaml"] = format_json(AUDIT_POLICY)
     for node in layout.nodes:
         files[node.root / "cni" / "10-bridge.conflist"] = render_cni_config(node)
         files[node.root / "kubelet.yaml"] = render_kubelet_config(layout, node)

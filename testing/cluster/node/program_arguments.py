@@ -65,6 +65,8 @@ def build_api_server_daemon(layout: ClusterLayout, folder: Path) -> Daemon:
         "--enable-admission-plugins=NodeRestriction",
         "--allow-privileged=true",
         "--profiling=false",
+        f"--audit-policy-file={layout.root / 'audit.yaml'}",
+        f"--audit-log-path={layout.root / 'audit.log'}",
     )
 
 

@@ -19,7 +19,7 @@ from testing.faults.expectation import OPERATOR_RESTARTS
 from testing.faults.foreign_objects import DEEP_LEVELS, build_decoy_pod, build_forged_config_map
 from testing.faults.job_under_test import JobUnderTest, RawBody, count_restarts
 from testing.faults.kwok_job import RANK_KILLED, build_termination, run_kwok_job
-from testing.processes.operator_stack import build_example_job, get_reported_step, has_condition
+from testing.processes.operator_stack import FORGER, build_example_job, get_reported_step, has_condition
 
 DECOY_SECONDS = 25  # more than two intervals of the progress poller
 PATTERN_MESSAGE = json.dumps({"final": True, "outcome": "failed", "errorType": "cu" * 2000})
@@ -132,7 +132,7 @@ def forge_config_map(job: JobUnderTest) -> Iterator[None]:
     name = job.get_config_map_name(attempt=1)
     genuine = job.get_config_map(job.get_config_map_name(attempt=0))
     theirs = json.dumps({"command": {"exec": ["sh", "-c", "exit 7"]}})
-    job.installation.apply(build_forged_config_map(genuine, name, **{names.CONFIG_KEY: theirs}))
+    job.installation.apply(build_forged_config_map(genuine, name, **{names.CONFIG_KEY: theirs}), user=FORGER)
     job.kill_container(1)
     yield
     is_genuine = job.get_config_map(name)["data"] == genuine["data"]
@@ -143,7 +143,7 @@ def forge_config_map(job: JobUnderTest) -> Iterator[None]:
 def create_decoy_pod(job: JobUnderTest) -> Iterator[None]:
     decoy = build_decoy_pod(job.installation.get_job(job.name))
     pod = decoy["metadata"]["name"]
-    job.installation.apply(decoy)
+    job.installation.apply(decoy, user=FORGER)
     try:
         job.installation.kubectl("wait", "--for=condition=Ready", f"pod/{pod}", "--timeout=60s")
         time.sleep(DECOY_SECONDS)

@@ -151,7 +151,7 @@ class SimulatedApiServer:
         self._last_uid += 1
         metadata = {
             **manifest["metadata"],
-            "uid": self._build_uid(key.kind),
+            "uid": f"{self._last_uid:08x}-0000-4000-8000-000000000000",
             "creationTimestamp": format_time(self.now()),
         }
         body: RawBody = {**manifest, "metadata": metadata}
@@ -223,11 +223,6 @@ class SimulatedApiServer:
     async def wait_for_commit(self) -> None:
         """Wait until the next commit."""
         await self._committed.wait()
-
-    def _build_uid(self, kind: str) -> str:
-        """Return the uid of the next object; that of a Workload is a UUID, because messages of Kueue contain it."""
-        is_workload = kind == names.WORKLOAD_KIND
-        return f"{self._last_uid:08x}-0000-4000-8000-000000000000" if is_workload else f"uid-{self._last_uid}"
 
     def _check_quotas(self, key: ObjectKey) -> None:
         """Raise an error if the ResourceQuota of the namespace has no room for another object."""

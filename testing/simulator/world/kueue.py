@@ -163,6 +163,7 @@ class SimulatedKueue:
         roles = Counter(_get_role(pod) for _, pod in runnable[:total])
         priority = PRIORITIES[labels.get(PRIORITY_LABEL, "")]
         self._create_workload(group, roles, priority=priority, finalizers=[RESOURCE_IN_USE])
+        self._add_owners(group, runnable[:total])
 
     def _create_workload(self, key: ObjectKey, roles: Counter[str], *, priority: int, finalizers: list[str]) -> None:
         pod_sets = [{"name": role, "count": count} for role, count in sorted(roles.items())]
@@ -170,12 +171,24 @@ class SimulatedKueue:
         spec = {"queueName": "gpus", "priority": priority, "active": True, "podSets": pod_sets}
         self._server.create({"kind": key.kind, "metadata": metadata, "spec": spec, "status": {}}, actor=KUEUE)
 
+    def _add_owners(self, group: ObjectKey, pods: Pods) -> None:
+        """Make the pods owners of the Workload, of which none is the controller."""
+        if (workload := self._server.get(group)) is None:
+            return
+        owners = {owner["uid"]: owner for owner in workload["metadata"].get("ownerReferences", ())}
+        for key, pod in pods:
+            uid = pod["metadata"]["uid"]
+            owners[uid] = {"apiVersion": "v1", "kind": "Pod", "name": key.name, "uid": uid}
+        metadata = {**workload["metadata"], "ownerReferences": list(owners.values())}
+        self._server.replace_fields(group, actor=KUEUE, metadata=metadata)
+
     def _reconcile_workload(self, group: ObjectKey, workload: RawBody, pods: Pods) -> None:
         """Replace failed pods of the group by new ones, then apply the admission or eviction of its Workload."""
         kept, excess, replaced, num_absent = _match_pods(workload, pods)
         if not kept:
             self._delete_workload(group)
             return
+        self._add_owners(group, kept)
         if self._unobserved & {pod["metadata"]["uid"] for _, pod in pods}:
             return
         self._remove_excess_pods(excess)

@@ -27,12 +27,17 @@ class SimulatedResponse:
     """HTTP response with the attributes that the client reads."""
 
     status: int
-    content: bytes
+    body: bytes
     headers: dict[str, str] = field(default_factory=dict)
 
-    async def read(self) -> bytes:
-        """Return the body."""
-        return self.content
+    @property
+    def content(self) -> "SimulatedResponse":
+        """The stream of the body, which is this object itself."""
+        return self
+
+    async def iter_any(self) -> AsyncIterator[bytes]:
+        """Yield the body in one piece."""
+        yield self.body
 
 
 class SimulatedSession:
@@ -68,8 +73,8 @@ class OperatorConnection(ApiClient):
     def __init__(self, connection: network.Connection) -> None:
         session: Any = SimulatedSession(connection)
         super().__init__("", request_session=session, watch_session=session)
-        self._create_slots = asyncio.Semaphore(MAX_CREATES)
-        self._other_slots = asyncio.Semaphore(MAX_OTHER_REQUESTS)
+        self._create_slots = type(self._create_slots)(MAX_CREATES)
+        self._other_slots = type(self._other_slots)(MAX_OTHER_REQUESTS)
         self.connection = connection
 
     async def watch(self, path: str, *, selector: str, version: str) -> AsyncIterator[RawBody]:

@@ -2,6 +2,7 @@
 
 import json
 import subprocess
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 import yaml
 
 from check_manifests import CHART_SETTINGS
+from finetune_api.v1alpha1.devices import DEVICE_KINDS
 from finetune_operator.names import JOB_NAME
 from helm import CHART, render_chart
 from kubernetes_schema import load_kubernetes_schema
@@ -145,7 +147,6 @@ def test_notifications_are_configured_without_permission_to_read_secrets(helm: P
         pytest.param({"url": "ftp://sink.example"}, "pattern", id="another scheme"),
         pytest.param({"url": "https://user:password@sink.example"}, "pattern", id="credentials in the URL"),
         pytest.param({"url": "https://sink.example/#fragment"}, "pattern", id="fragment"),
-        pytest.param({"secretName": "sink"}, "set the URL, or remove the Secret", id="Secret without a URL"),
         pytest.param({"url": "https://sink.example", "token": "x"}, "token", id="token in the values"),
     ],
 )
@@ -197,8 +198,22 @@ def find_policies(documents: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     return {policy["metadata"]["name"]: policy["spec"] for policy in policies}
 
 
-def test_admission_policies_are_disabled_by_default(helm: Path) -> None:
-    assert find_policies(render_documents(helm)) == {}
+@pytest.mark.parametrize(
+    ("settings", "is_created"),
+    [
+        ((), True),
+        (('watchNamespaces=["team"]',), True),
+        (('watchNamespaces=["team"]', "installCRD=false", "userRoles=false"), False),
+        (('admissionPolicies.children={"enabled":true}', 'watchNamespaces=["team"]', "userRoles=false"), True),
+        (('admissionPolicies.children={"enabled":false}',), False),
+    ],
+)
+def test_only_the_policy_for_children_is_created_by_default(
+    helm: Path, settings: tuple[str, ...], is_created: bool
+) -> None:
+    """A release that creates nothing else in the whole cluster needs no rights for it."""
+    policies = find_policies(render_documents(helm, *settings))
+    assert set(policies) == ({"finetune-operator-children"} if is_created else set())
 
 
 def test_operator_policies_apply_to_the_operators_account_only(helm: Path) -> None:
@@ -206,14 +221,16 @@ def test_operator_policies_apply_to_the_operators_account_only(helm: Path) -> No
 
     policies = find_policies(documents)
     bindings = [d["spec"] for d in documents if d["kind"] == "ValidatingAdmissionPolicyBinding"]
-    assert set(policies) == {f"finetune-operator-{suffix}" for suffix in ("owned", "services", "pods")}
+    suffixes = ("owned", "services", "pods", "jobs-ttl", "podgroups", "workloads")
+    assert set(policies) == {"finetune-operator-children", *(f"finetune-operator-{suffix}" for suffix in suffixes)}
     assert {binding["policyName"] for binding in bindings} == set(policies)
+    del policies["finetune-operator-children"]
     for policy in policies.values():
         (condition,) = policy["matchConditions"]
         assert condition["expression"].endswith('== "system:serviceaccount:finetune-system:finetune-operator"')
 
 
-@pytest.mark.parametrize("option", ["allowHostNetwork", "allowHostPath", "allowPrivileged"])
+@pytest.mark.parametrize("option", ["allowHostNetwork", "allowHostPath", "allowPrivileged", "allowUnconfinedSeccomp"])
 def test_operator_policy_can_permit_host_access_of_trusted_jobs(helm: Path, option: str) -> None:
     strict, permissive = (
         find_policies(render_documents(helm, f'admissionPolicies.operator={{"enabled":true,"{option}":{value}}}'))
@@ -229,7 +246,9 @@ def test_operator_policy_can_permit_host_access_of_trusted_jobs(helm: Path, opti
 @pytest.mark.parametrize(
     ("limit", "fields"),
     [
-        pytest.param('"maxGpus":0', ["spec.numNodes, spec.resources.limits"], id="gpus"),
+        pytest.param(
+            '"maxGpus":0', ["spec.podTemplate.resourceClaims", "spec.numNodes, spec.resources.limits"], id="gpus"
+        ),
         pytest.param('"images":["registry.example/*"]', ["spec.image", "spec.volumes"], id="images"),
         pytest.param('"requiredPodLabels":[{"name":"queue"}]', ["spec.podTemplate.labels"], id="labels"),
     ],
@@ -238,7 +257,16 @@ def test_only_limits_that_are_set_are_checked(helm: Path, limit: str, fields: li
     policies = find_policies(render_documents(helm, f"admissionPolicies.jobs={{{limit}}}"))
 
     rules = policies["finetune-operator-jobs"]["validations"]
-    assert all(field in rule["messageExpression"] for field, rule in zip(fields, rules, strict=True))
+    messages = [rule.get("message") or rule["messageExpression"] for rule in rules]
+    assert all(field in message for field, message in zip(fields, messages, strict=True))
+
+
+def test_the_policy_counts_the_devices_that_the_operator_knows() -> None:
+    values = yaml.safe_load((CHART / "values.yaml").read_text())["admissionPolicies"]["jobs"]["gpuResources"]
+    for kind in DEVICE_KINDS:
+        resource = kind.resource.replace("*", "x")
+        assert any(fnmatch(resource, pattern) for pattern in values), kind.resource
+    assert any(fnmatch("deviceclass.resource.kubernetes.io/any", pattern) for pattern in values)
 
 
 def test_star_in_an_image_pattern_stands_for_any_characters(helm: Path) -> None:

@@ -57,11 +57,7 @@ def test_operator_has_only_the_required_permissions() -> None:
         "kueue.x-k8s.io/workloads:get",
         "kueue.x-k8s.io/workloads:delete",
         "visibility.kueue.x-k8s.io/localqueues/pendingworkloads:get",
-        *(
-            f"{group}/podgroups:{verb}"
-            for group in ("scheduling.k8s.io", "scheduling.x-k8s.io", "scheduling.volcano.sh", "scheduling.run.ai")
-            for verb in ("get", "create", "delete")
-        ),
+        *(f"scheduling.k8s.io/podgroups:{verb}" for verb in ("get", "create", "delete")),
         "events.k8s.io/events:create",
     }
     assert list_permissions(get_object("Role", "finetune-operator-leader")) == {
@@ -87,7 +83,7 @@ def test_view_role_grants_only_read_access_to_jobs() -> None:
 
 
 def test_bindings_refer_to_existing_roles_and_service_account() -> None:
-    bindings = [document for document in INSTALL if document["kind"].endswith("Binding")]
+    bindings = [document for document in INSTALL if document["kind"].endswith("RoleBinding")]
 
     assert len(bindings) == 2
     for binding in bindings:

@@ -16,11 +16,13 @@ FOREVER = 10 * TOMBSTONE_TTL.total_seconds()
 
 def pod(name: str = "a-0-0", *, attempt: int = 0, job: str = "job", uid: str = "", **fields: Any) -> RawBody:
     labels = {names.JOB_UID: job, names.ATTEMPT: str(attempt)}
-    return {"metadata": {"name": name, "namespace": "default", "uid": uid or name, "labels": labels}, **fields}
+    owner = {"apiVersion": names.API_VERSION, "kind": names.FINETUNEJOB_KIND, "name": "a", "uid": job}
+    metadata = {"name": name, "namespace": "default", "uid": uid or name, "labels": labels}
+    return {"metadata": {**metadata, "ownerReferences": [{**owner, "controller": True}]}, **fields}
 
 
 def tombstone(name: str, *, attempt: int = 0, deleted_at: float = 0.0) -> Tombstone:
-    return Tombstone(pod=pod(name, attempt=attempt), deleted_at=deleted_at)
+    return Tombstone(pod(name, attempt=attempt), deleted_at, attempt)
 
 
 class CacheUnderTest:
@@ -31,7 +33,10 @@ class CacheUnderTest:
         self.attempts: dict[JobKey, int | None] = {KEY: 0}
         self.changed: list[JobKey] = []
         self.children = ChildCache(
-            on_change=self.changed.append, current_attempt=lambda key: self.attempts.get(key), clock=lambda: self.now
+            on_change=self.changed.append,
+            current_attempt=lambda key: self.attempts.get(key),
+            is_current_pod=lambda _, pod: pod["metadata"]["uid"] != "foreign",
+            clock=lambda: self.now,
         )
 
 
@@ -81,6 +86,17 @@ def test_services_are_indexed_by_job_and_leave_no_tombstone() -> None:
     cache.children.on_service_event(pod("a"), None)
     assert cache.children.services(KEY) == ()
     assert cache.children.deleted_pods(KEY) == ()
+
+
+def test_a_foreign_pod_does_not_replace_a_tombstone() -> None:
+    cache = CacheUnderTest()
+    for uid in ("own", "foreign"):
+        cache.children.on_pod_event(None, pod(uid=uid))
+        cache.children.on_pod_event(pod(uid=uid), None)
+    assert {tombstone["metadata"]["uid"] for tombstone in cache.children.deleted_pods(KEY)} == {"own", "foreign"}
+    cache.now = TOMBSTONE_TTL.total_seconds()
+    cache.children.prune()
+    assert [tombstone["metadata"]["uid"] for tombstone in cache.children.deleted_pods(KEY)] == ["own"]
 
 
 def test_tombstones_of_a_deleted_job_expire() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from finetune_operator import names
 from finetune_operator.controller.controller import JOB_PAGE_SIZE, Controller, LeaseLost
 from finetune_operator.controller.job_cache import get_job_key
 from finetune_operator.controller.reconcile import PassDependencies
@@ -269,16 +270,21 @@ async def test_only_the_identity_of_the_ended_pods_of_a_finished_job_is_cached()
 
 
 def put_ended_pod(api: HttpApi, job: RawBody, name: str) -> None:
-    labels = {"finetune.dev/job-uid": job["metadata"]["uid"]}
-    api.put("pods", {"metadata": {"name": name, "labels": labels}, "spec": {}, "status": {"phase": "Succeeded"}})
+    body = {"spec": {}, "status": {"phase": "Succeeded"}}
+    api.put("pods", {"metadata": build_child_metadata(job, name), **body})
+
+
+def build_child_metadata(job: RawBody, name: str) -> RawBody:
+    uid = job["metadata"]["uid"]
+    owner = {"apiVersion": names.API_VERSION, "kind": "FineTuneJob", "name": job["metadata"]["name"], "uid": uid}
+    return {"name": name, "labels": {names.JOB_UID: uid}, "ownerReferences": [{**owner, "controller": True}]}
 
 
 async def test_pods_of_an_unknown_job_are_cached_but_not_enqueued() -> None:
     api = HttpApi()
     async with running_controller(api) as (controller, _):
         job = put_job(api, "a")
-        labels = {"app.kubernetes.io/managed-by": "finetune-operator", "finetune.dev/job-uid": job["metadata"]["uid"]}
-        api.put("pods", {"metadata": {"name": "a-7-0", "labels": labels}})
+        api.put("pods", {"metadata": build_child_metadata(job, "a-7-0")})
         await wait_in_event_loop(lambda: len(controller.children.pods(get_job_key(job))) == 1)
         assert len(controller.queue) == 0
 

@@ -12,7 +12,6 @@ from finetune_operator.controller import execute_actions
 from finetune_operator.controller.execute_actions import MAX_CONCURRENT_POD_CREATES
 from finetune_operator.core.actions import Create, DeletePodGroup
 from finetune_operator.kube.cluster import ClusterError, CreateRejected, NameTaken
-from finetune_operator.observation.pods import RejectedCreate
 from testing.builders.jobs import (
     NOW,
     UID,
@@ -66,23 +65,28 @@ async def test_no_pod_is_created_before_an_old_pod_group_is_deleted() -> None:
 
 
 async def test_new_rejected_creates_are_returned_and_requeue_the_job_immediately() -> None:
-    error = CreateRejected("exceeded quota", status=403, kind="Pod", name="bert-0-1")
-    cluster = RecordingCluster(
-        errors={
-            CREATES[0]: NameTaken(kind="Service", name="bert"),
-            CREATES[2]: NameTaken(kind="Pod", name="bert-0-0", predecessor_terminating=True),
-            CREATES[3]: error,
-        }
-    )
-    result = await run_pass(cluster, build_raw_job(compute_status_after_observations()))
+    """After a rejected create, no further object of this kind is created, and no pod without its Service."""
+    predecessor = NameTaken(kind="Pod", name="bert-0-0", predecessor_terminating=True)
+    rejected: dict[str, tuple[ClusterError, list[str]]] = {
+        CREATES[0]: (NameTaken(kind="Service", name="bert"), ["ConfigMap"]),
+        CREATES[2]: (predecessor, ["Service", "ConfigMap"]),
+        CREATES[3]: (
+            CreateRejected("exceeded quota", status=403, kind="Pod", name="bert-0-1"),
+            ["Service", "ConfigMap", "Pod"],
+        ),
+    }
+    for request, (error, created) in rejected.items():
+        cluster = RecordingCluster(errors={request: error})
+        result = await run_pass(cluster, build_raw_job(compute_status_after_observations()))
 
-    taken, predecessor, quota = result.rejected_creates
-    assert (taken.kind, taken.name, taken.name_taken, taken.predecessor_terminating) == ("Service", "bert", True, False)
-    assert (predecessor.kind, predecessor.name) == ("Pod", "bert-0-0")
-    assert (predecessor.name_taken, predecessor.predecessor_terminating) == (False, True)
-    assert quota == RejectedCreate("Pod", "bert-0-1", 403, "exceeded quota")
-    assert [action.manifest["kind"] for action in result.actions if isinstance(action, Create)] == ["ConfigMap"]
-    assert result.requeue_after == timedelta()
+        [rejection] = result.rejected_creates
+        assert rejection.message in str(error)
+        assert rejection.predecessor_terminating is getattr(error, "predecessor_terminating", False)
+        assert rejection.name_taken is (request == CREATES[0])
+        executed = [action.manifest["kind"] for action in result.actions if isinstance(action, Create)]
+        assert executed == created
+        assert len(list_create_requests(cluster)) == len(created) + 1
+        assert result.requeue_after == timedelta()
 
 
 async def test_pods_are_deleted_by_uid_with_their_grace_period() -> None:
@@ -152,13 +156,14 @@ class SlowCluster(RecordingCluster):
     open_creates = 0
     most_open_creates = 0
 
-    async def create(self, manifest: RawBody) -> None:
-        await super().create(manifest)
+    async def create(self, manifest: RawBody) -> str:
+        uid = await super().create(manifest)
         if manifest["kind"] == "Pod":
             self.open_creates += 1
             self.most_open_creates = max(self.most_open_creates, self.open_creates)
             await asyncio.sleep(self.create_seconds)
             self.open_creates -= 1
+        return uid
 
 
 async def test_a_job_has_a_limited_number_of_creates_in_flight() -> None:

@@ -25,37 +25,37 @@ def create(kind: str, name: str) -> Create:
 def test_created_children_are_expected_until_the_timeout() -> None:
     clock = Clock()
     expectations = Expectations(clock=clock)
-    assert expectations.record(KEY, [create("Pod", "a-0-0"), create("Service", "a")])
+    assert expectations.record(KEY, [create("Pod", "a-0-0"), create("Service", "a")], {})
     assert expectations.list_created(KEY, "Pod") == {"a-0-0"}
     assert expectations.list_created(KEY, "Service") == {"a"}
     assert expectations.list_created(OTHER_KEY, "Pod") == frozenset()
 
     clock.time += EXPECTATION_TIMEOUT_SECONDS
     assert expectations.list_created(KEY, "Pod") == frozenset()
-    assert not expectations.record(KEY, [EmitEvent("Normal", "Running", "", "running-0")])
+    assert not expectations.record(KEY, [EmitEvent("Normal", "Running", "", "running-0")], {})
 
 
 def test_created_pods_of_the_newest_attempt_are_remembered() -> None:
     clock = Clock()
     expectations = Expectations(clock=clock)
-    expectations.record(KEY, [create("ConfigMap", "a-0-u"), create("Pod", "a-0-0")])
+    expectations.record(KEY, [create("ConfigMap", "a-0-u"), create("Pod", "a-0-0")], {"a-0-0": "uid"})
     clock.time += 2 * EXPECTATION_TIMEOUT_SECONDS
-    assert expectations.list_created_pods(KEY) == {"a-0-0"}
-    expectations.record(KEY, [create("Pod", "a-0-1")])
-    assert expectations.list_created_pods(KEY) == {"a-0-0", "a-0-1"}
+    assert expectations.list_created_pods(KEY) == {"a-0-0": "uid"}
+    expectations.record(KEY, [create("Pod", "a-0-1")], {"a-0-1": "uid"})
+    assert expectations.list_created_pods(KEY) == {"a-0-0": "uid", "a-0-1": "uid"}
 
-    expectations.record(KEY, [create("Pod", "a-1-0")])
-    assert expectations.list_created_pods(KEY) == {"a-1-0"}
+    expectations.record(KEY, [create("Pod", "a-1-0")], {"a-1-0": "uid"})
+    assert expectations.list_created_pods(KEY) == {"a-1-0": "uid"}
     expectations.forget_created_pods(KEY)
-    assert expectations.list_created_pods(KEY) == frozenset()
+    assert expectations.list_created_pods(KEY) == {}
 
 
 def test_the_grace_period_of_a_deletion_is_remembered_until_the_timeout() -> None:
     clock = Clock()
     expectations = Expectations(clock=clock)
-    assert expectations.record(KEY, [DeletePod("a-0-0", "uid-0", 120)])
+    assert expectations.record(KEY, [DeletePod("a-0-0", "uid-0", 120)], {})
     clock.time += EXPECTATION_TIMEOUT_SECONDS / 2
-    assert expectations.record(KEY, [DeletePod("a-0-1", "uid-1", 10)])
+    assert expectations.record(KEY, [DeletePod("a-0-1", "uid-1", 10)], {})
     assert expectations.list_deletions(KEY) == {"uid-0": 120, "uid-1": 10}
 
     clock.time += EXPECTATION_TIMEOUT_SECONDS / 2

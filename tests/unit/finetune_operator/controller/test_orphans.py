@@ -12,7 +12,7 @@ import pytest
 from finetune_operator import names
 from finetune_operator.controller.child_cache import ChildCache
 from finetune_operator.controller.job_cache import JobCache
-from finetune_operator.controller.orphans import ORPHAN_GRACE_SECONDS, OrphanSweeper
+from finetune_operator.controller.orphans import MAX_JOBS_PER_ROUND, ORPHAN_GRACE_SECONDS, OrphanSweeper
 from finetune_operator.kube.cluster import KubernetesCluster
 from finetune_operator.observation.ownership import RawBody
 from testing.fakes.api_client import serve_and_connect
@@ -40,7 +40,11 @@ class SweeperUnderTest:
         self.api = api
         self.now = 0.0
         self.jobs = JobCache()
-        self.children = ChildCache(on_change=lambda _key: None, current_attempt=self.jobs.current_attempt)
+        self.children = ChildCache(
+            on_change=lambda _key: None,
+            current_attempt=self.jobs.current_attempt,
+            is_current_pod=self.jobs.is_current_pod,
+        )
         self.sweeper = OrphanSweeper(
             cluster, self.jobs, self.children, now=partial(datetime.now, UTC), clock=lambda: self.now
         )
@@ -145,16 +149,22 @@ async def test_an_unforeseen_error_does_not_end_the_sweeps(
 ) -> None:
     monkeypatch.setattr("finetune_operator.controller.orphans.SWEEP_INTERVAL_SECONDS", 0.001)
     async with running_sweeper() as test:
-        nameless = child("bert")
-        del nameless["metadata"]["ownerReferences"][0]["name"]
-        test.children.on_service_event(None, test.api.put("services", nameless))
+        test.put_children()
         await test.sweeper.sweep()
         test.now += ORPHAN_GRACE_SECONDS
+        failures = []
+
+        async def get(*arguments: str) -> None:
+            failures.append(arguments)
+            raise KeyError("metadata")
+
+        monkeypatch.setattr(KubernetesCluster, "get", staticmethod(get))
         run = asyncio.create_task(test.sweeper.run())
         async with asyncio.timeout(10):
-            while caplog.text.count("KeyError") < 2:  # noqa: ASYNC110
+            while len(failures) < 3:  # noqa: ASYNC110
                 await asyncio.sleep(0.001)
         run.cancel()
+    assert caplog.text.count("KeyError: ") == 1, "the log has one record a minute"
 
 
 @pytest.mark.parametrize(("age", "is_removed"), [(timedelta(seconds=10), False), (timedelta(minutes=6), True)])
@@ -167,9 +177,32 @@ async def test_pod_of_a_lost_kubernetes_node_returns_the_quota_of_its_deleted_jo
         pod["metadata"] |= {"finalizers": [names.KUEUE_FINALIZER], "deletionTimestamp": deletion_time}
         pod["metadata"]["labels"][names.KUEUE_MANAGED] = "true"
         body = {**pod, "spec": {"nodeName": "gpu-0"}, "status": {"phase": "Running"}}
-        test.children.on_pod_event(None, test.api.put("pods", body))
-        test.api.put("workloads", {"metadata": {"name": f"bert-{UID[:8]}"}})
+        stored = test.api.put("pods", body)
+        test.children.on_pod_event(None, stored)
+        owner = {"apiVersion": "v1", "kind": "Pod", "name": "bert-0-0", "uid": stored["metadata"]["uid"]}
+        test.api.put("workloads", {"metadata": {"name": f"bert-{UID[:8]}", "ownerReferences": [owner]}})
 
         await test.sweeper.release_quota()
 
         assert (test.list_children() == []) is is_removed
+
+
+async def test_forged_children_cost_a_bounded_number_of_requests_and_shadow_no_orphan() -> None:
+    async with running_sweeper() as test:
+        test.put_children()
+        for number in range(500):
+            forged = child(f"forged-{number}")
+            forged["metadata"]["ownerReferences"][0]["name"] = f"forged-{number}"
+            forged["metadata"]["namespace"] = "attacker"
+            forged["metadata"] |= {"finalizers": [names.KUEUE_FINALIZER], "deletionTimestamp": "2026-01-01T00:00:00Z"}
+            uid = f"{number:016x}"
+            forged["metadata"]["labels"][names.JOB_UID] = forged["metadata"]["ownerReferences"][0]["uid"] = uid
+            test.children.on_pod_event(None, {**test.api.put("pods", forged), "spec": {}, "status": {}})
+        await test.sweeper.sweep()
+        test.now += ORPHAN_GRACE_SECONDS
+        test.api.requests.clear()
+        await test.sweeper.sweep()
+        await test.sweeper.release_quota()
+
+        assert len(test.api.requests) < 10 * MAX_JOBS_PER_ROUND
+        assert "bert" not in test.list_children()

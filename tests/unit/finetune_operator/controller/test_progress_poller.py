@@ -25,7 +25,7 @@ from finetune_operator.controller.progress_poller import (
     find_rank_zero_port,
     parse_status,
 )
-from finetune_operator.observation.ownership import RawBody
+from finetune_operator.observation.ownership import JobOwner, RawBody
 from finetune_operator.observation.projection import project_pod
 from finetune_supervisor.messages import Degradation
 from testing.processes.ip_support import LOOPBACK_ADDRESSES
@@ -39,7 +39,7 @@ def pod(
     *, rank: int = 0, attempt: int = 1, phase: str = "Running", address: str = "127.0.0.1", uid: str = "p"
 ) -> RawBody:
     labels = {names.JOB_UID: "u", names.ATTEMPT: str(attempt), names.NODE_RANK: str(rank)}
-    owner = {"kind": "FineTuneJob", "name": "a", "uid": "u", "controller": True}
+    owner = {"apiVersion": names.API_VERSION, "kind": "FineTuneJob", "name": "a", "uid": "u", "controller": True}
     metadata = {
         "name": f"a-{attempt}-{rank}",
         "namespace": "default",
@@ -178,7 +178,7 @@ async def test_refused_connection_counts_as_no_response() -> None:
     ],
 )
 def test_only_node_0_of_the_current_attempt_is_polled(pods: tuple[RawBody, ...], host: str | None) -> None:
-    assert find_rank_zero_host(pods, job_uid="u", attempt=1) == host
+    assert find_rank_zero_host(pods, job=JobOwner("a", "u"), attempt=1) == host
 
 
 def on_host_network(body: RawBody, *, container: str = names.CONTAINER) -> RawBody:
@@ -199,8 +199,8 @@ def on_host_network(body: RawBody, *, container: str = names.CONTAINER) -> RawBo
 def test_node_0_on_the_host_network_is_polled_on_its_own_port(pods: tuple[RawBody, ...], port: int | None) -> None:
     projected = tuple(map(project_pod, pods))
 
-    assert find_rank_zero_port(pods, job_uid="u", attempt=1) == port
-    assert find_rank_zero_port(projected, job_uid="u", attempt=1) == port
+    assert find_rank_zero_port(pods, job=JobOwner("a", "u"), attempt=1) == port
+    assert find_rank_zero_port(projected, job=JobOwner("a", "u"), attempt=1) == port
 
 
 def add_silent_job(setup: "PollerUnderTest", uid: str) -> None:
@@ -224,7 +224,9 @@ class PollerUnderTest:
         self.jobs = JobCache()
         metadata = {"name": "a", "namespace": "default", "uid": "u", "resourceVersion": "1"}
         self.jobs.store_if_newer({"metadata": metadata, "status": {"attempt": 1}})
-        self.children = ChildCache(on_change=lambda _: None, current_attempt=self.jobs.current_attempt)
+        self.children = ChildCache(
+            on_change=lambda _: None, current_attempt=self.jobs.current_attempt, is_current_pod=self.jobs.is_current_pod
+        )
         self.children.on_pod_event(None, pod(address=address))
         self.poller = ProgressPoller(
             self.jobs, self.children, on_progress=self.advanced.append, port=port, clock=lambda: self.clock
@@ -384,7 +386,7 @@ async def test_pods_are_polled_at_fixed_intervals() -> None:
 
 async def test_pods_that_do_not_respond_do_not_delay_the_polls_of_other_pods(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress_poller, "POLL_TIMEOUT", aiohttp.ClientTimeout(total=5))
-    monkeypatch.setattr(progress_poller, "MAX_CONCURRENT_POLLS", 2)
+    monkeypatch.setattr(progress_poller, "MAX_CONCURRENT_POLLS", 3)
     polls = asyncio.Semaphore(0)
     silent_polls = 0
 

@@ -34,6 +34,7 @@ from testing.builders.passes import (
 from testing.builders.stopping import KILLED
 from testing.fakes.recording_cluster import RecordingCluster
 
+CREATED_PODS = {"bert-0-0": "pod-0-0", "bert-0-1": "pod-0-1"}
 KILLED_PODS = (finished_pod(job(), 0, **KILLED), finished_pod(job(), 1, **KILLED))
 
 
@@ -108,7 +109,7 @@ async def test_repeatedly_rejected_create_is_retried_after_a_delay() -> None:
     second = await run_pass(cluster, first.job, CachedState(rejected_creates=rejected_before))
 
     assert first.requeue_after == timedelta()  # requeued immediately, because the pending reason was written
-    assert (second.rejected_creates, second.requeue_after) == (rejected_before, timedelta(seconds=1))
+    assert (second.rejected_creates, second.requeue_after) == (rejected_before, None)  # the backoff requeues it
 
 
 @pytest.mark.parametrize(
@@ -199,8 +200,7 @@ async def test_a_cosmetic_status_write_is_not_postponed_before_a_deletion() -> N
 
 
 async def test_an_attempt_does_not_run_before_all_created_pods_are_observed() -> None:
-    pods = frozenset({"bert-0-0", "bert-0-1"})
-    cached = build_cached_state(running_pod(job(), 0), created_pods=pods, expected_pods=pods)
+    cached = build_cached_state(running_pod(job(), 0), created_pods=CREATED_PODS, expected_pods=frozenset(CREATED_PODS))
     cluster = RecordingCluster()
     result = await run_pass(cluster, build_raw_job(compute_status_after_observations()), cached)
 
@@ -211,7 +211,7 @@ async def test_an_attempt_does_not_run_before_all_created_pods_are_observed() ->
 
 async def test_a_created_pod_that_is_missing_ends_the_attempt_although_its_creation_is_not_recorded() -> None:
     status = compute_status_after_observations()
-    cached = build_cached_state(running_pod(job(), 0), created_pods=frozenset({"bert-0-0", "bert-0-1"}))
+    cached = build_cached_state(running_pod(job(), 0), created_pods=CREATED_PODS)
     cluster = RecordingCluster(pods=(running_pod(job(), 0),))
     result = await run_pass(cluster, build_raw_job(status), cached)
 
@@ -223,7 +223,7 @@ async def test_a_created_pod_that_is_missing_ends_the_attempt_although_its_creat
 async def test_a_taken_service_name_fails_the_job_although_all_its_pods_were_created() -> None:
     taken = RejectedCreate("Service", "bert", 409, "exists", name_taken=True)
     pods = tuple(pod(job(), rank) for rank in (0, 1))
-    cached = CachedState(pods=pods, created_pods=frozenset({"bert-0-0", "bert-0-1"}), rejected_creates=(taken,))
+    cached = CachedState(pods=pods, created_pods=CREATED_PODS, rejected_creates=(taken,))
     result = await run_pass(RecordingCluster(pods=pods), build_raw_job(compute_status_after_observations()), cached)
 
     [record] = read_written_status(result).attempts

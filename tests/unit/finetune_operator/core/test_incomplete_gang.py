@@ -93,14 +93,14 @@ def test_rendezvous_timeout_caused_by_a_rejected_create_is_not_a_failure(rejecte
     assert [record.reason for record in ftjob.status.attempts] == ["GangIncomplete", ""]
 
 
-@pytest.mark.parametrize(("waited_seconds", "retry_seconds"), [(0, 1), (1, 1), (4, 4), (15, 15), (3600, 15)])
-def test_rejected_creates_are_retried_with_backoff(waited_seconds: int, retry_seconds: int) -> None:
+def test_rejected_creates_are_not_retried_before_the_delay() -> None:
     ftjob = started_job()
-    observation = Observation(is_fresh=True, rejected_creates=(QUOTA,))
-    ftjob, _ = decide_once(ftjob, observation)
-    assert decide_once(ftjob, observation, now=NOW + timedelta(seconds=waited_seconds))[1].requeue_after == timedelta(
-        seconds=retry_seconds
-    )
+    delay = timedelta(seconds=7)
+    observation = Observation(is_fresh=True, rejected_creates=(QUOTA,), create_delay=delay)
+    ftjob, decision = decide_once(ftjob, observation)
+    assert ftjob.status.waiting is not None
+    assert (ftjob.status.waiting.reason, decision.requeue_after) == ("CreateRefused", delay)
+    assert not any(isinstance(action, Create) for action in decision.actions)
 
 
 def test_fast_node_clocks_do_not_delay_the_release_of_running_nodes() -> None:

@@ -9,7 +9,15 @@ import pytest
 from aiohttp import web
 
 from finetune_operator.kube import api_client
-from finetune_operator.kube.api_client import MAX_CREATES, MAX_OTHER_REQUESTS, ApiClient, encode_json
+from finetune_operator.kube.api_client import (
+    MAX_CREATES,
+    MAX_OBJECT_BYTES,
+    MAX_OTHER_REQUESTS,
+    MAX_PAGE_BYTES,
+    ApiClient,
+    ResponseTooLarge,
+    encode_json,
+)
 from finetune_operator.kube.api_paths import collection_path, extend_path, object_path
 from finetune_operator.kube.credentials import ClusterCredentials, open_session
 from testing.fakes.http_api import build_status_response
@@ -59,7 +67,7 @@ async def connect_to(webhook: SlowWebhook) -> AsyncIterator[ApiClient]:
 
 async def wait_for_open_creates(webhook: SlowWebhook) -> None:
     async with asyncio.timeout(30):  # only reached if the test fails
-        while webhook.open_creates < MAX_CREATES:  # noqa: ASYNC110
+        while webhook.open_creates < MAX_CREATES - 1:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 
 
@@ -74,7 +82,7 @@ async def test_status_writes_and_deletes_do_not_wait_for_slow_creates() -> None:
         assert not any(create.done() for create in creates)
         webhook.release.set()
         await asyncio.gather(*creates)
-    assert webhook.most_open_creates == MAX_CREATES
+    assert webhook.most_open_creates == MAX_CREATES - 1
 
 
 async def test_the_timeout_of_a_request_does_not_include_the_wait_for_a_slot(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,7 +91,7 @@ async def test_the_timeout_of_a_request_does_not_include_the_wait_for_a_slot(mon
     webhook = SlowWebhook()
     async with connect_to(webhook) as client:
         webhook.release.set()
-        async with client._create_slots:  # the only slot is in use for longer than the timeout
+        async with client._create_slots.hold("default"):  # the only slot is in use for longer than the timeout
             waiting_create = asyncio.create_task(client.call_once("POST", PODS_PATH, body={}))
             await asyncio.sleep(1.0)
         assert await waiting_create == {"method": "POST"}
@@ -94,6 +102,45 @@ async def test_a_slot_is_free_again_after_an_error() -> None:
         for _ in range(MAX_CREATES + 1):
             with pytest.raises(api_client.ApiError, match="denied"):
                 await asyncio.wait_for(client.call("POST", PODS_PATH, body={}), timeout=30)
+
+
+class LargeObjects(SlowWebhook):
+    """Server with ten large objects; `?limit=n` lists n of them, and other paths are one."""
+
+    object_bytes = MAX_PAGE_BYTES // 3
+
+    async def respond(self, request: web.Request) -> web.Response:
+        if "limit" not in request.query:
+            return web.json_response({"x": "y" * MAX_OBJECT_BYTES})
+        first, size = int(request.query.get("continue", 0)), int(request.query["limit"])
+        items = [{"x": "y" * self.object_bytes}] * min(size, 10 - first)
+        following = str(first + size) if first + size < 10 else ""
+        return web.json_response({"metadata": {"continue": following}, "items": items})
+
+
+async def test_a_large_object_is_refused_and_a_large_page_is_read_in_parts() -> None:
+    objects = LargeObjects()
+    async with connect_to(objects) as client:
+        with pytest.raises(ResponseTooLarge, match="pods/a: the response is too large"):
+            await client.call("GET", extend_path(PODS_PATH, "a"))
+        pages = [len(page["items"]) async for page in client.list_pages(PODS_PATH)]
+        assert (sum(pages), max(pages)) == (10, 1)
+        objects.object_bytes = MAX_PAGE_BYTES
+        with pytest.raises(ResponseTooLarge):
+            await anext(client.list_pages(PODS_PATH))
+
+
+async def test_a_namespace_with_slow_creates_leaves_a_slot_for_others() -> None:
+    webhook = SlowWebhook()
+    async with connect_to(webhook) as client:
+        creates = [asyncio.create_task(client.call("POST", PODS_PATH, body={})) for _ in range(2 * MAX_CREATES)]
+        await wait_for_open_creates(webhook)
+        other = asyncio.create_task(client.call("POST", collection_path("Pod", "other"), body={}))
+        async with asyncio.timeout(30):
+            while webhook.open_creates < MAX_CREATES:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        webhook.release.set()
+        await asyncio.gather(other, *creates)
 
 
 def test_texts_are_encoded_in_utf_8() -> None:

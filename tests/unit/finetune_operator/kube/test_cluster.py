@@ -17,15 +17,18 @@ from finetune_operator.kube.cluster import (
     NotFound,
     ObjectRef,
 )
-from finetune_operator.observation.ownership import RawBody
+from finetune_operator.observation.ownership import JobOwner, RawBody
 from testing.fakes.api_client import serve_and_connect
 from testing.fakes.http_api import HttpApi, ScriptedFault
 
 JOB_UID = "11111111-1111-1111-1111-111111111111"
 
 
+OWNER = {"apiVersion": names.API_VERSION, "kind": "FineTuneJob", "name": "a", "uid": JOB_UID, "controller": True}
+
+
 def pod(name: str = "a-0-0", *, owner: str = JOB_UID, **metadata: Any) -> RawBody:
-    owners = [{"apiVersion": names.API_VERSION, "kind": "FineTuneJob", "name": "a", "uid": owner, "controller": True}]
+    owners = [{**OWNER, "uid": owner}]
     labels = {names.JOB_UID: owner}
     body = {"name": name, "namespace": "default", "labels": labels, "ownerReferences": owners, **metadata}
     return {"apiVersion": "v1", "kind": "Pod", "metadata": body, "spec": {}}
@@ -325,9 +328,12 @@ async def test_delete_raises_an_error_on_a_conflict_with_the_same_object() -> No
 @pytest.mark.parametrize(
     ("owner_references", "remaining_count"),
     [
-        pytest.param([{"kind": "FineTuneJob", "uid": JOB_UID, "controller": True}], 0, id="controlled by the job"),
-        pytest.param([{"kind": "FineTuneJob", "uid": "next", "controller": True}], 1, id="controlled by its successor"),
-        pytest.param([{"kind": "Deployment", "uid": "x", "controller": True}], 1, id="controlled by a Deployment"),
+        pytest.param([OWNER], 0, id="controlled by the job"),
+        pytest.param([{**OWNER, "uid": "next"}], 1, id="controlled by its successor"),
+        pytest.param([{**OWNER, "name": "b"}], 1, id="with the uid of the job and another name"),
+        pytest.param([{**OWNER, "apiVersion": "v1"}], 1, id="with the uid of the job and another group"),
+        pytest.param([{**OWNER, "kind": "Deployment"}], 1, id="with the uid of the job and another kind"),
+        pytest.param([{**OWNER, "controller": False}], 1, id="owned, but not controlled"),
         pytest.param([], 1, id="without a controller"),
     ],
 )
@@ -337,7 +343,9 @@ async def test_delete_without_uid_deletes_only_objects_controlled_by_the_job(
     api = HttpApi()
     api.put("configmaps", {"metadata": {"name": "a-0", "ownerReferences": owner_references}})
     async with serve_and_connect(api) as server:
-        await KubernetesCluster(server).delete(ObjectRef("ConfigMap", "default", "a-0", "", owner_uid=JOB_UID))
+        await KubernetesCluster(server).delete(
+            ObjectRef("ConfigMap", "default", "a-0", "", owner=JobOwner("a", JOB_UID))
+        )
 
     assert len(api.objects) == remaining_count
     assert all(
@@ -431,7 +439,7 @@ async def test_concurrent_lists_of_the_pods_of_several_jobs_share_requests() -> 
 
 async def test_deletion_of_a_created_config_map_needs_no_read() -> None:
     api = HttpApi()
-    target = ObjectRef("ConfigMap", "default", "a-0", "", owner_uid=JOB_UID)
+    target = ObjectRef("ConfigMap", "default", "a-0", "", owner=JobOwner("a", JOB_UID))
     async with serve_and_connect(api) as server:
         cluster = KubernetesCluster(server)
         await cluster.create({**pod("a-0"), "kind": "ConfigMap"})
@@ -447,7 +455,7 @@ async def test_created_config_map_of_another_job_is_not_deleted() -> None:
     async with serve_and_connect(api) as server:
         cluster = KubernetesCluster(server)
         await cluster.create({**pod("a-0"), "kind": "ConfigMap"})
-        await cluster.delete(ObjectRef("ConfigMap", "default", "a-0", "", owner_uid="another"))
+        await cluster.delete(ObjectRef("ConfigMap", "default", "a-0", "", owner=JobOwner("a", "another")))
 
     assert ("configmaps", "default", "a-0") in api.objects
 
@@ -459,6 +467,6 @@ async def test_config_map_that_a_user_replaced_is_not_deleted() -> None:
         await cluster.create({**pod("a-0"), "kind": "ConfigMap"})
         api.remove("configmaps", "a-0")
         api.put("configmaps", {**pod("a-0", owner="another"), "kind": "ConfigMap"})
-        await cluster.delete(ObjectRef("ConfigMap", "default", "a-0", "", owner_uid=JOB_UID))
+        await cluster.delete(ObjectRef("ConfigMap", "default", "a-0", "", owner=JobOwner("a", JOB_UID)))
 
     assert ("configmaps", "default", "a-0") in api.objects

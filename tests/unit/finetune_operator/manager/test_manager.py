@@ -373,7 +373,10 @@ def test_notifications_are_configured_by_environment_variables() -> None:
     assert build_options(parse_flags([], environment)).sink == SinkConfig(
         URL("https://sink.example/events"), "https://cluster.example", Path("/etc/finetune/notifications")
     )
-    assert build_options(parse_flags([], {**environment, "FINETUNE_NOTIFICATION_URL": ""})).sink is None
+    without_url = build_options(parse_flags([], {**environment, "FINETUNE_NOTIFICATION_URL": ""})).sink
+    assert without_url is not None
+    assert without_url.url is None
+    assert build_options(parse_flags([], {"FINETUNE_TRAINER_IMAGE": "x"})).sink is None
 
 
 async def test_a_missing_kubeconfig_ends_the_process_with_a_message(tmp_path: Path) -> None:

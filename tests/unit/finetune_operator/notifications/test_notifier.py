@@ -6,6 +6,7 @@ import hashlib
 import hmac
 import logging
 import re
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -19,7 +20,13 @@ from yarl import URL
 from finetune_api.v1alpha1.job import ObjectMeta
 from finetune_api.v1alpha1.status import AttemptRecord, AttemptState, JobStatus
 from finetune_operator.metrics import Metrics
-from finetune_operator.notifications.notifier import DELIVERY_WINDOW, LANES, MAX_QUEUED_PER_LANE, Notifier
+from finetune_operator.notifications.notifier import (
+    DELIVERY_WINDOW,
+    MAX_QUEUED,
+    MAX_QUEUED_PER_NAMESPACE,
+    MAX_REFUSALS,
+    Notifier,
+)
 from finetune_operator.notifications.sink import (
     PERMANENT_STATUSES,
     HttpSink,
@@ -44,8 +51,8 @@ class MovableClock:
         return self.now
 
 
-def metadata(name: str = "bert", uid: str = "1111") -> ObjectMeta:
-    return ObjectMeta.model_validate({"name": name, "namespace": "default", "uid": uid, "generation": 1})
+def metadata(name: str = "bert", uid: str = "1111", namespace: str = "default") -> ObjectMeta:
+    return ObjectMeta.model_validate({"name": name, "namespace": namespace, "uid": uid, "generation": 1})
 
 
 def started(*, attempt: int = 0, time: datetime = NOW) -> JobStatus:
@@ -236,24 +243,42 @@ async def test_a_sink_that_does_not_respond_neither_blocks_reports_nor_grows_the
 ) -> None:
     sink.responds.clear()
     notifier = build_notifier(sink.url, metrics)
-    job_count = LANES * MAX_QUEUED_PER_LANE * 2
     async with running(notifier):
         notifier.report(metadata(), started())
         await wait_in_event_loop(lambda: len(sink.received) == 1)
-        for number in range(job_count):  # report is no coroutine, so it cannot wait
-            notifier.report(metadata(uid=f"uid-{number}"), started())
+        for namespace in range(6):
+            for number in range(MAX_QUEUED_PER_NAMESPACE + 1):  # report is no coroutine, so it cannot wait
+                notifier.report(metadata(uid=f"{namespace}-{number}", namespace=f"team-{namespace}"), started())
+            assert notifier._queued[f"team-{namespace}"] <= MAX_QUEUED_PER_NAMESPACE
 
-        assert notifier.queued_count <= LANES * MAX_QUEUED_PER_LANE
-        assert count_results(metrics, "dropped") >= job_count - LANES * (MAX_QUEUED_PER_LANE + 1)
+        assert notifier.queued_count == MAX_QUEUED
+        assert count_results(metrics, "dropped") == 6 * (MAX_QUEUED_PER_NAMESPACE + 1) + 1 - MAX_QUEUED
+
+
+async def test_events_that_the_sink_refuses_neither_delay_those_of_other_tenants_nor_remain_for_ever(
+    sink: FakeSink, metrics: Metrics
+) -> None:
+    sink.refuses = lambda event: event["data"]["namespace"] == "refused"
+    notifier = build_notifier(sink.url, metrics)
+    for number in range(20):
+        notifier.report(metadata(uid=f"refused-{number}", namespace="refused"), started())
+    async with running(notifier):
+        await wait_in_event_loop(lambda: len(sink.received) >= 20)
+        for number in range(20):
+            notifier.report(metadata(uid=f"uid-{number}", namespace="team"), started())
+        await wait_in_event_loop(lambda: count_results(metrics, "delivered") == 20)
+        await wait_in_event_loop(lambda: count_results(metrics, "rejected") == 20)
+
+    tries = Counter(request.event["id"] for request in sink.received if sink.refuses(request.event))
+    assert min(tries.values()) >= MAX_REFUSALS
 
 
 async def test_a_transition_that_did_not_fit_into_the_queue_is_reported_by_a_later_pass(
     sink: FakeSink, metrics: Metrics
 ) -> None:
     notifier = build_notifier(sink.url, metrics)
-    for number in range(MAX_QUEUED_PER_LANE):
-        notifier.report(metadata(), started(time=NOW + timedelta(seconds=number), attempt=0))
-        notifier._reported.clear()
+    for number in range(MAX_QUEUED_PER_NAMESPACE):
+        notifier.report(metadata(uid=f"uid-{number}"), started())
     notifier.report(metadata(), failed())
     assert count_results(metrics, "dropped") == 1
 
@@ -290,6 +315,17 @@ async def test_the_token_is_read_again_for_each_request(sink: FakeSink, tmp_path
         assert await send_once(sink, tmp_path) == (SendResult.DELIVERED, "")
 
     assert [request.headers["Authorization"] for request in sink.received] == ["Bearer first", "Bearer second"]
+
+
+async def test_the_url_may_come_from_the_secret(sink: FakeSink, tmp_path: Path) -> None:
+    (tmp_path / "url").write_text(f"{sink.url}\n")
+    async with HttpSink(SinkConfig(None, secrets=tmp_path), now=lambda: NOW) as http_sink:
+        assert await http_sink.send("1111/started-0", b"{}") == (SendResult.DELIVERED, "")
+        (tmp_path / "url").write_text("ftp://user@example.org")
+        assert await http_sink.send("1111/started-0", b"{}") == (
+            SendResult.UNAVAILABLE,
+            "the URL must begin with http:// or https:// and contain a host",
+        )
 
 
 async def test_the_signature_covers_id_time_and_body(sink: FakeSink, tmp_path: Path) -> None:
@@ -359,11 +395,3 @@ def test_an_unusable_url_is_explained_without_the_url(url: str, problem: str) ->
         parse_sink_url(url)
 
     assert "password" not in str(raised.value).replace("user name, password nor", "")
-
-
-def test_events_of_one_job_use_one_lane(metrics: Metrics) -> None:
-    notifier: Any = build_notifier("http://127.0.0.1:9/", metrics)
-    notifier.report(metadata(), failed())
-    notifier.report(metadata(), started())
-
-    assert sorted(lane.qsize() for lane in notifier._lanes) == [0, 0, 0, 2]

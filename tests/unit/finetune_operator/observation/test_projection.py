@@ -11,10 +11,9 @@ from finetune_api.v1alpha1.job import FineTuneJob
 from finetune_operator import names
 from finetune_operator.controller.child_cache import get_owning_job_key
 from finetune_operator.controller.progress_poller import find_rank_zero_host
-from finetune_operator.controller.tombstones import Tombstone
 from finetune_operator.core.decide import decide
 from finetune_operator.core.degraded import decide_degraded
-from finetune_operator.observation.ownership import find_controlling_owner, has_job_label
+from finetune_operator.observation.ownership import JobOwner, find_controlling_owner, has_job_label
 from finetune_operator.observation.pods import Observation, observe_pod, observe_pods
 from finetune_operator.observation.projection import project_ended_pod, project_job, project_pod, project_service
 from finetune_operator.plan.manifests import build_service, is_intact_headless_service
@@ -124,15 +123,14 @@ def test_owner_job_and_address_of_a_projected_pod_equal_those_of_the_whole_pod(p
 
     owner, projected_owner = find_controlling_owner(pod), find_controlling_owner(projected)
     assert {**owner, **projected_owner} == owner
-    assert [projected_owner.get(field) for field in ("kind", "name", "uid")] == [
-        owner.get(field) for field in ("kind", "name", "uid")
+    assert [projected_owner.get(field) for field in ("apiVersion", "kind", "name", "uid")] == [
+        owner.get(field) for field in ("apiVersion", "kind", "name", "uid")
     ]
     assert has_job_label(projected) == has_job_label(pod)
     if pod["metadata"].get("labels") is not None:
         assert get_owning_job_key(projected) == get_owning_job_key(pod)
-        assert Tombstone(projected, 0.0).attempt == Tombstone(pod, 0.0).attempt
     if pod.get("status") is not None:
-        hosts = {find_rank_zero_host((body,), job_uid=UID, attempt=0) for body in (pod, projected)}
+        hosts = {find_rank_zero_host((body,), job=JobOwner("bert", UID), attempt=0) for body in (pod, projected)}
         assert len(hosts) == 1
 
 

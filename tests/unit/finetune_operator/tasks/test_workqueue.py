@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from finetune_operator.controller.workqueue import (
+from finetune_operator.tasks.workqueue import (
     INITIAL_BACKOFF_SECONDS,
     MAX_BACKOFF_SECONDS,
     PASS_BURST,
@@ -216,6 +216,35 @@ def test_closed_queue_finishes_running_passes_and_starts_no_new_ones() -> None:
     log = run_in_virtual_time(scenario())
     assert log.starts == [("a", 0.0)]
     assert log._running["a"] == 0
+
+
+def test_groups_take_turns_and_one_group_never_occupies_all_workers() -> None:
+    async def run() -> list[str]:
+        queue: WorkQueue[str] = WorkQueue(get_group=lambda key: key[0], max_per_group=2)
+        log = PassLog()
+        for key in ("a1", "a2", "a3", "a4", "b1", "b2", "c1"):
+            queue.add(key)
+        workers = [asyncio.create_task(log.run_worker(queue)) for _ in range(3)]
+        await asyncio.sleep(10)
+        queue.close()
+        await asyncio.gather(*workers)
+        assert [key for key, _ in log.starts[:3]] == ["a1", "b1", "c1"]
+        queue = WorkQueue(get_group=lambda key: key[0], max_per_group=2)
+        for key in ("a1", "a2", "a3"):
+            queue.add(key)
+        alone = PassLog()
+        workers = [asyncio.create_task(alone.run_worker(queue)) for _ in range(3)]
+        await asyncio.sleep(0.5)
+        assert len(alone.starts) == 2
+        queue.add("b1")
+        await asyncio.sleep(0.1)
+        assert alone.starts[-1][0] == "b1"
+        await asyncio.sleep(5)
+        queue.close()
+        await asyncio.gather(*workers)
+        return sorted(key for key, _ in alone.starts)
+
+    assert run_in_virtual_time(run()) == ["a1", "a2", "a3", "b1"]
 
 
 def test_queueing_times_and_pass_durations_are_measured() -> None:

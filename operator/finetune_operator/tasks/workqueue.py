@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from collections import OrderedDict
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Hashable
 from contextlib import asynccontextmanager
 from typing import Generic, TypeVar
@@ -27,9 +27,23 @@ class WorkQueue(Generic[Key]):
     bounds the load if two operators undo each other's writes, or if a bug requeues a key forever (decisions/109).
     """
 
-    def __init__(self, *, on_wait: Callable[[float], None] | None = None) -> None:
-        self._on_wait = on_wait  # callback that receives the seconds a key waited in the queue
-        self._ready: OrderedDict[Key, float] = OrderedDict()  # key -> time of the add
+    def __init__(
+        self,
+        *,
+        on_wait: Callable[[float], None] | None = None,
+        get_group: Callable[[Key], str] = lambda _: "",
+        max_per_group: int | None = None,
+    ) -> None:
+        """Create a queue. Of several groups, that with the fewest running passes is served first.
+
+        on_wait: receives the seconds that a key waited in the queue.
+        max_per_group: how many keys of one group are processed at a time.
+        """
+        self._on_wait = on_wait
+        self._get_group = get_group
+        self._max_per_group = max_per_group
+        self._ready: dict[Key, float] = {}  # key -> time of the add
+        self._ready_by_group: dict[str, dict[Key, None]] = {}
         self._running: dict[Key, float] = {}  # key -> start time of the pass
         self._added_while_running: dict[Key, float] = {}  # key -> time of the add; queued once the pass ends
         self._timers: dict[Key, asyncio.TimerHandle] = {}
@@ -72,22 +86,22 @@ class WorkQueue(Generic[Key]):
         """Remove the key, its pending adds and its state."""
         self._failures.pop(key, None)
         self._bucket_full_at.pop(key, None)
-        self._ready.pop(key, None)
+        self._take(key)
         self._added_while_running.pop(key, None)
         if timer := self._timers.pop(key, None):
             timer.cancel()
 
     @asynccontextmanager
     async def next(self) -> AsyncIterator[Key]:
-        """Yield the key that has waited longest; no other worker processes it until the `with` block ends."""
-        while not self._ready:
+        """Yield the key of its group that has waited longest; no other worker processes it until the block ends."""
+        while (key := self._choose()) is None:
             if self.closed:
                 raise QueueClosed
             self._changed.clear()
             await self._changed.wait()
         if self.closed:
             raise QueueClosed
-        key, added_at = self._ready.popitem(last=False)
+        added_at = self._take(key) or 0.0
         now = self._last_start = self._running[key] = _now()
         self._bucket_full_at[key] = max(now, self._bucket_full_at.get(key, 0.0)) + SECONDS_PER_PASS
         if self._on_wait is not None:
@@ -96,8 +110,27 @@ class WorkQueue(Generic[Key]):
             yield key
         finally:
             del self._running[key]
+            if self._ready:
+                self._changed.set()  # its group may have another running pass
             if (added_again_at := self._added_while_running.pop(key, None)) is not None:
                 self._enqueue_or_throttle(key, added_at=added_again_at)
+
+    def _choose(self) -> Key | None:
+        """Return the next key; None if no key is ready whose group may have another running pass."""
+        running, limit = Counter(map(self._get_group, self._running)), self._max_per_group
+        groups = [group for group in self._ready_by_group if limit is None or running[group] < limit]
+        return next(iter(self._ready_by_group[min(groups, key=running.__getitem__)])) if groups else None
+
+    def _take(self, key: Key) -> float | None:
+        """Remove a key from the ready ones and return the time of its add; None if it is not ready."""
+        added_at = self._ready.pop(key, None)
+        if added_at is not None:
+            group = self._get_group(key)
+            keys = self._ready_by_group.pop(group)
+            del keys[key]
+            if keys:
+                self._ready_by_group[group] = keys  # after the groups that have waited longer
+        return added_at
 
     def close(self) -> None:
         """Stop yielding keys; running passes continue."""
@@ -123,6 +156,7 @@ class WorkQueue(Generic[Key]):
             self._add_at(key, token_at)
         else:
             self._ready[key] = added_at
+            self._ready_by_group.setdefault(self._get_group(key), {})[key] = None
             self._changed.set()
 
     def _add_at(self, key: Key, due_at: float) -> None:

@@ -1,0 +1,1 @@
+"""Work queue, fair limits and error handling of the asynchronous tasks of the operator."""

@@ -1,0 +1,154 @@
+"""Tests that a user with the role edit in one namespace cannot use the operator against others."""
+
+import json
+import secrets
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from finetune_operator import names
+from testing.cluster.images.project_images import get_image_name
+from testing.cluster.provider import ThrowawayProvider
+from testing.processes.operator_stack import FORGER, OPERATOR_NAMESPACE, OperatorInstallation, build_example_job
+
+pytestmark = [pytest.mark.cluster, pytest.mark.versions]
+RawBody = dict[str, Any]
+
+UP = "../../../../../../.."
+OBSERVED_SECONDS = 8  # the operator looks for quota of deleted jobs every two seconds
+CONTAINER = {
+    "name": names.CONTAINER,
+    "image": "localhost/pause:1",
+    "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+}
+POD_SPEC = {
+    "automountServiceAccountToken": False,
+    "schedulingGates": [{"name": "example.com/never"}],
+    "securityContext": {"runAsNonRoot": True, "runAsUser": 1000, "seccompProfile": {"type": "RuntimeDefault"}},
+    "containers": [CONTAINER],
+}
+
+
+def build_pod(name: str, owner: RawBody, **labels: str) -> RawBody:
+    """Return a pod that Kueue's finalizer keeps, with an owner of the attacker's choice."""
+    metadata = {
+        "name": name,
+        "labels": {names.JOB_UID: owner["uid"], **labels},
+        "finalizers": [names.KUEUE_FINALIZER],
+        "ownerReferences": [{"apiVersion": names.API_VERSION, "kind": "FineTuneJob", "controller": True, **owner}],
+    }
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": POD_SPEC}
+
+
+@pytest.fixture
+def victim(deployment: OperatorInstallation) -> Iterator[str]:
+    """Create a namespace with objects whose deletion the attack aims at."""
+    namespace = f"victim-{secrets.token_hex(3)}"
+    deployment.kubectl("create", "namespace", namespace)
+    deployment.kubectl("create", "service", "clusterip", "dns-abcde", "--tcp=53", "--namespace", namespace)
+    deployment.kubectl("create", "configmap", "settings-abcde", "--namespace", namespace)
+    yield namespace
+    deployment.kubectl("delete", "namespace", namespace, "--wait=false")
+
+
+def read_operator_requests(deployment: OperatorInstallation, since: str) -> list[RawBody]:
+    """Return the audit records of the operator's requests for named objects."""
+    assert isinstance(deployment.provider, ThrowawayProvider)
+    lines = (deployment.provider.cluster.layout.root / "audit.log").read_text().splitlines()
+    records = [json.loads(line) for line in lines if '"name"' in line]
+    return [each for each in records if each["requestReceivedTimestamp"] >= since and each["objectRef"].get("name")]
+
+
+def list_operator_pods(deployment: OperatorInstallation) -> dict[str, int]:
+    pods = json.loads(deployment.kubectl("get", "pods", "--namespace", OPERATOR_NAMESPACE, "-o", "json"))["items"]
+    return {pod["metadata"]["name"]: pod["status"]["containerStatuses"][0]["restartCount"] for pod in pods}
+
+
+def test_pods_with_hostile_owners_reach_nothing_outside_of_their_namespace(
+    deployment: OperatorInstallation, victim: str
+) -> None:
+    """The policy for children is off for this user, so that only the checks of the operator protect the others."""
+    since, operators = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime()), list_operator_pods(deployment)
+    names_of_owners = [
+        f"{UP}/api/v1/namespaces/{victim}/services/dns",
+        f"{UP}/api/v1/namespaces/{victim}/configmaps/settings",
+        f"{UP}/version?x=",
+        f"../../{victim}/services/dns",
+        "..",
+    ]
+    kinds = [("v1", "ConfigMap"), (names.API_VERSION, "FineTuneJob")]
+    pods = [
+        build_pod(f"{number}-{kind.lower()}-0-0", {"apiVersion": version, "kind": kind, "name": name, "uid": "abcde"})
+        for number, name in enumerate(names_of_owners)
+        for version, kind in kinds
+    ]
+    deployment.apply(*pods, user=FORGER)
+    pod_names = [pod["metadata"]["name"] for pod in pods]
+    deployment.kubectl("delete", "pod", *pod_names, "--wait=false")
+    try:
+        time.sleep(OBSERVED_SECONDS)
+        assert deployment.kubectl("get", "service,configmap", "--namespace", victim, "-o", "name").split()[:2]
+        if isinstance(deployment.provider, ThrowawayProvider):
+            for request in read_operator_requests(deployment, since):
+                assert ".." not in request["requestURI"], request
+                assert request["objectRef"].get("namespace") not in (victim, "kube-system"), request
+        assert list_operator_pods(deployment) == operators
+        assert "service/dns-abcde" in deployment.kubectl("get", "service", "--namespace", victim, "-o", "name")
+        assert "settings-abcde" in deployment.kubectl("get", "configmap", "--namespace", victim, "-o", "name")
+    finally:
+        patch = '{"metadata":{"finalizers":null}}'
+        for name in pod_names:
+            deployment.kubectl("patch", "pod", name, "--type=merge", "-p", patch)
+
+
+def test_copies_of_the_pods_of_a_job_neither_end_nor_fail_it(deployment: OperatorInstallation, job_name: str) -> None:
+    """The job waits for a label that no Kubernetes node has; a copy of another node fails."""
+    fields = {"command": {"exec": ["sleep", "600"]}, "podTemplate": {"nodeSelector": {"never": "true"}}}
+    removed = dict.fromkeys(("model", "dataset", "sft", "lora", "training", "output", "volumes"))
+    image = get_image_name("operator")
+    deployment.apply(build_example_job(job_name, **{**removed, "image": image, "nprocPerNode": 1, **fields}))
+    try:
+        job = deployment.wait_until(
+            job_name,
+            lambda body: (body.get("status", {}).get("waiting") or {}).get("reason") == "Unschedulable",
+            description="unschedulable",
+        )
+        owner = {"name": job_name, "uid": job["metadata"]["uid"]}
+        labels = {names.ATTEMPT: "0", names.NODE_RANK: "7"}
+        copy = build_pod(f"{job_name}-0-7", owner, **labels)
+        del copy["metadata"]["finalizers"], copy["spec"]
+        container = {**CONTAINER, "command": ["/no-such-program"]}
+        spec = {field: value for field, value in POD_SPEC.items() if field != "schedulingGates"}
+        deployment.apply({**copy, "spec": {**spec, "restartPolicy": "Never", "containers": [container]}}, user=FORGER)
+        deployment.kubectl("wait", "--for=jsonpath={.status.phase}=Failed", f"pod/{job_name}-0-7", "--timeout=60s")
+        time.sleep(2)
+        status = deployment.get_job(job_name)["status"]
+        assert (status["attempt"], status.get("restarts", 0), status["phase"]) == (0, 0, "Queued"), status
+        assert "completionTime" not in status
+    finally:
+        deployment.delete(job_name)
+
+
+@pytest.mark.parametrize("user", ["", "somebody"], ids=["administrator", "pod author"])
+def test_only_the_operator_makes_children_of_jobs(deployment: OperatorInstallation, job_name: str, user: str) -> None:
+    """An administrator and a pod author are refused; objects that only carry the name of a job are accepted."""
+    as_user = (f"--as={user}", "--as-group=system:masters") if user else ()
+    label = f"{names.JOB_UID}=abcde"
+    deployment.kubectl("create", "configmap", job_name)
+    try:
+        with pytest.raises(RuntimeError, match="may only be set by the operator"):
+            deployment.kubectl("label", "configmap", job_name, label, *as_user)
+        deployment.kubectl("label", "configmap", job_name, f"{names.JOB_NAME}=x", *as_user)
+        owner = {"apiVersion": names.API_VERSION, "kind": "FineTuneJob", "name": "x", "uid": "abcde"}
+        for controller, is_accepted in ((False, True), (True, False)):
+            patch = json.dumps({"metadata": {"ownerReferences": [{**owner, "controller": controller}]}})
+            command = ("patch", "configmap", job_name, "--type=merge", "--dry-run=server", "-p", patch, *as_user)
+            if is_accepted:
+                deployment.kubectl(*command)
+            else:
+                with pytest.raises(RuntimeError, match="a controller of kind FineTuneJob"):
+                    deployment.kubectl(*command)
+    finally:
+        deployment.kubectl("delete", "configmap", job_name)
