@@ -2,10 +2,14 @@
 
 import os
 import sys
+import threading
+from contextlib import suppress
+from typing import NoReturn
 
 import typer
 
-from finetune_cli.errors import EXIT_BAD_INPUT, EXIT_CLUSTER, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_TIMEOUT, BadInput
+from finetune_cli.errors import EXIT_BAD_INPUT, EXIT_CLUSTER, EXIT_FAILED, EXIT_TIMEOUT, BadInput
+from finetune_cli.interrupts import Interrupted, raise_on_signals
 from finetune_cli.lazy_group import PLAIN_HELP, LazyCommand, LazyGroup
 from finetune_client.errors import ClientError, JobFailed, WaitTimeout
 
@@ -60,8 +64,11 @@ def describe() -> None:
 
 def main() -> None:
     """Run the command-line interface; errors are printed as one line per problem and end with their exit code."""
+    raise_on_signals()
     try:
         app()
+    except Interrupted as error:
+        _exit_soon(error.code)
     except BadInput as error:
         _exit(EXIT_BAD_INPUT, *error.problems)
     except JobFailed as error:
@@ -70,10 +77,18 @@ def main() -> None:
         _exit(EXIT_TIMEOUT, str(error))
     except ClientError as error:
         _exit(EXIT_CLUSTER, str(error))
-    except KeyboardInterrupt:
-        _exit(EXIT_INTERRUPTED)
     except BrokenPipeError:  # the reader of a pipe, such as head, has ended
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _exit_soon(code: int) -> NoReturn:
+    """Exit within seconds; the end of the interpreter would wait for a thread that runs a login plugin."""
+    for thread in threading.enumerate():
+        if thread is not threading.current_thread():
+            thread.join(timeout=1.0)  # another thread may just remove the temporary file of a client key
+    with suppress(OSError):
+        sys.stdout.flush()
+    os._exit(code)
 
 
 def _exit(code: int, *lines: str) -> None:

@@ -55,7 +55,7 @@ def _run_forecast(spec: RawBody, gpu: str | None) -> ForecastJson:
         path = Path(folder) / "spec.json"
         path.write_text(json.dumps(spec, default=str), encoding="utf-8")
         process = subprocess.run(
-            [sys.executable, "-m", "finetune_trainer.memory", str(path), *flags],
+            [sys.executable, "-P", "-m", "finetune_trainer.memory", str(path), *flags],
             env={**os.environ, "PYTHONWARNINGS": "ignore", "HF_HUB_DISABLE_PROGRESS_BARS": "1"},
             capture_output=True,
             text=True,

@@ -7,6 +7,7 @@ import typer
 
 from finetune_cli.cluster.options import ContextOption, KubeconfigOption, NamespaceOption
 from finetune_cli.errors import BadInput
+from finetune_cli.interrupts import end_on_signals
 
 
 def mcp(
@@ -27,4 +28,5 @@ def mcp(
         raise BadInput("the package mcp is not installed; pip install 'finetune-operator[cli,mcp]'")
     from finetune_mcp.server import run_server
 
+    end_on_signals()  # a thread that reads standard input cannot be interrupted
     run_server(namespace=namespace, context=context, kubeconfig=kubeconfig, allow_changes=allow_changes)

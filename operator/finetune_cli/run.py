@@ -3,8 +3,8 @@
 import asyncio
 import importlib.util
 import os
-import signal
 import sys
+from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from finetune_cli.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, BadInput
+from finetune_cli.interrupts import list_end_signals
 from finetune_cli.job_file import FileArgument, JobFile, NamespaceOption, read_job_file
 
 if TYPE_CHECKING:
@@ -37,9 +38,10 @@ class RunOptions:
     output: Path
     show_logs: bool
     start_over: bool
+    trusts_file: bool
 
 
-def run(
+def run(  # noqa: PLR0913  each flag is a parameter
     file: FileArgument,
     volume: VolumeOption = None,
     output: Annotated[Path, typer.Option(help="Folder that stands in for the output claim.")] = Path("output"),
@@ -48,6 +50,9 @@ def run(
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Start over and replace the output of an earlier run.")
     ] = False,
+    trust: Annotated[
+        bool, typer.Option("--trust", help="Let the env of the job choose code, and servers that receive your tokens.")
+    ] = False,
 ) -> None:
     """Run a job on this machine. Ctrl-C saves a checkpoint and stops; running the same command again resumes.
 
@@ -55,7 +60,7 @@ def run(
     """
     job_file = read_job_file(file, namespace=namespace)
     check_packages(job_file.job.spec)
-    sys.exit(_prepare_and_run(job_file, volume or [], RunOptions(output.absolute(), logs, fresh)))
+    sys.exit(_prepare_and_run(job_file, volume or [], RunOptions(output.absolute(), logs, fresh, trust)))
 
 
 def check_packages(spec: "FineTuneJobSpec") -> None:
@@ -87,8 +92,9 @@ def _prepare_and_run(job_file: JobFile, volumes: list[str], options: RunOptions)
     mounts = parse_volumes(volumes, spec)
     local_spec = map_job_paths(job_file, (*mounts, LocalMount(names.OUTPUT_DIR, options.output)))["spec"]
     check_environment(spec, os.environ)
+    environment, destinations = _limit_environment(spec, trusts_file=options.trusts_file)
     gpus = divide_gpus(find_gpus(os.environ), spec)
-    resources = LocalResources(options.output, mounts, gpus)
+    resources = LocalResources(options.output, mounts, gpus, environment, hides_credential_files=bool(destinations))
     with (
         closing(StateStore(_get_state_folder(get_job_output(job_file, options.output)))) as store,
         ProgressDisplay(Console(highlight=False)) as display,
@@ -105,7 +111,7 @@ def _prepare_and_run(job_file: JobFile, volumes: list[str], options: RunOptions)
                 f"Complete already; {_describe_result_location(job_file, options)} (--fresh starts over)"
             )
             return EXIT_OK
-        _print_run_summary(display, job_file, gpus)
+        _print_run_summary(display, job_file, gpus, destinations=destinations)
         if options.start_over and spec.output and not spec.command:
             local_spec = {**local_spec, "output": {**local_spec["output"], "overwrite": True}}
         # Run the job until it ends or is suspended, and report the outcome.
@@ -113,6 +119,17 @@ def _prepare_and_run(job_file: JobFile, volumes: list[str], options: RunOptions)
             _run_job({**body, "spec": local_spec}, resources, store, display, show_logs=options.show_logs)
         )
         return _report_outcome(display, job, job_file, options)
+
+
+def _limit_environment(spec: "FineTuneJobSpec", *, trusts_file: bool) -> tuple[Mapping[str, str], tuple[str, ...]]:
+    """Return the variables that the nodes inherit, and the names of those of the job that choose other servers."""
+    from finetune_cli.local.trust import SAFE_PATH, find_destinations, withhold_credentials
+
+    if spec.command is not None:  # it is code of the job's author
+        return os.environ, ()
+    destinations = () if trusts_file else find_destinations(spec, os.environ)
+    inherited = withhold_credentials(spec, os.environ) if destinations else os.environ
+    return {**inherited, **SAFE_PATH}, destinations
 
 
 async def _run_job(
@@ -143,7 +160,7 @@ async def _run_job(
 
 def _stop_on_signals(runner: "LocalRunner", cluster: "LocalCluster") -> None:
     loop = asyncio.get_running_loop()
-    for signal_number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for signal_number in list_end_signals():
         loop.add_signal_handler(signal_number, runner.stop, cluster)
 
 
@@ -171,7 +188,9 @@ def _format_path(path: Path) -> str:
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
 
 
-def _print_run_summary(display: "ProgressDisplay", job_file: JobFile, gpus: tuple[tuple[str, ...], ...]) -> None:
+def _print_run_summary(
+    display: "ProgressDisplay", job_file: JobFile, gpus: tuple[tuple[str, ...], ...], *, destinations: tuple[str, ...]
+) -> None:
     from finetune_operator.plan.run_plan import describe_batch
 
     spec = job_file.job.spec
@@ -190,6 +209,11 @@ def _print_run_summary(display: "ProgressDisplay", job_file: JobFile, gpus: tupl
     else:
         display.print_line(f"effective batch {describe_batch(spec)} (per device x accumulation x ranks)")
     display.print_line("local mode: resources, image and placement of the job are not enforced")
+    if destinations:
+        display.print_line(
+            f"local mode: spec.env chooses other servers ({', '.join(destinations)}), so your tokens and passwords are"
+            " withheld; --trust sends them"
+        )
 
 
 def _report_outcome(display: "ProgressDisplay", job: "FineTuneJob", job_file: JobFile, options: RunOptions) -> int:

@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import aclosing
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Self
@@ -10,7 +11,8 @@ from typing import Any, Self
 from finetune_api.v1alpha1.job import GROUP, KIND, PLURAL
 from finetune_api.v1alpha1.status import Phase
 from finetune_client.connection import ClusterConnection, ClusterTarget
-from finetune_client.doctor import ClusterCheck, examine_cluster
+from finetune_client.dns_label import check_dns_label
+from finetune_client.doctor import OPERATOR_NAMESPACE, ClusterCheck, examine_cluster, read_default_image
 from finetune_client.errors import ClientError, JobFailed, WaitTimeout
 from finetune_client.job import Job
 from finetune_client.job_builder import DEFAULT_METHOD, Fields, Machines, Recipe, build_function_job, build_training_job
@@ -187,6 +189,7 @@ class AsyncClient:
 
         The job is polled, so that a lost connection is noticed; an outage of up to OUTAGE_SECONDS is tolerated.
         """
+        self._path(name)  # an invalid name is no outage
         last_version, outage_began = "", None
         while True:
             try:
@@ -261,8 +264,9 @@ class AsyncClient:
 
     async def read_output_file(self, name: str, path: str) -> AsyncIterator[bytes]:
         """Yield the content of a file of a job's output, such as result/report.html."""
-        async for chunk in read_output_file(self._connection, await self.get(name), path):
-            yield chunk
+        async with aclosing(read_output_file(self._connection, await self.get(name), path)) as chunks:
+            async for chunk in chunks:  # closed explicitly, so that its pod is deleted before the client is closed
+                yield chunk
 
     async def download(self, name: str, destination: Path, *, path: str = RESULT) -> Path:
         """Copy a file or folder of a job's output to `destination`, which must not exist, and return it.
@@ -271,14 +275,23 @@ class AsyncClient:
         """
         return await download_output(self._connection, await self.get(name), path, destination)
 
-    async def examine_cluster(self) -> tuple[ClusterCheck, ...]:
+    async def examine_cluster(self, *, operator_namespace: str = OPERATOR_NAMESPACE) -> tuple[ClusterCheck, ...]:
         """Check the cluster, the operator, the rights of the user, storage and devices; nothing is changed."""
-        return await examine_cluster(self._connection)
+        return await examine_cluster(self._connection, operator_namespace)
+
+    async def read_default_image(self, *, operator_namespace: str = OPERATOR_NAMESPACE) -> str:
+        """Return the image that the operator in a namespace uses for jobs without spec.image.
+
+        Raises:
+            ClientError: The user may not read the operator's pod, or there is none.
+        """
+        return await read_default_image(self._connection, operator_namespace)
 
     async def check_pods(self, manifest: RawBody, *, timeout_seconds: float = 300.0) -> tuple[ClusterCheck, ...]:
         """Check image, DNS and network with pods like those of a job that has not been created, and delete them.
 
-        timeout_seconds: time for the pods to start.
+        Without spec.image, the pods have the default of the operator in OPERATOR_NAMESPACE. timeout_seconds: time for
+        the pods to start.
 
         Raises:
             InvalidManifest: A field of the job is unknown, missing or invalid.
@@ -297,6 +310,8 @@ class AsyncClient:
         return Job.parse(await self._connection.patch(self._path(name), body, what=self._describe(name)))
 
     def _path(self, name: str) -> ApiPath:
+        """Return the path of a job. Raises ClientError for a name that no job can have."""
+        check_dns_label(name, what="job")
         return object_path(KIND, self.namespace, name)
 
     def _describe(self, name: str) -> str:

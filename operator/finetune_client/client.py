@@ -2,12 +2,13 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterator, Mapping
+from concurrent.futures import wait
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from finetune_client.async_client import DEFAULT_MACHINES, NO_FIELDS, AsyncClient, WaitTarget
-from finetune_client.doctor import ClusterCheck
+from finetune_client.doctor import OPERATOR_NAMESPACE, ClusterCheck
 from finetune_client.job import Job
 from finetune_client.job_builder import DEFAULT_METHOD, Fields, Machines
 from finetune_client.job_events import JobEvent
@@ -16,6 +17,9 @@ from finetune_client.notebook import show_jobs
 from finetune_client.output_files import RESULT
 from finetune_client.rank_status import NodeRanks
 from finetune_operator.observation.ownership import RawBody
+
+SIGNAL_POLL_SECONDS = 1.0
+CLEAN_UP_SECONDS = 40.0  # time limit for the deletion of temporary objects after an interrupt
 
 T = TypeVar("T")
 
@@ -49,6 +53,7 @@ class Client:
     def close(self) -> None:
         """Close the connections; the client cannot be used afterwards."""
         if self._thread.is_alive():
+            self._run(_wait_for_other_tasks())  # such as the clean-up of a generator that was not read to its end
             self._run(self._client.__aexit__())
             self._stop_loop()
 
@@ -153,7 +158,7 @@ class Client:
         """Return the events about a job and its pods, oldest first."""
         return self._run(self._client.list_events(name))
 
-    def read_logs(self, name: str, selection: LogSelection | None = None) -> Iterator[LogLine]:
+    def read_logs(self, name: str, selection: LogSelection | None = None) -> Generator[LogLine, None, None]:
         """Yield log lines of the selected nodes; by default those of node 0 in the current attempt."""
         return self._iterate(self._client.read_logs(name, selection or LogSelection()))
 
@@ -161,32 +166,46 @@ class Client:
         """Return memory and step time of each rank of the current attempt."""
         return self._run(self._client.list_ranks(name))
 
-    def read_output_file(self, name: str, path: str) -> Iterator[bytes]:
-        """Yield the content of a file of a job's output, such as result/report.html."""
+    def read_output_file(self, name: str, path: str) -> Generator[bytes, None, None]:
+        """Yield the content of a file of a job's output, such as result/report.html.
+
+        Close the generator if its content is not read to the end: a pod may have been created that reads the file.
+        """
         return self._iterate(self._client.read_output_file(name, path))
 
     def download(self, name: str, destination: Path, *, path: str = RESULT) -> Path:
         """Copy a file or folder of a job's output to `destination`, which must not exist, and return it."""
         return self._run(self._client.download(name, destination, path=path))
 
-    def examine_cluster(self) -> tuple[ClusterCheck, ...]:
+    def examine_cluster(self, *, operator_namespace: str = OPERATOR_NAMESPACE) -> tuple[ClusterCheck, ...]:
         """Check the cluster, the operator, the rights of the user, storage and devices; nothing is changed."""
-        return self._run(self._client.examine_cluster())
+        return self._run(self._client.examine_cluster(operator_namespace=operator_namespace))
+
+    def read_default_image(self, *, operator_namespace: str = OPERATOR_NAMESPACE) -> str:
+        """Return the image that the operator in a namespace uses for jobs without spec.image."""
+        return self._run(self._client.read_default_image(operator_namespace=operator_namespace))
 
     def check_pods(self, manifest: RawBody, *, timeout_seconds: float = 300.0) -> tuple[ClusterCheck, ...]:
         """Check image, DNS and network with pods like those of a job that has not been created, and delete them."""
         return self._run(self._client.check_pods(manifest, timeout_seconds=timeout_seconds))
 
     def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine in the thread of the event loop; an interrupt cancels it."""
+        """Run a coroutine in the thread of the event loop.
+
+        An interrupt cancels it, and is raised after it has deleted its temporary objects.
+        """
         future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
         try:
+            # Python runs the handler of a signal that arrives just before a wait only after that wait.
+            while not wait([future], timeout=SIGNAL_POLL_SECONDS).done:
+                pass
             return future.result()
         except BaseException:
-            future.cancel()
+            if future.cancel():
+                asyncio.run_coroutine_threadsafe(_wait_for_other_tasks(), self._loop).result()
             raise
 
-    def _iterate(self, items: AsyncIterator[T]) -> Iterator[T]:
+    def _iterate(self, items: AsyncIterator[T]) -> Generator[T, None, None]:
         async def get_next() -> tuple[bool, T | None]:
             try:
                 return True, await anext(items)
@@ -209,3 +228,10 @@ class Client:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
+
+
+async def _wait_for_other_tasks() -> None:
+    """Wait until all other tasks of the event loop have ended, or CLEAN_UP_SECONDS have passed."""
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    if tasks:
+        await asyncio.wait(tasks, timeout=CLEAN_UP_SECONDS)

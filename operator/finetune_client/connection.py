@@ -10,10 +10,17 @@ from typing import Self
 
 import aiohttp
 
+from finetune_client.dns_label import check_dns_label
 from finetune_client.errors import ClientError
 from finetune_operator.kube.api_client import NO_RESPONSE, ApiClient, ApiError, parse_error
 from finetune_operator.kube.api_paths import ApiPath
-from finetune_operator.kube.credentials import ClusterCredentials, NoClusterAccess, find_credentials, open_session
+from finetune_operator.kube.credentials import (
+    ClusterCredentials,
+    NoClusterAccess,
+    RedirectRefused,
+    find_credentials,
+    open_session,
+)
 from finetune_operator.observation.ownership import RawBody
 
 FIELD_MANAGER = "finetune"
@@ -46,6 +53,7 @@ class ClusterConnection:
         except (NoClusterAccess, OSError, ValueError, KeyError, TypeError) as error:
             raise ClientError(f"no access to a cluster: {error}") from error
         self.namespace = self._target.namespace or credentials.namespace
+        check_dns_label(self.namespace, what="namespace")
         self.credentials: ClusterCredentials = credentials
         self._session = await self._stack.enter_async_context(open_session(credentials, connections=0))
         self._api = ApiClient(credentials.server, request_session=self._session, watch_session=self._session)
@@ -141,7 +149,7 @@ def _translate_errors(what: str) -> Iterator[None]:
     except ApiError as error:
         status = None if error.status == NO_RESPONSE else error.status
         raise ClientError(f"{what}: {error.message}", status=status) from error
-    except aiohttp.WSServerHandshakeError as error:
+    except (aiohttp.WSServerHandshakeError, RedirectRefused) as error:
         raise ClientError(f"{what}: {error.message} (HTTP {error.status})", status=error.status) from error
     except (aiohttp.ClientError, TimeoutError, OSError, json.JSONDecodeError) as error:
         raise ClientError(f"{what}: no answer from the API server: {error or type(error).__name__}") from error

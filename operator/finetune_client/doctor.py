@@ -2,19 +2,23 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from enum import StrEnum
 
 from finetune_api.v1alpha1.devices import count_devices
 from finetune_api.v1alpha1.job import GROUP, KIND, PLURAL
 from finetune_client.connection import ClusterConnection
+from finetune_client.dns_label import check_dns_label
 from finetune_client.errors import ClientError
 from finetune_operator import names
 from finetune_operator.kube.api_paths import VERSION_PATH, build_path, collection_path
 from finetune_operator.observation.ownership import RawBody
 
+OPERATOR_NAMESPACE = "finetune-system"  # of the documented installation
 OPERATOR_SELECTOR = f"app.kubernetes.io/name={names.MANAGER}"
+IMAGE_VARIABLE = "FINETUNE_TRAINER_IMAGE"
+ANOTHER_NAMESPACE = "--operator-namespace names another one"
 SHARED = "ReadWriteMany"
 
 
@@ -34,6 +38,16 @@ class ClusterCheck:
     title: str
     outcome: CheckOutcome
     message: str
+
+
+@dataclass(frozen=True)
+class LeadingPod:
+    """Pod of the operator that holds a Lease. trainer_image: image of jobs without spec.image; "" if it has none."""
+
+    name: str
+    version: str
+    is_ready: bool
+    trainer_image: str
 
 
 @dataclass(frozen=True)
@@ -62,12 +76,12 @@ PERMISSIONS = (
 )
 
 
-async def examine_cluster(connection: ClusterConnection) -> tuple[ClusterCheck, ...]:
+async def examine_cluster(connection: ClusterConnection, operator_namespace: str) -> tuple[ClusterCheck, ...]:
     """Run all checks at once; each becomes a result, also if it cannot be carried out."""
     checks: dict[str, Callable[[ClusterConnection], Awaitable[ClusterCheck]]] = {
         "cluster": _check_server,
         "custom resource": _check_custom_resource,
-        "operator": _check_operator,
+        "operator": lambda connection: _check_operator(connection, operator_namespace),
         "rights": _check_rights,
         "storage": _check_storage,
         "devices": _check_devices,
@@ -102,27 +116,68 @@ async def _check_custom_resource(connection: ClusterConnection) -> ClusterCheck:
     return ClusterCheck("custom resource", CheckOutcome.OK, f"{KIND} {names.API_VERSION} is installed")
 
 
-async def _check_operator(connection: ClusterConnection) -> ClusterCheck:
-    what = "deployments of all namespaces"
-    found = await connection.list_items(collection_path("Deployment", None), what=what, selector=OPERATOR_SELECTOR)
-    if not found:
-        return ClusterCheck("operator", CheckOutcome.FAILED, "no deployment of finetune-operator exists")
-    return _judge_operators(found)
-
-
-def _judge_operators(deployments: Iterable[RawBody]) -> ClusterCheck:
-    lines, is_ready = [], True
-    for deployment in deployments:
-        ready, desired = (
-            (deployment.get("status") or {}).get("readyReplicas") or 0,
-            deployment["spec"].get("replicas", 1),
-        )
-        version = (deployment["metadata"].get("labels") or {}).get("app.kubernetes.io/version", "unknown version")
-        name = f"{deployment['metadata']['namespace']}/{deployment['metadata']['name']}"
-        lines.append(f"{name} {version}, {ready} of {desired} replicas ready")
-        is_ready = is_ready and ready > 0
-    outcome = CheckOutcome.OK if is_ready else CheckOutcome.FAILED
+async def _check_operator(connection: ClusterConnection, namespace: str) -> ClusterCheck:
+    pods = await _find_leading_pods(connection, namespace)
+    outcome = CheckOutcome.OK if all(pod.is_ready for pod in pods) else CheckOutcome.FAILED
+    lines = (
+        f"{namespace}/{pod.name} {pod.version} leads and is {'ready' if pod.is_ready else 'not ready; read its log'}"
+        for pod in pods
+    )
     return ClusterCheck("operator", outcome, "; ".join(lines))
+
+
+async def read_default_image(connection: ClusterConnection, operator_namespace: str) -> str:
+    """Return the image that the operator uses for jobs without spec.image.
+
+    Raises:
+        ClientError: The user may not read the operator's pod, or there is none, or several have different images.
+    """
+    try:
+        pods = await _find_leading_pods(connection, operator_namespace)
+    except ClientError as error:
+        message = f"spec.image: is not set, and the operator's default is unknown: {error}; set spec.image"
+        raise ClientError(message, status=error.status) from error
+    images = sorted({pod.trainer_image for pod in pods})
+    if len(images) != 1 or not images[0]:
+        raise ClientError(
+            f"spec.image: is not set, and the operator's default is {' or '.join(images) or 'none'}; set it"
+        )
+    return images[0]
+
+
+async def _find_leading_pods(connection: ClusterConnection, namespace: str) -> tuple[LeadingPod, ...]:
+    """Return the pods of the operator that hold a Lease in its namespace, usually one.
+
+    Objects of other namespaces are not read, because everybody may give them the labels and names of the operator.
+
+    Raises:
+        ClientError: No pod holds a Lease, or the user may not read Leases and pods there.
+    """
+    check_dns_label(namespace, what="operator namespace")
+    try:
+        leases = await connection.list_items(collection_path("Lease", namespace), what=f"leases of {namespace}")
+        path = collection_path("Pod", namespace)
+        pods = await connection.list_items(path, what=f"pods of {namespace}", selector=OPERATOR_SELECTOR)
+    except ClientError as error:
+        raise ClientError(f"{error} ({ANOTHER_NAMESPACE})", status=error.status) from error
+    holders = {((lease.get("spec") or {}).get("holderIdentity") or "").partition("_")[0] for lease in leases}
+    # A Lease contains the hostname of its holder, which is the name of the pod without what exceeds 63 characters.
+    leading = tuple(_parse_pod(pod) for pod in pods if pod["metadata"]["name"][:63].rstrip("-.") in holders)
+    if not leading:
+        found = f"{len(pods)} pods of {names.MANAGER}, none of which holds a Lease"
+        raise ClientError(f"namespace {namespace}: found {found}; start the operator there ({ANOTHER_NAMESPACE})")
+    return leading
+
+
+def _parse_pod(pod: RawBody) -> LeadingPod:
+    metadata, conditions = pod["metadata"], (pod.get("status") or {}).get("conditions") or ()
+    variables = {each["name"]: each for container in pod["spec"]["containers"] for each in container.get("env") or ()}
+    return LeadingPod(
+        name=metadata["name"],
+        version=(metadata.get("labels") or {}).get("app.kubernetes.io/version", "unknown version"),
+        is_ready=any(each.get("type") == "Ready" and each.get("status") == "True" for each in conditions),
+        trainer_image=variables.get(IMAGE_VARIABLE, {}).get("value") or "",
+    )
 
 
 async def _check_rights(connection: ClusterConnection) -> ClusterCheck:

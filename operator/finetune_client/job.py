@@ -7,11 +7,12 @@ from typing import Self
 from pydantic import ValidationError
 
 from finetune_api.schema.validation_errors import explain_invalid_fields
-from finetune_api.v1alpha1.job import FineTuneJob, FineTuneJobSpec, ObjectMeta
+from finetune_api.v1alpha1.job import KIND, FineTuneJob, FineTuneJobSpec, ObjectMeta
 from finetune_api.v1alpha1.reasons import Reason
 from finetune_api.v1alpha1.status import AttemptRecord, Condition, JobStatus, Phase
 from finetune_client.errors import ClientError
 from finetune_client.job_html import render_job_html
+from finetune_operator.names import API_VERSION
 from finetune_operator.observation.ownership import RawBody
 
 
@@ -31,8 +32,11 @@ class Job:
         """Parse an object of the API server.
 
         Raises:
-            ClientError: Metadata or status are not those of a FineTuneJob.
+            ClientError: The object has another kind, or metadata or status are not those of a FineTuneJob.
         """
+        found = (body.get("apiVersion"), body.get("kind"))
+        if found != (API_VERSION, KIND):
+            raise ClientError(f"expected a {KIND} of {API_VERSION}, found a {found[1]} of {found[0]}")
         try:
             metadata = ObjectMeta.model_validate(body.get("metadata") or {}, extra="ignore")
             status = JobStatus.model_validate(body.get("status") or {}, extra="ignore")

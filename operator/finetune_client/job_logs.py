@@ -92,7 +92,9 @@ class LogReader:
                 async for line in self._read_node(job, attempt, node_rank, selection):
                     await lines.put(line)
             finally:
-                await lines.put(None)
+                task = asyncio.current_task()
+                if task is not None and not task.cancelling():  # after a cancellation, nobody empties a full queue
+                    await lines.put(None)
 
         tasks = [asyncio.create_task(read_node(node_rank)) for node_rank in nodes]
         try:

@@ -7,6 +7,7 @@ from pydantic import ValidationError
 
 from finetune_api.schema.validation_errors import JOB_FIELDS, explain_invalid_fields, explain_unknown_field
 from finetune_api.v1alpha1.job import MAX_JOB_NAME, FineTuneJob
+from finetune_client.dns_label import DNS_LABEL_RULE, is_dns_label
 from finetune_client.errors import ClientError
 from finetune_operator.observation.ownership import RawBody
 
@@ -43,12 +44,18 @@ def parse_manifest(body: RawBody) -> FineTuneJob:
 
 
 def _find_name_problems(body: RawBody) -> tuple[str, ...]:
-    """Return violations of the CRD's rules for metadata.name, which the pydantic models do not check."""
-    name = body["metadata"].get("name")
+    """Return violations of the rules for name and namespace, which the pydantic models do not check.
+
+    The rules for metadata.name are those of the CRD. Names of other types are reported by the models.
+    """
+    name, namespace = (body["metadata"].get(key) for key in ("name", "namespace"))
+    problems: tuple[str, ...] = ()
+    if isinstance(namespace, str) and not is_dns_label(namespace):
+        problems = (f"metadata.namespace: {namespace!r}: {DNS_LABEL_RULE}",)
     if not isinstance(name, str):
-        return ()  # the pydantic model reports a missing name
+        return problems
     if not re.fullmatch(r"[a-z]([-a-z0-9]*[a-z0-9])?", name):
-        return (f"metadata.name: {name}: {NAME_RULE}",)
+        return (*problems, f"metadata.name: {name}: {NAME_RULE}")
     if len(name) > MAX_JOB_NAME:
-        return (f"metadata.name: must have at most {MAX_JOB_NAME} characters; this one has {len(name)}",)
-    return ()
+        return (*problems, f"metadata.name: must have at most {MAX_JOB_NAME} characters; this one has {len(name)}")
+    return problems

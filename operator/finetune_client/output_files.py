@@ -6,6 +6,7 @@ import shutil
 import tarfile
 import tempfile
 from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
 from pathlib import Path, PurePosixPath
 
 from finetune_client.connection import ClusterConnection
@@ -26,8 +27,9 @@ async def read_output_file(connection: ClusterConnection, job: Job, path: str) -
     relative = check_path(path)
     async with open_output_pod(connection, job) as pod:
         program = ("cat", f"{pod.folder}/{relative}")
-        async for chunk in run_in_pod(connection, namespace=job.namespace, pod=pod.name, program=program):
-            yield chunk
+        async with aclosing(run_in_pod(connection, namespace=job.namespace, pod=pod.name, program=program)) as chunks:
+            async for chunk in chunks:
+                yield chunk
 
 
 async def download_output(connection: ClusterConnection, job: Job, path: str, destination: Path) -> Path:

@@ -11,8 +11,9 @@ from finetune_api.v1alpha1.job import KIND
 from finetune_client.connection import ClusterConnection
 from finetune_client.errors import ClientError
 from finetune_client.job import Job
+from finetune_client.temporary_object import open_temporary_object
 from finetune_operator import names
-from finetune_operator.kube.api_paths import ApiPath, collection_path, object_path
+from finetune_operator.kube.api_paths import ApiPath, InvalidName, object_path
 from finetune_operator.observation.ownership import RawBody
 from finetune_operator.plan.pod_manifest import RESTRICTED_CONTAINER, RESTRICTED_POD
 
@@ -47,14 +48,10 @@ async def open_output_pod(connection: ClusterConnection, job: Job) -> AsyncItera
         return
     manifest = build_reader_pod(job, suffix=secrets.token_hex(3))
     name = manifest["metadata"]["name"]
-    path = object_path("Pod", job.namespace, name)
     what = f"pod {job.namespace}/{name}, which reads the output"
-    await connection.create(collection_path("Pod", job.namespace), manifest, what=what)
-    try:
-        await _wait_until_running(connection, path, what)
+    async with open_temporary_object(connection, manifest, what=what):
+        await _wait_until_running(connection, object_path("Pod", job.namespace, name), what)
         yield OutputPod(name, folder)
-    finally:
-        await asyncio.shield(connection.delete(path, what=what, grace_seconds=0))
 
 
 def build_reader_pod(job: Job, *, suffix: str) -> RawBody:
@@ -111,10 +108,10 @@ async def _find_running_pod(connection: ClusterConnection, job: Job) -> str | No
         return None
     for node in job.status.nodes or ():
         if node.phase == "Running":
-            path = object_path("Pod", job.namespace, node.pod_name)
             try:
+                path = object_path("Pod", job.namespace, node.pod_name)
                 pod = await connection.get(path, what=f"pod {node.pod_name}")
-            except ClientError:
+            except (ClientError, InvalidName):
                 continue
             if (pod.get("status") or {}).get("phase") == "Running":
                 return node.pod_name

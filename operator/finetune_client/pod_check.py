@@ -9,9 +9,10 @@ from dataclasses import dataclass
 
 from finetune_api.v1alpha1.job import FineTuneJob
 from finetune_client.connection import ClusterConnection
-from finetune_client.doctor import OPERATOR_SELECTOR, CheckOutcome, ClusterCheck
+from finetune_client.doctor import OPERATOR_NAMESPACE, CheckOutcome, ClusterCheck, read_default_image
 from finetune_client.errors import ClientError
 from finetune_client.pod_check_objects import CHECK_LABEL, build_check_objects
+from finetune_client.temporary_object import open_temporary_object
 from finetune_operator.kube.api_paths import collection_path, object_path
 from finetune_operator.observation.ownership import RawBody
 
@@ -48,46 +49,25 @@ async def check_pods(
     Raises:
         ClientError: The pods cannot be created, or their logs cannot be read.
     """
-    image = job.spec.image or await _read_default_image(connection)
+    image = job.spec.image or await read_default_image(connection, OPERATOR_NAMESPACE)
     service, first_pod, *other_pods = build_check_objects(job, image=image, suffix=secrets.token_hex(3))
-    owner = await _create(connection, first_pod)
-    try:
+    what = f"pod {connection.namespace}/{first_pod['metadata']['name']}"
+    # The garbage collector deletes the other objects with their owner, the first pod.
+    async with open_temporary_object(connection, first_pod, what=what) as owner:
         for manifest in (service, *other_pods):
-            await _create(connection, manifest, owner=owner)
+            await _create_owned(connection, manifest, owner)
         pods = await _wait_for_start(connection, service["metadata"]["name"], 1 + len(other_pods), timeout_seconds)
         results = {} if any(pod.wait for pod in pods) else await _wait_for_results(connection, pods)
         return tuple(judge_pods(image, pods, results, num_nodes=job.spec.num_nodes))
-    finally:  # the garbage collector deletes the other objects with their owner
-        name = owner["metadata"]["name"]
-        path = object_path("Pod", connection.namespace, name)
-        await asyncio.shield(connection.delete(path, what=f"pod {connection.namespace}/{name}", grace_seconds=0))
 
 
-async def _create(connection: ClusterConnection, manifest: RawBody, *, owner: RawBody | None = None) -> RawBody:
+async def _create_owned(connection: ClusterConnection, manifest: RawBody, owner: RawBody) -> None:
     """Create an object, which is deleted with its owner, a pod."""
-    kind, metadata = manifest["kind"], manifest["metadata"]
-    if owner is not None:
-        reference = {"apiVersion": "v1", "kind": "Pod", **{key: owner["metadata"][key] for key in ("name", "uid")}}
-        metadata = {**metadata, "ownerReferences": [reference]}
-    what = f"{kind.lower()} {connection.namespace}/{metadata['name']}"
+    reference = {"apiVersion": "v1", "kind": "Pod", **{key: owner["metadata"][key] for key in ("name", "uid")}}
+    metadata = {**manifest["metadata"], "ownerReferences": [reference]}
+    kind, what = manifest["kind"], f"{manifest['kind'].lower()} {connection.namespace}/{metadata['name']}"
     path = collection_path(kind, connection.namespace)
-    return await connection.create(path, {**manifest, "metadata": metadata}, what=what)
-
-
-async def _read_default_image(connection: ClusterConnection) -> str:
-    """Return the image that the operator uses for jobs without spec.image."""
-    try:
-        found = await connection.list_items(
-            collection_path("Deployment", None), what="deployments of all namespaces", selector=OPERATOR_SELECTOR
-        )
-    except ClientError as error:
-        raise ClientError(f"spec.image: is not set, and the operator's default is unknown: {error}") from error
-    for deployment in found:
-        for container in deployment["spec"]["template"]["spec"]["containers"]:
-            for variable in container.get("env") or ():
-                if variable["name"] == "FINETUNE_TRAINER_IMAGE" and variable.get("value"):
-                    return str(variable["value"])
-    raise ClientError("spec.image: is not set, and no deployment of finetune-operator with a default image exists")
+    await connection.create(path, {**manifest, "metadata": metadata}, what=what)
 
 
 async def _wait_for_start(

@@ -49,7 +49,7 @@ class LocalJob:
     def start(self, *options: str) -> subprocess.Popen[str]:
         """Start the job in a new session, so that a signal to its process group works like Ctrl-C in a terminal."""
         volumes = (word for name, path in self.volumes.items() for word in ("--volume", f"{name}={path}"))
-        command = [sys.executable, "-m", "finetune_cli", "run", self.job_file.name, *volumes, *options]
+        command = [sys.executable, "-P", "-m", "finetune_cli", "run", self.job_file.name, *volumes, *options]
         paths = os.pathsep.join(str(Path(path).resolve()) for path in sys.path if path)
         return subprocess.Popen(
             command,

@@ -21,6 +21,7 @@ OUTPUT = "FINETUNE_OUTPUT"
 CACHE_DIR = "FINETUNE_CACHE_DIR"
 RUN_DIR = "FINETUNE_RUN_DIR"
 TERMINATION_LOG = "FINETUNE_TERMINATION_LOG"
+STATUS_HOST = "FINETUNE_STATUS_HOST"  # address of the status server; absent in pods, whose IP the operator polls
 STATUS_PORT = "FINETUNE_STATUS_PORT"
 GRACE_SECONDS = "FINETUNE_GRACE_SECONDS"
 HANG_SECONDS = "FINETUNE_HANG_SECONDS"
@@ -139,6 +140,7 @@ class Node:
     status_port: int
     grace_seconds: float
     hang_seconds: float  # time limit of one step; 0 disables hang detection
+    status_host: str = ""  # "" means all interfaces
 
     @classmethod
     def from_environment(cls, env: Mapping[str, str]) -> Node:
@@ -160,6 +162,7 @@ class Node:
             status_port=read_int(env, STATUS_PORT, default=DEFAULT_STATUS_PORT),
             grace_seconds=read_int(env, GRACE_SECONDS, default=120),
             hang_seconds=read_int(env, HANG_SECONDS, default=0),
+            status_host=env.get(STATUS_HOST, ""),
         )
 
     def to_global_rank(self, local_rank: int) -> int:

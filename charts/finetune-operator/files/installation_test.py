@@ -25,6 +25,13 @@ class InstallationFailure(Exception):
     """The installation does not work; the message states what to do."""
 
 
+class RefuseRedirects(urllib.request.HTTPRedirectHandler):
+    """Treats a redirect as an error, because urllib would send the token to the other server."""
+
+    def redirect_request(self, *_: Any) -> None:
+        """Return no request to follow."""
+
+
 def main() -> int:
     """Create the job, wait for its condition Suspended, delete it, and return the exit code."""
     url = f"{get_server()}/apis/finetune.dev/v1alpha1/namespaces/{os.environ['NAMESPACE']}/finetunejobs"
@@ -71,7 +78,8 @@ def send(method: str, url: str, body: Json | None = None) -> Json:
     authority = SERVICE_ACCOUNT / "ca.crt"
     context = ssl.create_default_context(cafile=authority) if url.startswith("https") else None
     try:
-        with urllib.request.urlopen(request, timeout=30, context=context) as response:  # noqa: S310
+        opener = urllib.request.build_opener(RefuseRedirects, urllib.request.HTTPSHandler(context=context))
+        with opener.open(request, timeout=30) as response:
             parsed: Json = json.load(response)
     except urllib.error.HTTPError as error:
         raise InstallationFailure(

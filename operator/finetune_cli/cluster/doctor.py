@@ -13,7 +13,7 @@ from finetune_cli.errors import EXIT_FAILED
 from finetune_cli.job_file import read_job_file
 from finetune_cli.table import format_table
 from finetune_client.client import Client
-from finetune_client.doctor import CheckOutcome, ClusterCheck
+from finetune_client.doctor import OPERATOR_NAMESPACE, CheckOutcome, ClusterCheck
 from finetune_operator import names
 
 
@@ -23,6 +23,7 @@ def doctor(
     ] = None,
     namespace: NamespaceOption = None,
     timeout: Annotated[float, typer.Option(help="Seconds for the pods to start.", min=1)] = 300.0,
+    operator_namespace: Annotated[str, typer.Option(help="Namespace of the operator.")] = OPERATOR_NAMESPACE,
     context: ContextOption = None,
     kubeconfig: KubeconfigOption = None,
 ) -> None:
@@ -35,11 +36,14 @@ def doctor(
     job_file = read_job_file(file, namespace=namespace) if file else None
     namespace = job_file.explicit_namespace if job_file else namespace
     with Client(namespace=namespace, context=context, kubeconfig=kubeconfig) as client:
-        checks = [ClusterCheck("client", CheckOutcome.OK, f"finetune {_get_version()}"), *client.examine_cluster()]
+        checks = [ClusterCheck("client", CheckOutcome.OK, f"finetune {_get_version()}")]
+        checks += client.examine_cluster(operator_namespace=operator_namespace)
         _print_checks(checks)
         if job_file is not None:
-            print(f"\nstarting pods with the image of {job_file.path} (at most {timeout:g} s) ...", file=sys.stderr)
-            pod_checks = client.check_pods(job_file.body, timeout_seconds=timeout)
+            image = job_file.job.spec.image or client.read_default_image(operator_namespace=operator_namespace)
+            print(f"\nstarting pods with the image {image} (at most {timeout:g} s) ...", file=sys.stderr, flush=True)
+            body = {**job_file.body, "spec": {**job_file.body["spec"], "image": image}}
+            pod_checks = client.check_pods(body, timeout_seconds=timeout)
             _print_checks(pod_checks)
             checks += pod_checks
     if any(check.outcome is CheckOutcome.FAILED for check in checks):

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Iterable, Iterator
+from contextlib import closing
 from typing import Annotated
 
 import typer
@@ -71,10 +72,11 @@ def _print_saved_logs(client: Client, name: str, selection: LogSelection) -> Non
     job = client.get(name)
     attempt = choose_attempt(job, selection)
     for node_rank in choose_nodes(job, selection):
-        chunks = client.read_output_file(name, f"logs/attempt-{attempt}/node-{node_rank}.log")
-        for part in chunks if selection.rank is None else split_lines(chunks):
-            if selection.includes(part.decode(errors="replace")):
-                sys.stdout.buffer.write(part)
+        # Closing deletes the pod that reads the file, also if standard output is closed.
+        with closing(client.read_output_file(name, f"logs/attempt-{attempt}/node-{node_rank}.log")) as chunks:
+            for part in chunks if selection.rank is None else split_lines(chunks):
+                if selection.includes(part.decode(errors="replace")):
+                    sys.stdout.buffer.write(part)
         sys.stdout.buffer.flush()
 
 

@@ -5,7 +5,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 
@@ -19,22 +19,28 @@ from finetune_cli.local.environment import (
 from finetune_cli.local.parent_watchdog import ParentWatchdog
 from finetune_cli.local.pod import LocalPod, NodeProcessSpec
 from finetune_cli.local.state_store import StateStore
+from finetune_cli.local.trust import hide_credential_files
 from finetune_cli.local.volume_mapping import LocalMount
 from finetune_operator import names
 from finetune_operator.controller.child_cache import ChildCache
 from finetune_operator.kube.cluster import NameTaken, ObjectRef
 from finetune_operator.observation.ownership import RawBody, get_controller_uid
 
-SUPERVISOR_COMMAND = (sys.executable, "-m", "finetune_supervisor")
+SUPERVISOR_COMMAND = (sys.executable, "-P", "-m", "finetune_supervisor")  # imports nothing of the working directory
 
 
 @dataclass(frozen=True)
 class LocalResources:
-    """Folders, GPUs and command for the nodes of a job."""
+    """Folders, GPUs, environment and command for the nodes of a job.
+
+    gpus: GPU ids of each node, indexed by node rank. environment: the variables of the user that the nodes inherit.
+    """
 
     output: Path
     volumes: tuple[LocalMount, ...]
-    gpus: tuple[tuple[str, ...], ...]  # GPU ids of each node, indexed by node rank
+    gpus: tuple[tuple[str, ...], ...]
+    environment: Mapping[str, str] = field(default_factory=lambda: os.environ)
+    hides_credential_files: bool = False
     command: tuple[str, ...] = SUPERVISOR_COMMAND
 
 
@@ -182,9 +188,12 @@ class LocalCluster:
             gpus=self._resources.gpus[node_rank],
             cpus=count_cpus_per_node(len(self._resources.gpus)),
         )
+        environment = build_environment(manifest["spec"]["containers"][0], placement, self._resources.environment)
+        if self._resources.hides_credential_files:
+            environment |= hide_credential_files(os.environ, folder / "home")
         return NodeProcessSpec(
             command=self._resources.command,
-            environment=build_environment(manifest["spec"]["containers"][0], placement, os.environ),
+            environment=environment,
             termination_log=folder / "termination.json",
             console_log=folder / "console.log",
             inherited_lock=self._store.lock,

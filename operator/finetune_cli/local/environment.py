@@ -68,6 +68,7 @@ def build_environment(container: RawBody, placement: NodePlacement, inherited_en
         **loopback,
         **devices,
         **_limit_cpus(container_env, placement.cpus),
+        names.ENV_STATUS_HOST: LOOPBACK,
         names.ENV_STATUS_PORT: str(placement.status_port),
     }
 

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Mapping
 import aiohttp
 
 from finetune_operator.kube.api_paths import ApiPath
+from finetune_operator.kube.credentials import RedirectRefused
 from finetune_operator.observation.ownership import RawBody
 from finetune_operator.tasks.fair_slots import FairSlots
 
@@ -119,7 +120,7 @@ class ApiClient:
             ):
                 content = await _read(response, MAX_PAGE_BYTES if is_page else MAX_OBJECT_BYTES)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise _build_no_response_error(method, path, error) from error
+            raise _build_connection_error(method, path, error) from error
         if content is None:
             raise ResponseTooLarge(f"{method} {path}: the response is too large", status=NO_RESPONSE)
         if response.status >= 400:
@@ -170,7 +171,7 @@ class ApiClient:
                 async for line in response.content:
                     yield json.loads(line)
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:  # ValueError if a line is truncated
-            raise _build_no_response_error("WATCH", path, error) from error
+            raise _build_connection_error("WATCH", path, error) from error
 
 
 def get_namespace(path: str) -> str:
@@ -221,7 +222,9 @@ def _parse_first_number(*candidates: object) -> float | None:
     return None
 
 
-def _build_no_response_error(method: str, path: str, error: Exception) -> ApiError:
+def _build_connection_error(method: str, path: str, error: Exception) -> ApiError:
+    if isinstance(error, RedirectRefused):  # not retried, because it is a response
+        return ApiError(f"{method} {path}: {error.message} (HTTP {error.status})", status=error.status)
     cause = str(error) or type(error).__name__
     return ApiError(f"{method} {path}: no answer from the API server: {cause}", status=NO_RESPONSE)
 

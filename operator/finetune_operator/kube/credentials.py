@@ -6,7 +6,8 @@ import os
 import socket
 import ssl
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,8 +15,16 @@ from typing import Any
 
 import aiohttp
 import yaml
+from yarl import URL
 
 from finetune_operator.kube.exec_login import ExecLogin, LoginCredential, LoginFailed
+from finetune_operator.kube.kubeconfig_fields import (
+    CLUSTER_KEYS,
+    USER_KEYS,
+    UnusableKey,
+    build_impersonation_headers,
+    select_keys,
+)
 
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 MAX_LINE_BYTES = 8 * 1024 * 1024  # maximum length of a line in a watch stream; etcd rejects objects above 1.5 MiB
@@ -42,7 +51,13 @@ class ClusterCredentials:
     token_file: Path | None = None
     login: ExecLogin | None = None
     credential: LoginCredential | None = None  # first result of `login`
+    impersonation: tuple[tuple[str, str], ...] = ()  # names and values of headers
     namespace: str = "default"
+
+    def is_server_of(self, url: URL) -> bool:
+        """Return whether a URL has scheme, host and port of the server, to which alone the credentials are sent."""
+        server = URL(self.server)
+        return (url.scheme, url.host, url.port) == (server.scheme, server.host, server.port)
 
 
 def find_credentials(*, kubeconfig: str | None = None, context: str | None = None) -> ClusterCredentials:
@@ -84,13 +99,13 @@ def load_kubeconfig(files: Iterable[Path], *, context: str | None = None) -> Clu
     context_entry, _ = _find_entry(documents, "contexts", context_name)
     cluster, cluster_folder = _find_entry(documents, "clusters", context_entry["cluster"])
     user, user_folder = _find_entry(documents, "users", context_entry["user"])
-    for unsupported_method in ("auth-provider", "username"):
-        if unsupported_method in user:
-            raise NoClusterAccess(
-                f"kubeconfig user {context_entry['user']!r} logs in by {unsupported_method}, which is not supported; "
-                "use a token (kubectl create token) or a client certificate"
-            )
-    login, credential = _log_in(user, user_folder, cluster, name=context_entry["user"])
+    with _name_entry("cluster", context_entry["cluster"]):
+        cluster = select_keys(cluster, CLUSTER_KEYS)
+        _check_server(cluster)
+    with _name_entry("user", context_entry["user"]):
+        user = select_keys(user, USER_KEYS)
+        impersonation = build_impersonation_headers(user)
+        login, credential = _log_in(user, user_folder, cluster)
     tls = _build_tls_context(cluster, cluster_folder)
     if tls is not None:
         _load_client_certificate(tls, user, user_folder, credential)
@@ -101,21 +116,38 @@ def load_kubeconfig(files: Iterable[Path], *, context: str | None = None) -> Clu
         token_file=user_folder / user["tokenFile"] if "tokenFile" in user else None,
         login=login,
         credential=credential,
-        namespace=context_entry.get("namespace", "default"),
+        impersonation=impersonation,
+        namespace=context_entry.get("namespace") or "default",
     )
 
 
+@contextmanager
+def _name_entry(kind: str, name: str) -> Iterator[None]:
+    """Turn errors about an entry of the kubeconfig into NoClusterAccess with its kind and name."""
+    try:
+        yield
+    except UnusableKey as error:
+        raise NoClusterAccess(f"kubeconfig {kind} {name!r} {error}") from error
+    except LoginFailed as error:
+        raise NoClusterAccess(f"kubeconfig {kind} {name!r}: {error}") from error
+
+
+def _check_server(cluster: dict[str, Any]) -> None:
+    """Raise UnusableKey unless the server is a URL of http or https with a host."""
+    server = cluster.get("server")
+    url = URL(server) if isinstance(server, str) else URL()
+    if url.scheme not in ("http", "https") or not url.host:
+        raise UnusableKey(f"has the server {server!r}; expected a URL such as https://10.0.0.1:6443")
+
+
 def _log_in(
-    user: dict[str, Any], folder: Path, cluster: dict[str, Any], *, name: str
+    user: dict[str, Any], folder: Path, cluster: dict[str, Any]
 ) -> tuple[ExecLogin | None, LoginCredential | None]:
     """Run the login plugin of a user, if there is one."""
     if "exec" not in user:
         return None, None
-    try:
-        login = ExecLogin.parse(user["exec"], folder, cluster)
-        return login, login.run()
-    except LoginFailed as error:
-        raise NoClusterAccess(f"kubeconfig user {name!r}: {error}") from error
+    login = ExecLogin.parse(user["exec"], folder, cluster)
+    return login, login.run()
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:
@@ -165,14 +197,50 @@ def _load_client_certificate(
         context.load_cert_chain(key_pair.name)
 
 
+class RedirectRefused(aiohttp.ClientResponseError):
+    """Raised for a response that redirects the request; `status` is its HTTP status."""
+
+
+class ServerOnly:
+    """Client middleware that sends requests to the API server only, and follows no redirect.
+
+    A pod that is reached by the proxy of the API server chooses the redirects in its responses. Without this limit,
+    it would receive the client certificate, the headers and, by the next middleware, the token of the user.
+    """
+
+    def __init__(self, credentials: ClusterCredentials) -> None:
+        self._credentials = credentials
+
+    async def __call__(
+        self, request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
+    ) -> aiohttp.ClientResponse:
+        """Send the request as the impersonated user.
+
+        Raises:
+            aiohttp.ClientError: The URL is not one of the API server, and nothing was sent.
+            RedirectRefused: The response is a redirect.
+        """
+        if not self._credentials.is_server_of(request.url):
+            raise aiohttp.ClientError(f"{request.url.origin()} is not the API server {self._credentials.server}")
+        for name, value in self._credentials.impersonation:
+            request.headers.add(name, value)
+        response = await handler(request)
+        if 300 <= response.status < 400:
+            response.close()
+            message = "the answer is a redirect, which is not followed"
+            raise RedirectRefused(response.request_info, (), status=response.status, message=message)
+        return response
+
+
 class BearerToken:
-    """Client middleware that adds the token to every request and renews it.
+    """Client middleware that adds the token to every request to the API server and renews it.
 
     A token file is read again after a rotation. A login plugin runs again when its token is about to expire, and after
     a response with status 401.
     """
 
     def __init__(self, credentials: ClusterCredentials) -> None:
+        self._is_server_of = credentials.is_server_of
         self._file = credentials.token_file
         self._token = credentials.token
         self._version: tuple[int, int] | None = None
@@ -183,7 +251,9 @@ class BearerToken:
     async def __call__(
         self, request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
     ) -> aiohttp.ClientResponse:
-        """Send the request with the current token."""
+        """Send the request with the current token, or to another server without it."""
+        if not self._is_server_of(request.url):
+            return await handler(request)
         if self._login is None:
             _set_token(request, self.get_token())
             return await handler(request)
@@ -235,8 +305,9 @@ def open_session(
             keepalive_timeout=75,
             socket_factory=open_socket,
         ),
+        cookie_jar=aiohttp.DummyCookieJar(),  # a pod behind the proxy of the API server would set cookies for it
         headers={"User-Agent": "finetune-operator", "Accept": "application/json"},
-        middlewares=(*middlewares, BearerToken(credentials)),
+        middlewares=(*middlewares, ServerOnly(credentials), BearerToken(credentials)),
         read_bufsize=MAX_LINE_BYTES // 2,
     )
 

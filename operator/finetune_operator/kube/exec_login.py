@@ -45,6 +45,7 @@ class ExecLogin:
     api_version: str
     cluster: str | None = field(default=None, repr=False)  # JSON that plugins with provideClusterInfo expect
     install_hint: str = ""
+    may_interact: bool = True
 
     @classmethod
     def parse(cls, section: dict[str, Any], folder: Path, cluster: dict[str, Any]) -> "ExecLogin":
@@ -68,15 +69,17 @@ class ExecLogin:
             api_version=version,
             cluster=json.dumps(cluster, default=str) if section.get("provideClusterInfo") else None,
             install_hint=str(section.get("installHint") or ""),
+            may_interact=section.get("interactiveMode") != "Never",
         )
 
     def run(self) -> LoginCredential:
-        """Run the plugin and return its credential.
+        """Run the plugin and return its credential. It reads standard input only if that is a terminal.
 
         Raises:
             LoginFailed: The plugin is missing, failed or printed no credential.
         """
-        is_interactive = sys.stdin is not None and sys.stdin.isatty() and sys.stderr.isatty()
+        has_terminal = sys.stdin is not None and sys.stdin.isatty() and sys.stderr.isatty()
+        is_interactive = has_terminal and self.may_interact
         request: dict[str, Any] = {"interactive": is_interactive}
         if self.cluster is not None:
             request["cluster"] = json.loads(self.cluster)
@@ -85,6 +88,7 @@ class ExecLogin:
             process = subprocess.run(
                 self.command,
                 env={**os.environ, **dict(self.environment), "KUBERNETES_EXEC_INFO": info},
+                stdin=None if is_interactive else subprocess.DEVNULL,  # it may be the input of this program
                 stdout=subprocess.PIPE,
                 stderr=None if is_interactive else subprocess.PIPE,  # an interactive plugin prints its prompts there
                 timeout=TIMEOUT_SECONDS,

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -69,6 +70,81 @@ async def test_a_missing_job_is_reported_by_name_with_status_404(client: AsyncCl
 
     assert raised.value.status == 404
     assert await client.find("bert") is None
+
+
+INVALID_NAMES = (
+    "../x",
+    "../../other/finetunejobs/j",
+    "a/b",
+    "",
+    ".",
+    "..",
+    "a?b",
+    "a#b",
+    "a%2fb",
+    "a.b",
+    "A",
+    "a" * 64,
+    "-a",
+    "a\n",
+    "\u00e9",
+)
+
+
+@pytest.mark.parametrize("name", INVALID_NAMES)
+async def test_names_that_no_job_can_have_are_refused_before_a_request(
+    name: str, client: AsyncClient, api: JobApi, tmp_path: Path
+) -> None:
+    calls: tuple[Callable[[str], Awaitable[object]], ...] = (
+        *(client.get, client.find, client.suspend, client.resume, client.cancel, client.delete),
+        *(client.wait, client.get_result, client.list_events, client.list_ranks),
+        lambda name: client.download(name, tmp_path / "copy"),
+        lambda name: client.submit(job_body(name=name)),
+        lambda name: client.check_pods(job_body(name=name)),
+        lambda name: anext(client.watch(name)),
+        lambda name: anext(client.read_logs(name, LogSelection())),
+        lambda name: anext(client.read_output_file(name, "result")),
+    )
+    for call in calls:
+        with pytest.raises(ClientError):
+            await call(name)
+
+    assert not api.requests
+
+
+@pytest.mark.parametrize("namespace", [name for name in INVALID_NAMES if name])
+async def test_namespaces_that_cannot_exist_are_refused_before_a_request(
+    namespace: str, api: JobApi, tmp_path: Path
+) -> None:
+    with pytest.raises(ClientError, match=r"namespace .*: no valid name; expected at most 63 of a-z"):
+        async with AsyncClient(kubeconfig=str(tmp_path / "kubeconfig"), namespace=namespace):
+            pass
+
+    assert not api.requests
+
+
+@pytest.mark.parametrize("fields", [{"kind": "Deployment"}, {"apiVersion": "apps/v1"}, {"kind": None}])
+async def test_objects_of_other_kinds_are_no_jobs(fields: RawBody, client: AsyncClient, api: JobApi) -> None:
+    body = api.put_job(RUNNING)
+    api.objects["finetunejobs", NAMESPACE, "bert"] = {**body, **fields}
+
+    with pytest.raises(ClientError, match=r"expected a FineTuneJob of finetune\.dev/v1alpha1, found a "):
+        await client.get("bert")
+
+
+async def test_a_client_can_be_closed_while_many_log_lines_are_unread(api: JobApi, tmp_path: Path) -> None:
+    api.put_job(RUNNING)
+    api.logs = {"bert-1-0": [f"2026-11-27T10:00:00.{number:09d}Z line" for number in range(5000)]}
+
+    def read_first_line() -> str:
+        with (
+            Client(kubeconfig=str(tmp_path / "kubeconfig")) as client,
+            closing(client.read_logs("bert")) as lines,
+        ):
+            return next(lines).text
+
+    async with asyncio.timeout(20):
+        assert await asyncio.to_thread(read_first_line) == "line"
 
 
 async def test_list_returns_the_jobs_of_the_namespace_or_of_all(client: AsyncClient, api: JobApi) -> None:

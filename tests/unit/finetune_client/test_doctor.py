@@ -9,10 +9,13 @@ from aiohttp import web
 
 from finetune_client.async_client import AsyncClient
 from finetune_client.doctor import PERMISSIONS, CheckOutcome, ClusterCheck
+from finetune_client.errors import ClientError
 from testing.fakes.http_api import build_status_response
 from testing.fakes.job_api import JobApi, serve_jobs
 
-DEPLOYMENTS, NODES = "/apis/apps/v1/deployments", "/api/v1/nodes"
+NODES = "/api/v1/nodes"
+LEASES = "/apis/coordination.k8s.io/v1/namespaces/finetune-system/leases"
+OPERATOR_PODS = "/api/v1/namespaces/finetune-system/pods"
 CLAIMS = "/api/v1/namespaces/team/persistentvolumeclaims"
 GROUP = "/apis/finetune.dev/v1alpha1"
 REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
@@ -26,10 +29,15 @@ def build_claim(name: str, mode: str) -> dict[str, Any]:
     return {"metadata": {"name": name}, "spec": {"accessModes": [mode]}, "status": {"phase": "Bound"}}
 
 
-def build_deployment(*, ready: int) -> dict[str, Any]:
-    labels = {"app.kubernetes.io/version": "0.1.0"}
-    metadata = {"name": "finetune-operator", "namespace": "finetune-system", "labels": labels}
-    return {"metadata": metadata, "spec": {"replicas": 2}, "status": {"readyReplicas": ready}}
+def build_lease(holder: str) -> dict[str, Any]:
+    return {"metadata": {"name": "finetune-operator"}, "spec": {"holderIdentity": holder}}
+
+
+def build_operator_pod(name: str, *, ready: str = "True", image: str = "trainer:1") -> dict[str, Any]:
+    metadata = {"name": name, "labels": {"app.kubernetes.io/version": "0.1.0"}}
+    env = [{"name": "FINETUNE_TRAINER_IMAGE", "value": image}]
+    status = {"conditions": [{"type": "Ready", "status": ready}]}
+    return {"metadata": metadata, "spec": {"containers": [{"env": env}]}, "status": status}
 
 
 class ClusterApi(JobApi):
@@ -41,7 +49,8 @@ class ClusterApi(JobApi):
         self.responses: dict[str, dict[str, Any] | int] = {
             "/version": {"gitVersion": "v1.37.2"},
             GROUP: {"resources": []},
-            DEPLOYMENTS: build_list(build_deployment(ready=2)),
+            LEASES: build_list(build_lease("operator-a_b6e5"), build_lease("another-program_1")),
+            OPERATOR_PODS: build_list(build_operator_pod("operator-a"), build_operator_pod("operator-b", image="x")),
             CLAIMS: build_list(build_claim("models", "ReadWriteMany")),
             NODES: build_list({"status": {"allocatable": {"cpu": "8", "nvidia.com/gpu": "8", "rdma/hca": "4"}}}),
         }
@@ -73,7 +82,7 @@ async def test_every_check_of_a_complete_cluster_is_ok(api: ClusterApi, tmp_path
     results = await examine(tmp_path)
 
     assert {result.outcome for result in results.values()} == {CheckOutcome.OK}
-    assert results["operator"].message == "finetune-system/finetune-operator 0.1.0, 2 of 2 replicas ready"
+    assert results["operator"].message == "finetune-system/operator-a 0.1.0 leads and is ready"
     assert results["devices"].message == "8 nvidia.com/gpu on 1 Kubernetes nodes"
     assert results["storage"].message == "models (Bound, ReadWriteMany)"
 
@@ -82,9 +91,23 @@ async def test_every_check_of_a_complete_cluster_is_ok(api: ClusterApi, tmp_path
     ("path", "response", "title", "outcome", "message"),
     [
         (GROUP, 404, "custom resource", CheckOutcome.FAILED, "is not installed; install the Helm chart"),
-        (DEPLOYMENTS, build_list(), "operator", CheckOutcome.FAILED, "no deployment of finetune-operator exists"),
-        (DEPLOYMENTS, build_list(build_deployment(ready=0)), "operator", CheckOutcome.FAILED, "0 of 2 replicas"),
-        (DEPLOYMENTS, 403, "operator", CheckOutcome.UNKNOWN, "deployments of all namespaces: no access"),
+        (
+            LEASES,
+            build_list(),
+            "operator",
+            CheckOutcome.FAILED,
+            "found 2 pods of finetune-operator, none of which holds",
+        ),
+        (LEASES, build_list(build_lease("")), "operator", CheckOutcome.FAILED, "none of which holds a Lease"),
+        (LEASES, 403, "operator", CheckOutcome.UNKNOWN, "no access (--operator-namespace names another one)"),
+        (OPERATOR_PODS, 403, "operator", CheckOutcome.UNKNOWN, "pods of finetune-system: no access"),
+        (
+            OPERATOR_PODS,
+            build_list(build_operator_pod("operator-a", ready="False")),
+            "operator",
+            CheckOutcome.FAILED,
+            "finetune-system/operator-a 0.1.0 leads and is not ready; read its log",
+        ),
         (CLAIMS, build_list(), "storage", CheckOutcome.WARNING, "spec.output needs one"),
         (CLAIMS, build_list(build_claim("a", "ReadWriteOnce")), "storage", CheckOutcome.WARNING, "no claim is ReadW"),
         (NODES, build_list({"status": {"allocatable": {"cpu": "8"}}}), "devices", CheckOutcome.WARNING, "on CPUs"),
@@ -106,6 +129,39 @@ async def test_what_is_missing_is_reported(
 
     assert result.outcome is outcome
     assert message in result.message
+
+
+async def test_the_operator_is_found_in_the_given_namespace_only(api: ClusterApi, tmp_path: Path) -> None:
+    """Everybody may create objects with the names and labels of the operator in a namespace of his own."""
+    name = "a" * 60 + "-7d9f8b6c5-x2x4z"  # longer than a hostname
+    moved = {path: path.replace("finetune-system", "mine") for path in (LEASES, OPERATOR_PODS)}
+    api.responses[moved[LEASES]] = build_list(build_lease(f"{name[:63]}_b6e5"))
+    api.responses[moved[OPERATOR_PODS]] = build_list(build_operator_pod(name, image="mine:1"))
+
+    async with AsyncClient(kubeconfig=str(tmp_path / "kubeconfig")) as client:
+        images = [await client.read_default_image(**options) for options in ({}, {"operator_namespace": "mine"})]
+
+    assert images == ["trainer:1", "mine:1"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({LEASES: 403}, "default is unknown: leases of finetune-system: no access .*; set spec.image"),
+        ({OPERATOR_PODS: build_list()}, "found 0 pods of finetune-operator, none of which holds a Lease"),
+        ({OPERATOR_PODS: build_list(build_operator_pod("operator-a", image=""))}, "default is none; set it"),
+        ({LEASES: build_list(build_lease("operator-a_1"), build_lease("operator-b_1"))}, "default is trainer:1 or x"),
+    ],
+    ids=["no right", "no pod", "no default", "two operators"],
+)
+async def test_an_unknown_default_image_is_an_error(
+    changes: dict[str, Any], message: str, api: ClusterApi, tmp_path: Path
+) -> None:
+    api.responses |= changes
+
+    async with AsyncClient(kubeconfig=str(tmp_path / "kubeconfig")) as client:
+        with pytest.raises(ClientError, match=rf"spec\.image: is not set, and the operator's .*{message}"):
+            await client.read_default_image()
 
 
 @pytest.mark.parametrize(

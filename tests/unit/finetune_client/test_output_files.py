@@ -6,6 +6,7 @@ import json
 import os
 import tarfile
 from collections.abc import AsyncIterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,13 @@ from aiohttp import web
 from finetune_api.v1alpha1.status import AttemptRecord, AttemptState, JobSnapshot, JobStatus, NodeStatus, Phase
 from finetune_client import output_reader
 from finetune_client.async_client import AsyncClient
+from finetune_client.client import Client
 from finetune_client.errors import ClientError
 from finetune_client.job import Job
 from finetune_client.output_reader import build_reader_pod
 from finetune_client.pod_exec import PROTOCOL, STATUS, STDERR, STDOUT
 from testing.builders.jobs import NOW
-from testing.fakes.http_api import build_status_response
+from testing.fakes.http_api import ScriptedFault, build_status_response
 from testing.fakes.job_api import NAMESPACE, JobApi, serve_jobs
 
 ENDED = JobStatus(
@@ -50,6 +52,7 @@ class ExecApi(JobApi):
         self.output = output
         self.archive: bytes | None = None
         self.loses_connection = False
+        self.rejects_pods = False
         self.programs: list[tuple[str, list[str]]] = []
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
@@ -57,7 +60,7 @@ class ExecApi(JobApi):
         parts = request.path.split("/")
         if parts[-1] == "exec":
             return await self._execute(request, parts[-2])
-        if request.method == "POST" and parts[-1] == "pods":
+        if request.method == "POST" and parts[-1] == "pods" and not self.rejects_pods:
             body = await request.json()
             self.put_pod(body["metadata"]["name"], phase="Running")
             self.created = body
@@ -138,6 +141,44 @@ async def test_a_file_is_read_in_chunks(client: AsyncClient, api: ExecApi) -> No
     content = b"".join([chunk async for chunk in client.read_output_file("bert", "result/adapter.bin")])
 
     assert content == (api.output / "result" / "adapter.bin").read_bytes()
+
+
+async def test_the_pod_is_deleted_if_a_file_is_not_read_to_its_end(api: ExecApi, tmp_path: Path) -> None:
+    api.put_job(ENDED)
+
+    def read_first_chunk() -> bytes:
+        with (
+            Client(kubeconfig=str(tmp_path / "kubeconfig")) as client,
+            closing(client.read_output_file("bert", "result/adapter.bin")) as chunks,
+        ):
+            return next(chunks)
+
+    assert await asyncio.to_thread(read_first_chunk)
+    assert not [key for key in api.objects if key[0] == "pods"]
+
+
+async def test_a_pod_that_somebody_else_deleted_is_no_error(client: AsyncClient, api: ExecApi, tmp_path: Path) -> None:
+    api.put_job(ENDED)
+    api.faults.append(ScriptedFault("DELETE", "pods", 404))
+
+    await client.download("bert", tmp_path / "copy")
+
+    assert (tmp_path / "copy/report.html").exists()
+
+
+@pytest.mark.parametrize(("status", "deletions"), [(403, 0), (409, 0), (500, 1), (0, 1)])
+async def test_a_pod_is_deleted_if_it_may_exist_after_a_failed_creation(
+    status: int, deletions: int, client: AsyncClient, api: ExecApi, tmp_path: Path
+) -> None:
+    """An object that was rejected, or has the same name, belongs to somebody else."""
+    api.put_job(ENDED)
+    api.rejects_pods = True
+    api.faults.append(ScriptedFault("POST", "pods", status))
+
+    with pytest.raises(ClientError, match="which reads the output"):
+        await client.download("bert", tmp_path / "copy")
+
+    assert len(api.find_requests("DELETE", "pods")) == deletions
 
 
 async def test_a_missing_file_is_reported_and_leaves_nothing(client: AsyncClient, api: ExecApi, tmp_path: Path) -> None:

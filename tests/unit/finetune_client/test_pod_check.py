@@ -189,14 +189,16 @@ async def test_pods_are_deleted_if_another_object_is_rejected(api: CheckApi, tmp
     assert not [key for key in api.objects if key[0] == "pods"]
 
 
-async def test_a_job_without_image_is_checked_with_the_operators_default(api: CheckApi, tmp_path: Path) -> None:
-    with pytest.raises(ClientError, match=r"spec\.image: is not set, and no deployment of finetune-operator"):
-        await check(tmp_path, image=None)
-
-    env = [{"name": "FINETUNE_TRAINER_IMAGE", "value": "default:1"}]
-    spec = {"template": {"spec": {"containers": [{"env": env}]}}}
-    labels = {"app.kubernetes.io/name": "finetune-operator"}
-    api.put("deployments", {"metadata": {"name": "finetune-operator", "labels": labels}, "spec": spec})
+async def test_a_job_without_image_is_checked_with_the_default_of_the_leading_operator(
+    api: CheckApi, tmp_path: Path
+) -> None:
+    """A pod in another namespace with the labels of the operator decides nothing."""
+    for namespace, image in (("aaa-tenant", "evil.example/img:1"), ("finetune-system", "default:1")):
+        env = [{"name": "FINETUNE_TRAINER_IMAGE", "value": image}]
+        metadata = {"name": "operator-a", "labels": {"app.kubernetes.io/name": "finetune-operator"}}
+        api.put("pods", {"metadata": metadata, "spec": {"containers": [{"env": env}]}}, namespace=namespace)
+        lease = {"metadata": {"name": "finetune-operator"}, "spec": {"holderIdentity": "operator-a_1"}}
+        api.put("leases", lease, namespace=namespace)
 
     assert (await check(tmp_path, image=None))["image"].message.startswith("default:1 starts on")
 

@@ -11,7 +11,7 @@ from aiohttp import web
 from finetune_api.v1alpha1.status import JobStatus, Phase
 from finetune_client.async_client import AsyncClient
 from finetune_client.rank_status import RankStatus
-from testing.fakes.http_api import build_status_response
+from testing.fakes.http_api import HttpApi, build_status_response, serve_api
 from testing.fakes.job_api import JobApi, serve_jobs
 
 
@@ -20,12 +20,15 @@ class RankApi(JobApi):
 
     bodies: dict[str, str]
     port: str = ""  # of the last request
+    redirect: str = ""  # address to which a pod redirects
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         """Serve the status of a pod, or any other resource as the base class does."""
         if not request.path.endswith((":8080/proxy/status", ":29501/proxy/status")):
             return await super().handle(request)
         pod, _, self.port = request.path.split("/")[-3].partition(":")
+        if self.redirect:
+            return web.Response(status=302, headers={"Location": self.redirect})
         if pod not in self.bodies:
             return build_status_response(503, "ServiceUnavailable", "no route to host")
         return web.Response(text=self.bodies[pod])
@@ -58,6 +61,18 @@ async def test_ranks_of_all_nodes_are_read_and_unreachable_nodes_reported(client
     assert second.ranks == (
         RankStatus(rank=2, phase="training", step=7, heartbeatAgeSeconds=1.5, peakMemoryBytes=2**30),
     )
+
+
+async def test_a_pod_cannot_redirect_the_request_and_its_token_to_another_server(
+    client: AsyncClient, api: RankApi
+) -> None:
+    api.put_job(JobStatus(phase=Phase.RUNNING, attempt=1), numNodes=1)
+    other = HttpApi()
+    async with serve_api(other) as api.redirect:
+        (node,) = await client.list_ranks("bert")
+
+    assert node.problem == "pod team/bert-1-0: the answer is a redirect, which is not followed (HTTP 302)"
+    assert other.requests == []
 
 
 @pytest.mark.parametrize(("host_network", "port"), [(False, "8080"), (True, "29501")])

@@ -84,6 +84,7 @@ class JobHandler(BaseHTTPRequestHandler):
         state = states.pop(0) if self.command == "GET" and len(states) > 1 else states[0]
         body = json.dumps({"metadata": {"name": "helm-test-x"}, **state} if not self.rejection else {"message": "no"})
         self.send_response(self.rejection or 200)
+        self.send_header("Location", "/elsewhere")
         self.end_headers()
         self.wfile.write(body.encode())
 
@@ -144,6 +145,13 @@ def test_test_fails_without_the_crd(
     assert program.main() == 1
     assert capsys.readouterr().out.endswith('/finetunejobs: 404: {"message": "no"}\n')
     assert len(JobHandler.requests) == 1
+
+
+def test_a_redirect_with_the_token_is_not_followed(program: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(JobHandler, "rejection", 302)
+
+    assert program.main() == 1
+    assert JobHandler.requests == [f"POST {COLLECTION} Bearer secret"]
 
 
 @pytest.mark.parametrize(("host", "url"), [("10.0.0.1", "https://10.0.0.1:443"), ("fd00::1", "https://[fd00::1]:443")])

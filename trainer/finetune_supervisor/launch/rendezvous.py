@@ -6,6 +6,7 @@ The process groups of the ranks use the same store, which stays open until all n
 from __future__ import annotations
 
 import importlib
+import socket
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -16,6 +17,7 @@ from finetune_supervisor.contract import Node
 # The operator usually stops waiting nodes earlier, see spec.startupDeadlineSeconds.
 JOIN_TIMEOUT_SECONDS = 1800.0
 LEAVE_TIMEOUT_SECONDS = 60.0
+LOOPBACK = "127.0.0.1"
 _JOINED, _LEFT = "came", "left"  # key prefixes in the store
 
 
@@ -41,8 +43,9 @@ class Rendezvous:
         self._node = node
         self._timeout_seconds = timeout_seconds
         is_master, timeout = node.node_rank == 0, timedelta(seconds=timeout_seconds)
+        options = {"wait_for_workers": False, **(_listen_on_loopback(node) if is_master else {})}
         try:
-            store = dist.TCPStore(node.master_addr, node.master_port, None, is_master, timeout, wait_for_workers=False)
+            store = dist.TCPStore(node.master_addr, node.master_port, None, is_master, timeout, **options)
         except RuntimeError as error:
             if is_master:
                 raise
@@ -78,3 +81,10 @@ class Rendezvous:
 
     def _build_keys(self, prefix: str) -> list[str]:
         return [f"{prefix}/{rank}" for rank in range(self._node.num_nodes)]
+
+
+def _listen_on_loopback(node: Node) -> dict[str, int]:
+    """Return the option with which the store of a local run listens on its own address instead of all interfaces."""
+    if node.master_addr != LOOPBACK:
+        return {}
+    return {"master_listen_fd": socket.create_server((LOOPBACK, node.master_port)).detach()}  # torch closes it

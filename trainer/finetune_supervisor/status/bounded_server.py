@@ -124,11 +124,13 @@ class _LimitedReader(io.RawIOBase):
         return count
 
 
-def bind_server(port: int, handler: type[BoundedRequestHandler]) -> BoundedServer:
-    """Return a server on all interfaces, for IPv6 and IPv4 where both are available.
+def bind_server(host: str, port: int, handler: type[BoundedRequestHandler]) -> BoundedServer:
+    """Return a server at an IPv4 address, or with "" on all interfaces, for IPv6 and IPv4 where both are available.
 
     Raises: OSError if the port is in use.
     """
+    if host:
+        return BoundedServer((host, port), handler)
     try:
         return _DualStackServer(("::", port), handler)
     except OSError:  # IPv6 is unavailable, or the port is in use and the next line raises again

@@ -165,7 +165,7 @@ def _handle_report(request: BaseHTTPRequestHandler, reports: ProgressReports | N
 def start_status_server(
     node: Node, snapshot: Callable[[], NodeSnapshot], *, reports: ProgressReports | None = None
 ) -> BoundedServer:
-    """Start the server in a background thread, on all interfaces because the operator polls the pod IP.
+    """Start the server in a background thread, in a pod on all interfaces because the operator polls the pod IP.
 
     Raises: OSError if the port is in use.
     """
@@ -194,6 +194,6 @@ def start_status_server(
             self.end_headers()
             self.wfile.write(data)
 
-    server = bind_server(node.status_port, Handler)
+    server = bind_server(node.status_host, node.status_port, Handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     return server

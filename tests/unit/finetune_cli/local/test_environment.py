@@ -88,7 +88,7 @@ def test_addresses_and_paths_are_local() -> None:
 
     assert (variables["MASTER_ADDR"], variables["PET_MASTER_ADDR"]) == ("127.0.0.1", "127.0.0.1")
     assert (variables["MASTER_PORT"], variables["PET_MASTER_PORT"]) == ("41000", "41000")
-    assert variables["FINETUNE_STATUS_PORT"] == "41002"
+    assert (variables["FINETUNE_STATUS_HOST"], variables["FINETUNE_STATUS_PORT"]) == ("127.0.0.1", "41002")
     assert variables["FINETUNE_OUTPUT"] == "/home/me/output/default/bert"
     assert variables["FINETUNE_CONFIG"] == "/home/me/attempt-0/job.json"
     assert variables["FINETUNE_RUN_DIR"] == "/home/me/node-1/run"

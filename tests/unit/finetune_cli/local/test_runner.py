@@ -3,6 +3,7 @@
 import asyncio
 import io
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from finetune_cli.local.cluster import LocalCluster, LocalResources
 from finetune_cli.local.runner import LocalRunner
 from finetune_cli.local.state_store import StateStore
 from finetune_cli.progress_display import ProgressDisplay
+from finetune_cli.run import _stop_on_signals
 from finetune_operator import names
 from finetune_operator.observation.pods import PodPhase, observe_pod
 from testing.builders.job_files import job_file
@@ -199,3 +201,17 @@ async def test_spec_is_written_to_a_file_for_the_trainer(tmp_path: Path, monkeyp
 
     config_text = (local_run.cluster.get_attempt_folder("0") / names.CONFIG_KEY).read_text()
     assert type(job.spec).model_validate_json(config_text) == job.spec
+
+
+async def test_a_hangup_that_nohup_ignores_does_not_stop_a_run(tmp_path: Path) -> None:
+    local_run, loop = LocalRun(tmp_path), asyncio.get_running_loop()
+    previous = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        _stop_on_signals(local_run.runner, local_run.cluster)
+
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+        assert [loop.remove_signal_handler(number) for number in (signal.SIGINT, signal.SIGTERM)] == [True, True]
+    finally:
+        signal.signal(signal.SIGHUP, previous)
+        await local_run.cluster.close()
+        local_run.store.close()

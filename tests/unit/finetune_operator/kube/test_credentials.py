@@ -1,11 +1,16 @@
 """Tests of loading credentials, token rotation and redaction of secrets."""
 
 import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 import yaml
+from aiohttp import web
+from yarl import URL
 
 from finetune_operator.kube.api_client import ApiClient, ApiError
 from finetune_operator.kube.api_paths import collection_path
@@ -13,11 +18,12 @@ from finetune_operator.kube.credentials import (
     BearerToken,
     ClusterCredentials,
     NoClusterAccess,
+    RedirectRefused,
     find_credentials,
     load_kubeconfig,
     open_session,
 )
-from testing.fakes.http_api import HttpApi, serve_api
+from testing.fakes.http_api import HttpApi, RecordedRequest, parse_path, serve_api
 
 SECRET = "s3cr3t"  # noqa: S105  not a real secret
 ONE, TWO, THREE = "one", "two", "three, and longer"
@@ -108,3 +114,82 @@ async def test_next_request_uses_the_rotated_token(tmp_path: Path) -> None:
         token.write_text(THREE)
         api.allowed_token = THREE
         await client.call("GET", collection_path("Pod", None))
+
+
+class RedirectingApi(HttpApi):
+    """API server that redirects every request to another server."""
+
+    target = ""
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        self.requests.append(RecordedRequest(request.method, parse_path(request.path), {}, None, {}))
+        return web.Response(status=307, headers={"Location": f"{self.target}{request.path}"})
+
+
+@asynccontextmanager
+async def connect_to_two_servers() -> AsyncIterator[tuple[aiohttp.ClientSession, str, str, HttpApi]]:
+    """Yield a session with a token for a server that redirects, both addresses, and the server that is none of its."""
+    api, other = RedirectingApi(), HttpApi()
+    async with serve_api(other) as other_url, serve_api(api) as url:
+        api.target = other_url
+        credentials = ClusterCredentials(server=f"{url}/k8s/clusters/c-1", token=SECRET, impersonation=(("X-As", "a"),))
+        async with open_session(credentials, connections=0) as session:
+            yield session, url, other_url, other
+
+
+@pytest.mark.parametrize("method", ["GET", "POST", "PATCH", "DELETE", "WATCH"])
+async def test_a_redirect_is_an_error_that_is_not_retried(method: str) -> None:
+    async with connect_to_two_servers() as (session, url, _, other):
+        client = ApiClient(url, request_session=session, watch_session=session)
+        path = collection_path("Pod", "a")
+        request = (
+            anext(client.watch(path, selector="", version="1"))
+            if method == "WATCH"
+            else client.call(method, path, body=None if method == "GET" else {})
+        )
+        with pytest.raises(ApiError, match=r"the answer is a redirect, which is not followed \(HTTP 307\)") as raised:
+            await request
+
+    assert (raised.value.status, other.requests) == (307, [])
+
+
+async def test_a_websocket_follows_no_redirect() -> None:
+    async with connect_to_two_servers() as (session, url, _, other):
+        with pytest.raises(RedirectRefused):
+            await session.ws_connect(f"{url}/api/v1/namespaces/a/pods/b/exec")
+
+    assert other.requests == []
+
+
+async def test_no_request_is_sent_to_another_server() -> None:
+    async with connect_to_two_servers() as (session, url, other_url, other):
+        for address in (other_url, url.replace("http:", "https:"), url.replace("127.0.0.1", "localhost")):
+            with pytest.raises(aiohttp.ClientError, match="is not the API server"):
+                await session.get(f"{address}/version")
+
+    assert other.requests == []
+
+
+@pytest.mark.parametrize(
+    ("url", "is_own"),
+    [
+        ("https://api.example/api/v1/pods?watch=1", True),
+        ("https://API.example:443/", True),
+        ("http://api.example/", False),
+        ("https://api.example:6443/", False),
+        ("https://api.example.evil.example/", False),
+        ("https://api.example@evil.example/", False),
+    ],
+)
+def test_a_server_has_one_scheme_host_and_port(url: str, is_own: bool) -> None:
+    for server in ("https://api.example", "https://api.example:443/k8s/clusters/c-1"):
+        assert ClusterCredentials(server=server).is_server_of(URL(url)) is is_own
+
+
+async def test_the_token_is_not_added_to_a_request_to_another_server() -> None:
+    other = HttpApi()
+    bearer = BearerToken(ClusterCredentials(server="http://127.0.0.1:1", token=SECRET))
+    async with serve_api(other) as url, aiohttp.ClientSession(middlewares=(bearer,)) as session:
+        await session.get(f"{url}/api/v1/namespaces/a/pods")
+
+    assert [request.headers.get("Authorization") for request in other.requests] == [None]

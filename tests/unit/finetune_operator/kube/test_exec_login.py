@@ -1,6 +1,7 @@
 """Tests of kubeconfig users that log in by a plugin."""
 
 import json
+import subprocess
 import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -130,3 +131,30 @@ def test_a_credential_expires_before_its_last_seconds() -> None:
     assert LoginCredential("t", expires_at=now + timedelta(seconds=29)).is_expired(now)
     assert not LoginCredential("t", expires_at=now + timedelta(seconds=31)).is_expired(now)
     assert not LoginCredential("t").is_expired(now)
+
+
+@pytest.mark.parametrize("mode", [None, "IfAvailable", "Never"])
+def test_a_plugin_without_a_terminal_reads_no_standard_input(mode: str | None, tmp_path: Path) -> None:
+    """The input may belong to another protocol, such as that of `finetune mcp`."""
+    program = "import json, sys; print(json.dumps({'status': {'token': 'read: ' + sys.stdin.read()}}))"
+    config = write_kubeconfig(tmp_path, program=program, **({"interactiveMode": mode} if mode else {}))
+    load = (
+        "import sys; from pathlib import Path; from finetune_operator.kube.credentials import load_kubeconfig;"
+        "print(load_kubeconfig([Path(sys.argv[1])]).credential.token + '|' + sys.stdin.read())"
+    )
+
+    command = (sys.executable, "-c", load, str(config))
+    output = subprocess.run(command, input="message", capture_output=True, text=True, check=True).stdout
+
+    assert output == "read: |message\n"
+
+
+def test_a_plugin_that_never_interacts_does_not_read_from_a_terminal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for stream in (sys.stdin, sys.stderr):
+        monkeypatch.setattr(stream, "isatty", lambda: True)
+
+    load_kubeconfig([write_kubeconfig(tmp_path, interactiveMode="Never")])
+
+    assert json.loads((tmp_path / "info.json").read_text())["spec"]["interactive"] is False

@@ -1,5 +1,7 @@
 """Tests of the rendezvous with a real TCPStore."""
 
+import socket
+import sys
 import threading
 import time
 from pathlib import Path
@@ -76,3 +78,14 @@ def test_node_rank_zero_leaves_after_a_timeout(tmp_path: Path, monkeypatch: pyte
     rendezvous.leave(pauses.append)
 
     assert len(pauses) == 4
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no address 127.0.0.2 by default")
+def test_the_store_of_local_mode_listens_on_its_own_address_only(tmp_path: Path) -> None:
+    port = find_free_port()
+    rendezvous = Rendezvous(node(tmp_path, num_nodes=1, master_port=port), timeout_seconds=5)
+
+    rendezvous.wait_for_all()
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.2", port), timeout=10)
+    rendezvous.leave(time.sleep)

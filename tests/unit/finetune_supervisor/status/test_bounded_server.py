@@ -1,6 +1,7 @@
 """Tests of the limits of the status server: connections, time and size of a request."""
 
 import socket
+import sys
 import threading
 import time
 import urllib.request
@@ -53,6 +54,19 @@ def test_status_is_served_over_both_ip_families(server: BoundedServer, address: 
     connection.request("GET", "/status")
 
     assert connection.getresponse().status == 200
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no address 127.0.0.2 by default")
+def test_a_server_of_local_mode_listens_on_its_own_address_only(tmp_path: Path) -> None:
+    this_node = node(tmp_path, status_host="127.0.0.1")
+    server = start_status_server(this_node, lambda: NodeSnapshot(contract.TRAIN, contract.RUNNING, ()))
+    try:
+        assert read_status(server) == 200
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.2", server.server_address[1]), timeout=10)
+    finally:
+        server.shutdown()
+        server.server_close()
 
 
 def test_many_slow_connections_neither_exhaust_threads_nor_block_short_requests(server: BoundedServer) -> None:
