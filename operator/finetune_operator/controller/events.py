@@ -5,6 +5,7 @@ import os
 from datetime import UTC, datetime
 
 from finetune_api.v1alpha1.job import ObjectMeta
+from finetune_api.visible_text import escape_controls
 from finetune_operator import names
 from finetune_operator.core.actions import EmitEvent
 from finetune_operator.observation.ownership import RawBody
@@ -31,7 +32,7 @@ def build_event(job: ObjectMeta, event_action: EmitEvent, now: datetime) -> RawB
         "action": transition.capitalize(),
         "type": event_action.type,
         "reason": event_action.reason,
-        "note": event_action.message.encode()[:MAX_NOTE_BYTES].decode(errors="ignore"),
+        "note": escape_controls(event_action.message).encode()[:MAX_NOTE_BYTES].decode(errors="ignore"),
         "regarding": {
             "apiVersion": names.API_VERSION,
             "kind": names.FINETUNEJOB_KIND,

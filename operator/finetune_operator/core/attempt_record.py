@@ -4,8 +4,10 @@ core.progress derives the first and the last step, core.stop_attempt decides how
 failures.merge_evidence collects the evidence.
 """
 
+from finetune_api.bounded_text import truncate_text, truncate_text_start
 from finetune_api.termination import Outcome
-from finetune_api.v1alpha1.status import AttemptRecord, AttemptState, JobStatus
+from finetune_api.v1alpha1.status import EVIDENCE_MESSAGE_BYTES, AttemptRecord, AttemptState, Evidence, JobStatus
+from finetune_api.visible_text import escape_controls
 from finetune_operator.core.gpu_seconds import drop_attempts
 from finetune_operator.core.job_context import JobContext
 from finetune_operator.core.progress import summarise_steps
@@ -73,10 +75,17 @@ def with_record(status: JobStatus, record: AttemptRecord) -> JobStatus:
     """
     if record.end_time is not None:
         evidence = select_most_relevant(record.evidence, limit=MAX_KEPT_EVIDENCE)
-        record = record.model_copy(update={"evidence": evidence, "evidence_summary": ()})
+        record = record.model_copy(update={"evidence": tuple(map(_escape_texts, evidence)), "evidence_summary": ()})
     else:
         record = store_evidence(record)
     return status.model_copy(update={"attempts": (*record_downtime(status.attempts[:-1], record), record)})
+
+
+def _escape_texts(evidence: Evidence) -> Evidence:
+    """Escape the control characters of the evidence of an ended attempt; the end of a log is kept."""
+    texts = {name: escape_controls(value) for name, value in evidence if isinstance(value, str)}
+    truncate = truncate_text if evidence.outcome else truncate_text_start
+    return evidence.model_copy(update=texts | {"message": truncate(texts["message"], EVIDENCE_MESSAGE_BYTES)})
 
 
 def with_next_attempt(context: JobContext, status: JobStatus, record: AttemptRecord) -> JobStatus:

@@ -37,3 +37,9 @@ def test_event_note_is_truncated_to_the_byte_limit_of_the_api_server(character: 
 
     assert 1022 <= len(event["note"].encode()) <= 1024
     assert set(event["note"]) == {character}
+
+
+def test_event_note_contains_control_characters_as_escapes() -> None:
+    event = build_event(job().metadata, EmitEvent("Normal", "Running", "a\x1b[2Jb\u202e\n", "running-0"), NOW)
+
+    assert event["note"] == "a\\x1b[2Jb\\u202e\n"

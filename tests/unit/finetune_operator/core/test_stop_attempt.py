@@ -5,9 +5,13 @@ from typing import Any
 
 import pytest
 
+from finetune_api.bounded_text import measure_json_bytes
+from finetune_api.schema.status_schema import bound_status, bound_value
 from finetune_api.termination import Outcome
 from finetune_api.v1alpha1.job import GRACE_SECONDS
-from finetune_api.v1alpha1.status import AttemptState, JobStatus, Phase
+from finetune_api.v1alpha1.reasons import Reason
+from finetune_api.v1alpha1.status import EVIDENCE_MESSAGE_BYTES, AttemptState, JobStatus, Phase
+from finetune_api.visible_text import escape_controls
 from finetune_operator.core.actions import DeletePod
 from finetune_operator.core.job_context import ABORT_GRACE_SECONDS
 from testing.builders.jobs import (
@@ -150,6 +154,32 @@ def test_verdict_and_next_attempt_are_written_in_one_status_update() -> None:
     ]
     assert (ftjob.status.attempt, ftjob.status.restarts) == (1, 1)
     assert {type(action).__name__ for action in decision.actions} == {"EmitEvent"}
+
+
+ECC_ERROR, LONG_CONTROLS = "uncorrectable ECC error", "\x9b" * 250  # the escapes exceed the limit of the status
+
+
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [
+        pytest.param(termination_message(message=LONG_CONTROLS + ECC_ERROR), "\\x9b\\x9b", id="begin of a message"),
+        pytest.param(LONG_CONTROLS + ECC_ERROR, ECC_ERROR, id="end of a log"),
+        pytest.param(termination_message(message="uncorrectable\x1b[0mECC"), "\\x1b[0mECC", id="within a pattern"),
+    ],
+)
+def test_the_verdict_depends_on_the_raw_message_and_the_status_contains_its_escapes(text: str, kept: str) -> None:
+    ftjob = build_running_job()
+    ended = finished_pod(ftjob, 0, message=text), finished_pod(ftjob, 1, **VICTIM)
+    for now in (NOW, LATER):
+        ftjob, _ = decide_once(ftjob, build_observation(ftjob, *ended), now=now)
+        ftjob = ftjob.model_copy(update={"status": bound_status(ftjob.status)})
+
+    record, status = ftjob.status.attempts[0], ftjob.status.model_dump(mode="json")
+    assert record.reason == Reason.GPU_HARDWARE
+    assert kept in record.evidence[0].message
+    assert measure_json_bytes(record.evidence[0].message) <= EVIDENCE_MESSAGE_BYTES
+    assert bound_value(status, {}) == status
+    assert escape_controls(record.evidence[0].message) == record.evidence[0].message
 
 
 def test_expired_deadline_does_not_requeue_a_stopping_job_immediately() -> None:
