@@ -1,1 +1,1 @@
-"""API types shared by the CLI, the operator and the trainer. The package depends only on pydantic."""
+"""API types shared by the CLI, the operator and the trainer. The package depends only on pydantic and PyYAML."""

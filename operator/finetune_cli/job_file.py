@@ -1,15 +1,13 @@
 """Reads a job file as strictly as the API server would, and reports all problems at once."""
 
-import re
-from collections.abc import Hashable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-import yaml
 
 from finetune_api.v1alpha1.job import KIND, FineTuneJob
+from finetune_api.yaml_documents import MAX_CHARACTERS, InvalidYaml, load_yaml
 from finetune_cli.errors import BadInput
 from finetune_client.manifest import InvalidManifest, parse_manifest
 from finetune_operator.names import API_VERSION
@@ -36,24 +34,6 @@ class JobFile:
     explicit_namespace: str | None = None
 
 
-class JobFileLoader(yaml.SafeLoader):
-    """Loads YAML as kubectl does: 1e-4 is a number, and a duplicate key is an error."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        known_keys: set[Hashable] = set()
-        for key_node, _ in node.value:
-            key = self.construct_object(key_node, deep=True)
-            if key in known_keys:
-                raise yaml.constructor.ConstructorError(None, None, f"{key} is given twice", key_node.start_mark)
-            known_keys.add(key)
-        return super().construct_mapping(node, deep)
-
-
-JobFileLoader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
-)
-
-
 def read_job_file(path: Path, *, namespace: str | None = None) -> JobFile:
     """Read the single FineTuneJob of a file, ignoring other objects. Raises BadInput with all problems."""
     document = _find_job(path, _load_documents(path))
@@ -67,18 +47,15 @@ def read_job_file(path: Path, *, namespace: str | None = None) -> JobFile:
 
 def _load_documents(path: Path) -> list[Any]:
     try:
-        text = path.read_text(encoding="utf-8")
+        with path.open(encoding="utf-8") as file:
+            text = file.read(MAX_CHARACTERS + 1)
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "is not UTF-8 text"
         raise BadInput(f"{path}: {reason}") from error
     try:
-        return list(yaml.load_all(text, JobFileLoader))
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        position = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
-        raise BadInput(f"{path}: {position}{error.problem or error.context}") from error
-    except yaml.YAMLError as error:
-        raise BadInput(f"{path}: {' '.join(str(error).split())}") from error
+        return load_yaml(text)
+    except InvalidYaml as error:
+        raise BadInput(f"{path}: {error}") from error
 
 
 def _find_job(path: Path, documents: list[Any]) -> RawBody:
@@ -88,10 +65,12 @@ def _find_job(path: Path, documents: list[Any]) -> RawBody:
             raise BadInput(f"{path}: expected a {KIND}, found {type(body).__name__}")
     jobs = [body for body in bodies if body.get("kind") == KIND]
     if len(jobs) != 1:
-        kinds = ", ".join(str(body.get("kind", "no kind")) for body in bodies) or "nothing"
+        kinds = ", ".join(str(body.get("kind", "no kind"))[:60] for body in bodies[:10]) or "nothing"
         raise BadInput(f"{path}: kind: expected one {KIND}, found {kinds}")
     if jobs[0].get("apiVersion") != API_VERSION:
-        raise BadInput(f"{path}: apiVersion: expected {API_VERSION}, found {jobs[0].get('apiVersion', 'nothing')}")
+        raise BadInput(
+            f"{path}: apiVersion: expected {API_VERSION}, found {str(jobs[0].get('apiVersion', 'nothing'))[:60]}"
+        )
     job: RawBody = jobs[0]
     return job
 

@@ -5,7 +5,12 @@ import re
 
 from pydantic import ValidationError
 
-from finetune_api.schema.validation_errors import JOB_FIELDS, explain_invalid_fields, explain_unknown_field
+from finetune_api.schema.validation_errors import (
+    JOB_FIELDS,
+    MAX_PROBLEMS,
+    explain_invalid_fields,
+    explain_unknown_field,
+)
 from finetune_api.v1alpha1.job import MAX_JOB_NAME, FineTuneJob
 from finetune_client.dns_label import DNS_LABEL_RULE, is_dns_label
 from finetune_client.errors import ClientError
@@ -28,9 +33,8 @@ def parse_manifest(body: RawBody) -> FineTuneJob:
     Raises:
         InvalidManifest: A field is unknown, missing or invalid; it contains all problems.
     """
-    problems = _find_name_problems(body) + tuple(
-        f"{key}: {explain_unknown_field((key,))}" for key in body if key not in JOB_FIELDS
-    )
+    unknown_fields = [key for key in body if key not in JOB_FIELDS][:MAX_PROBLEMS]
+    problems = _find_name_problems(body) + tuple(f"{key}: {explain_unknown_field((key,))}" for key in unknown_fields)
     job = None
     try:
         # validate JSON instead of Python objects, because pydantic's strict mode accepts lists for tuples only in JSON

@@ -5,12 +5,9 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any
 
-import yaml
-
+from finetune_api.yaml_documents import InvalidYaml, load_yaml
 from finetune_convert.conversion import ConversionError, Tree
 
-MAX_YAML_NODES = 50_000
-MAX_YAML_NESTING = 50
 _LLAMAFACTORY_KEYS = ("stage", "finetuning_type", "model_name_or_path", "cutoff_len", "lora_target", "dataset_dir")
 _AXOLOTL_KEYS = ("base_model", "sequence_len", "micro_batch_size", "num_epochs", "val_set_size", "sample_packing", "rl")
 KUBEFLOW_KINDS = ("PyTorchJob", "TrainJob")
@@ -27,42 +24,15 @@ class InputKind(StrEnum):
     SHELL = "shell"
 
 
-class _BoundedLoader(yaml.SafeLoader):
-    """Loads YAML without aliases and with a limited number of nodes, and keeps 1e-4 as a number."""
-
-    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-        mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
-        if self.check_event(yaml.AliasEvent):
-            raise ConversionError(f"line {mark.line + 1}: aliases (*name) are not supported; write the value out")
-        depth = getattr(self, "_depth", 0) + 1
-        self._count = getattr(self, "_count", 0) + 1
-        if depth > MAX_YAML_NESTING or self._count > MAX_YAML_NODES:
-            raise ConversionError(f"line {mark.line + 1}: the YAML is too large or nested too deeply")
-        self._depth = depth
-        try:
-            return super().compose_node(parent, index)
-        finally:
-            self._depth = depth - 1
-
-
-_BoundedLoader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
-)
-
-
 def load_documents(text: str) -> list[Any]:
-    """Return the documents of a YAML text.
+    """Return the documents of a YAML text; of repeated keys the last one counts, as for the tools.
 
     Raises: ConversionError if it is not YAML, or too large
     """
     try:
-        return list(yaml.load_all(text, _BoundedLoader))
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        position = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
-        raise ConversionError(f"{position}{error.problem or error.context}") from error
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise ConversionError(f"is not valid YAML: {' '.join(str(error).split())[:200]}") from error
+        return load_yaml(text, refuses_repeated_keys=False)
+    except InvalidYaml as error:
+        raise ConversionError(str(error)) from error
 
 
 def find_lines(text: str) -> dict[str, int]:

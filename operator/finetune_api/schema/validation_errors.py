@@ -4,6 +4,7 @@ import json
 import re
 from difflib import get_close_matches
 from functools import cache
+from itertools import islice
 from typing import Any
 
 from pydantic import ValidationError
@@ -18,6 +19,7 @@ JOB_FIELDS = ("apiVersion", "kind", "metadata", "spec", "status")
 # cutoff for difflib: `loraa` matches `lora` and `nodes` matches `numNodes`, but `method` does not match `model`
 _SIMILARITY_CUTOFF = 0.7
 _MAX_QUOTED_CHARACTERS = 40
+MAX_PROBLEMS = 100  # that are explained, because a search for a similar field takes a millisecond
 # YAML terms for the type names in pydantic's errors
 _TYPE_DESCRIPTIONS = {
     "bool": "true or false",
@@ -38,7 +40,7 @@ def explain_validation_error(error: ValidationError, *, parent_path: str = "") -
 
 
 def explain_invalid_fields(error: ValidationError, *, parent_path: str = "") -> tuple[str, ...]:
-    """Return one message per invalid field.
+    """Return one message per invalid field, for at most MAX_PROBLEMS of them.
 
     `parent_path` is the path of the validated object in the job, such as `spec`, or empty for a whole job.
     """
@@ -53,7 +55,7 @@ def explain_invalid_fields(error: ValidationError, *, parent_path: str = "") -> 
             ).append(problem)
     return tuple(
         f"{_format_path(location)}: {_explain_problems(location, field_problems)}"
-        for location, field_problems in problems_by_field.items()
+        for location, field_problems in islice(problems_by_field.items(), MAX_PROBLEMS)
     )
 
 

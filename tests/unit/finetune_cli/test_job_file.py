@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from finetune_api.schema.validation_errors import MAX_PROBLEMS
 from finetune_cli.errors import BadInput
 from finetune_cli.job_file import read_job_file
 from testing.builders.bad_jobs import BAD_JOBS
@@ -52,6 +53,18 @@ def test_every_bad_job_is_rejected(case: str, tmp_path: Path) -> None:
             "metadata.name: is required",
             id="no metadata",
         ),
+        pytest.param("kind: [x]", "kind: expected one FineTuneJob, found ['x']", id="list as kind"),
+        pytest.param(
+            "--- {kind: x}\n" * 1000,
+            f"kind: expected one FineTuneJob, found {', '.join('x' * 10)}",
+            id="many objects",
+        ),
+        pytest.param(
+            "&a [*a]",
+            "line 1, column 5: is nested too deeply: more than 50 levels, with aliases written out",
+            id="cycle",
+        ),
+        pytest.param("x" * 2_000_000, "has more than 1000000 characters", id="long file"),
     ],
 )
 def test_file_without_exactly_one_valid_job_is_rejected(text: str, expected: str, tmp_path: Path) -> None:
@@ -92,6 +105,15 @@ def test_unknown_top_level_field_is_rejected_with_a_suggestion(tmp_path: Path) -
     path = write_yaml(tmp_path, {**job_body(), "numNodes": 2, "notes": "text"})
 
     assert set(list_problems(path)) == {"numNodes: unknown field; did you mean spec.numNodes?", "notes: unknown field"}
+
+
+@pytest.mark.parametrize("fields", ["top level", "spec"])
+def test_many_problems_are_bounded(fields: str, tmp_path: Path) -> None:
+    unknown = {f"unknown{number}": 1 for number in range(2 * MAX_PROBLEMS)}
+    body = job_body()
+    (body if fields == "top level" else body["spec"]).update(unknown)
+
+    assert len(list_problems(write_yaml(tmp_path, body))) == MAX_PROBLEMS
 
 
 def test_missing_file_is_reported(tmp_path: Path) -> None:
