@@ -4,13 +4,14 @@ import os
 import sys
 import threading
 from contextlib import suppress
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import typer
 
 from finetune_cli.errors import EXIT_BAD_INPUT, EXIT_CLUSTER, EXIT_FAILED, EXIT_TIMEOUT, BadInput
 from finetune_cli.interrupts import Interrupted, raise_on_signals
 from finetune_cli.lazy_group import PLAIN_HELP, LazyCommand, LazyGroup
+from finetune_cli.terminal import escape_output
 from finetune_client.errors import ClientError, JobFailed, WaitTimeout
 
 CLUSTER = "finetune_cli.cluster"
@@ -47,6 +48,11 @@ class FinetuneGroup(LazyGroup):
         "plan": LazyCommand("finetune_cli.plan", "Print the objects that the operator would create for a job."),
         "estimate": LazyCommand("finetune_cli.estimate", "Forecast the memory of a job from its model's config."),
     }
+
+    def main(self, *arguments: Any, **options: Any) -> Any:
+        """Run a command, whose output shows control characters as escapes."""
+        escape_output()
+        return super().main(*arguments, **options)
 
 
 app = typer.Typer(

@@ -14,6 +14,7 @@ from finetune_api.v1alpha1.methods import METHODS
 from finetune_cli.errors import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_OK, BadInput
 from finetune_cli.job_file import FileArgument, JobFile, NamespaceOption, read_job_file
 from finetune_cli.run import VolumeOption, check_packages
+from finetune_cli.terminal import open_console
 from finetune_operator.observation.ownership import RawBody
 
 ForecastJson = dict[str, Any]  # output of `python -m finetune_trainer.memory`
@@ -71,7 +72,6 @@ def _run_forecast(spec: RawBody, gpu: str | None) -> ForecastJson:
 
 
 def _print_forecast(job_file: JobFile, forecast: ForecastJson) -> None:
-    from rich.console import Console
     from rich.table import Table
 
     spec = job_file.job.spec
@@ -93,7 +93,7 @@ def _print_forecast(job_file: JobFile, forecast: ForecastJson) -> None:
             table.add_row(name, f"{size / GIB:.2f}")
         table.add_row("total", f"{parts['total'] / GIB:.2f}", style="bold")
         print()
-        Console(highlight=False).print(table)
+        open_console().print(table)
     print()
 
 

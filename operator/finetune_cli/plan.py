@@ -6,9 +6,9 @@ from importlib import metadata
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-import yaml
 
 from finetune_api.learning_rates import resolve_learning_rates
+from finetune_api.yaml_documents import dump_yaml
 from finetune_cli.job_file import FileArgument, JobFile, NamespaceOption, read_job_file
 from finetune_operator import names
 from finetune_operator.plan.device_summary import describe_devices
@@ -55,7 +55,7 @@ def plan(
     settings = Settings(trainer_image=trainer_image or get_release_image(), cluster_domain=cluster_domain)
     run = plan_first_attempt(read_job_file(file, namespace=namespace), settings)
     if output is PlanFormat.YAML:
-        print(yaml.safe_dump_all(build_children(run), sort_keys=False), end="")
+        print(dump_yaml(*build_children(run)), end="")
         print(summarise_plan(run), file=sys.stderr)
     else:
         print(summarise_plan(run))

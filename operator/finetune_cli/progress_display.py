@@ -10,6 +10,7 @@ from rich.status import Status
 from rich.text import Text
 
 from finetune_api.v1alpha1.status import JobStatus
+from finetune_api.visible_text import escape_controls, escape_log_line
 
 PLAIN_INTERVAL_SECONDS = 10.0
 
@@ -36,7 +37,14 @@ class ProgressDisplay:
     def print_line(self, line: str) -> None:
         """Print a permanent line, above the live line if there is one."""
         # soft_wrap does not insert line breaks into paths, so that users can copy them
-        self._console.print(Text(line), soft_wrap=True)
+        self._console.print(Text(escape_controls(line)), soft_wrap=True)
+
+    def print_log(self, line: str) -> None:
+        """Print a line of a program's log: with its colours on a terminal, otherwise unchanged."""
+        if self._console.is_terminal:
+            self._console.out(escape_log_line(line), highlight=False)
+        else:
+            print(line, file=self._console.file, flush=True)
 
     def print_event(self, time: datetime, reason: str, message: str) -> None:
         """Print an event with its time in the local time zone."""
@@ -49,7 +57,7 @@ class ProgressDisplay:
             return
         self._line = line
         if self._live is not None:
-            self._live.update(Text(line))
+            self._live.update(Text(escape_controls(line)))
             return
         now = monotonic()
         if status.phase != self._phase or now - self._printed_at >= PLAIN_INTERVAL_SECONDS:

@@ -75,14 +75,13 @@ def check_packages(spec: "FineTuneJobSpec") -> None:
 
 
 def _prepare_and_run(job_file: JobFile, volumes: list[str], options: RunOptions) -> int:
-    from rich.console import Console
-
     from finetune_cli.local.cluster import LocalResources
     from finetune_cli.local.environment import check_environment
     from finetune_cli.local.gpus import divide_gpus, find_gpus
     from finetune_cli.local.state_store import StateStore
     from finetune_cli.local.volume_mapping import LocalMount, map_job_paths, parse_volumes
     from finetune_cli.progress_display import ProgressDisplay
+    from finetune_cli.terminal import open_console
     from finetune_operator import names
 
     # Check the job, the volumes, the environment and the GPUs before starting any process.
@@ -97,7 +96,7 @@ def _prepare_and_run(job_file: JobFile, volumes: list[str], options: RunOptions)
     resources = LocalResources(options.output, mounts, gpus, environment, hides_credential_files=bool(destinations))
     with (
         closing(StateStore(_get_state_folder(get_job_output(job_file, options.output)))) as store,
-        ProgressDisplay(Console(highlight=False)) as display,
+        ProgressDisplay(open_console()) as display,
     ):
         # Resume the state of an earlier run of the same job, or start a new job.
         changed_fields = () if options.start_over else store.find_changed_fields(job_file)
@@ -149,7 +148,7 @@ async def _run_job(
     _stop_on_signals(runner, cluster)
     if not show_logs:
         return await runner.run(cluster)
-    console_logs = ConsoleLogs(store.folder, print_line=display.print_line)
+    console_logs = ConsoleLogs(store.folder, print_line=display.print_log)
     follow_task = asyncio.create_task(console_logs.follow())
     try:
         return await runner.run(cluster)

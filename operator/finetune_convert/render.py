@@ -1,10 +1,9 @@
 """Renders a conversion as YAML, as a list of differences, or as JSON."""
 
-import json
 import textwrap
 
-import yaml
-
+from finetune_api import visible_text
+from finetune_api.yaml_documents import dump_yaml
 from finetune_convert.conversion import REPORTED, Conversion, Entry, EntryEffect
 
 WIDTH = 110
@@ -36,7 +35,7 @@ def render_yaml(conversion: Conversion) -> str:
         for line in lines
         for wrapped in textwrap.wrap(line, WIDTH - 2, subsequent_indent="  ", break_long_words=False)
     ]
-    job = yaml.safe_dump(conversion.job, sort_keys=False, default_flow_style=None, width=FLOW_WIDTH, allow_unicode=True)
+    job = dump_yaml(conversion.job, default_flow_style=None, width=FLOW_WIDTH)
     return "\n".join(comments) + "\n" + job
 
 
@@ -64,12 +63,12 @@ def render_json(conversion: Conversion) -> str:
         for entry in conversion.entries
     ]
     content = {"source": conversion.source, "job": conversion.job, "entries": entries}
-    return json.dumps(content, indent=1, ensure_ascii=False)
+    return visible_text.render_json(content, indent=1)
 
 
 def _describe(entry: Entry) -> str:
-    """Return an entry as one line without control characters."""
-    return " ".join(str(entry).split())
+    """Return an entry as one line with control characters as escapes."""
+    return visible_text.escape_controls(" ".join(str(entry).split()))
 
 
 assert set(TITLES) == set(REPORTED)  # every effect has a title

@@ -2,9 +2,8 @@
 
 from datetime import datetime
 
-from rich.console import Console
-
 from finetune_cli.progress_display import ProgressDisplay
+from finetune_cli.terminal import open_console
 from finetune_client.client import Client
 from finetune_client.errors import ClientError
 from finetune_client.job import Job
@@ -15,7 +14,7 @@ def follow_job(client: Client, name: str, *, since: datetime | None) -> Job:
     """Print events and progress of a job until it ends, and return it. since: earlier events are not printed."""
     printed: set[JobEvent] = set()
     job: Job | None = None
-    with ProgressDisplay(Console(highlight=False)) as display:
+    with ProgressDisplay(open_console()) as display:
         for job in client.watch(name):
             for event in _list_events(client, name):
                 is_new = event not in printed and event.about == name and (since is None or event.time >= since)

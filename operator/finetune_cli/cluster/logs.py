@@ -7,12 +7,16 @@ from typing import Annotated
 
 import typer
 
+from finetune_api.visible_text import escape_log_line
 from finetune_cli.cluster.options import ContextOption, JobArgument, KubeconfigOption, NamespaceOption
 from finetune_cli.errors import BadInput
+from finetune_cli.terminal import get_raw_stdout
 from finetune_client.client import Client
+from finetune_client.connection import MAX_LINE_BYTES
 from finetune_client.job_logs import LogLine, LogSelection, choose_attempt, choose_nodes
 
 ALL = "all"
+LINE_END = "\r\n"
 
 
 def logs(  # noqa: PLR0913  each flag is a parameter
@@ -65,27 +69,41 @@ def logs(  # noqa: PLR0913  each flag is a parameter
             if last_attempt is not None and line.attempt != last_attempt:
                 print(f"--- attempt {line.attempt} ---", file=sys.stderr)
             last_attempt = line.attempt
-            print(format_line(line, shows_node=shows_node, shows_time=timestamps), flush=follow)
+            text = format_line(line, shows_node=shows_node, shows_time=timestamps)
+            _write_line(f"{text}\n".encode(), flush=follow)
 
 
 def _print_saved_logs(client: Client, name: str, selection: LogSelection) -> None:
     job = client.get(name)
     attempt = choose_attempt(job, selection)
     for node_rank in choose_nodes(job, selection):
-        # Closing deletes the pod that reads the file, also if standard output is closed.
+        # closing deletes the pod that reads the file, also if standard output is closed
         with closing(client.read_output_file(name, f"logs/attempt-{attempt}/node-{node_rank}.log")) as chunks:
-            for part in chunks if selection.rank is None else split_lines(chunks):
-                if selection.includes(part.decode(errors="replace")):
-                    sys.stdout.buffer.write(part)
-        sys.stdout.buffer.flush()
+            for line in split_lines(chunks):
+                if selection.includes(line.decode(errors="replace")):
+                    _write_line(line)
+        get_raw_stdout().buffer.flush()
+
+
+def _write_line(line: bytes, *, flush: bool = False) -> None:
+    """Write a line of a program: with its colours on a terminal, otherwise unchanged."""
+    stdout = get_raw_stdout()
+    if stdout.isatty():
+        line = f"{escape_log_line(line.decode(errors='replace').rstrip(LINE_END))}\n".encode()
+    stdout.buffer.write(line)
+    if flush:
+        stdout.buffer.flush()
 
 
 def split_lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
-    """Yield the lines of a file that is read in chunks, with their line breaks."""
+    """Yield the lines of a file that is read in chunks, with their line breaks; a long line in parts."""
     rest = b""
     for chunk in chunks:
         *lines, rest = (rest + chunk).split(b"\n")
         yield from (line + b"\n" for line in lines)
+        if len(rest) > MAX_LINE_BYTES:
+            yield rest
+            rest = b""
     if rest:
         yield rest
 

@@ -1,11 +1,12 @@
 """Options that the cluster commands share: the cluster, the namespace and the output format."""
 
-import json
 from enum import StrEnum
 from typing import Annotated, Any
 
 import typer
-import yaml
+
+from finetune_api.visible_text import render_json
+from finetune_api.yaml_documents import dump_yaml
 
 NamespaceOption = Annotated[
     str | None,
@@ -51,5 +52,5 @@ OutputOption = Annotated[OutputFormat, typer.Option("--output", "-o", help="Form
 def render_document(document: Any, output: OutputFormat) -> str:
     """Return a Kubernetes object or list as JSON or YAML."""
     if output is OutputFormat.JSON:
-        return json.dumps(document, indent=2, ensure_ascii=False)
-    return yaml.safe_dump(document, sort_keys=False, allow_unicode=True).rstrip("\n")
+        return render_json(document, indent=2)
+    return dump_yaml(document).rstrip("\n")

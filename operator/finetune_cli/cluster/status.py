@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from finetune_api.visible_text import escape_controls
 from finetune_cli.cluster.options import (
     ContextOption,
     JobArgument,
@@ -15,6 +16,7 @@ from finetune_cli.cluster.options import (
     render_document,
 )
 from finetune_cli.describe_job import format_job
+from finetune_cli.terminal import open_console
 from finetune_client.client import Client
 from finetune_client.job import Job
 
@@ -44,15 +46,14 @@ def _render(job: Job, output: OutputFormat) -> str:
 
 
 def _watch_job(client: Client, name: str, output: OutputFormat) -> None:
-    from rich.console import Console
     from rich.live import Live
     from rich.text import Text
 
-    console = Console(highlight=False)
+    console = open_console()
     if output is not OutputFormat.TEXT or not console.is_terminal:
         for job in client.watch(name):
             print(_render(job, output), flush=True)
         return
     with Live(Text(""), console=console, auto_refresh=False) as live:
         for job in client.watch(name):
-            live.update(Text(_render(job, output)), refresh=True)
+            live.update(Text(escape_controls(_render(job, output))), refresh=True)
