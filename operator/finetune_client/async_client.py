@@ -19,9 +19,10 @@ from finetune_client.job_builder import DEFAULT_METHOD, Fields, Machines, Recipe
 from finetune_client.job_events import JobEvent, select_events
 from finetune_client.job_logs import MAX_NODES, LogLine, LogReader, LogSelection, choose_attempt
 from finetune_client.manifest import parse_manifest
-from finetune_client.output_files import RESULT, download_output, read_output_file
+from finetune_client.output_files import DEFAULT_LIMITS, RESULT, download_output, read_output_file
 from finetune_client.pod_check import check_pods
 from finetune_client.rank_status import NodeRanks, read_ranks
+from finetune_client.tar_archive import CopyLimits
 from finetune_operator.kube.api_paths import ApiPath, collection_path, object_path
 from finetune_operator.names import API_VERSION
 from finetune_operator.observation.ownership import RawBody
@@ -58,6 +59,7 @@ class AsyncClient:
     """Submits, reads and controls the jobs of one namespace; an asynchronous context manager.
 
     namespace, context, kubeconfig: as for kubectl; inside a pod, its service account is used if none is given.
+    expected (of methods that change a job): the job as it was read; another version is not changed (status 409).
     """
 
     def __init__(
@@ -102,7 +104,7 @@ class AsyncClient:
         jobs = [Job.parse({**body, "apiVersion": API_VERSION, "kind": KIND}) for body in bodies]
         return tuple(sorted(jobs, key=lambda job: (str(job.metadata.creation_timestamp), job.namespace, job.name)))
 
-    async def submit(self, manifest: RawBody, *, dry_run: bool = False) -> Job:
+    async def submit(self, manifest: RawBody, *, dry_run: bool = False, expected: Job | None = None) -> Job:
         """Create a job from its manifest. dry_run: validate it by the API server, without creating it.
 
         An unfinished job with the same name is changed, as far as the API allows it.
@@ -111,13 +113,13 @@ class AsyncClient:
             ClientError: The API server rejects the manifest, or a finished job has the same name.
         """
         name = manifest["metadata"]["name"]
-        existing = await self.find(name)
+        existing = expected or await self.find(name)
         if existing is not None and existing.is_finished:
             raise ClientError(
                 f"{self._describe(name)} has ended ({existing.phase}); delete it, or choose another metadata.name",
                 status=409,
             )
-        metadata = {**manifest["metadata"], "namespace": self.namespace}
+        metadata = {**manifest["metadata"], **_require(expected), "namespace": self.namespace}
         body = await self._connection.apply(
             self._path(name), {**manifest, "metadata": metadata}, what=self._describe(name), dry_run=dry_run
         )
@@ -168,21 +170,22 @@ class AsyncClient:
         await self._connection.apply(path, {**config_map, "metadata": metadata}, what=what)
         return await self.resume(name)
 
-    async def suspend(self, name: str) -> Job:
+    async def suspend(self, name: str, *, expected: Job | None = None) -> Job:
         """Save a checkpoint and release all pods of a job."""
-        return await self._edit_unfinished(name, "suspended", {"suspend": True})
+        return await self._edit_unfinished(name, "suspended", {"suspend": True}, expected)
 
-    async def resume(self, name: str) -> Job:
+    async def resume(self, name: str, *, expected: Job | None = None) -> Job:
         """Continue a suspended job from its last checkpoint."""
-        return await self._edit_unfinished(name, "resumed", {"suspend": False})
+        return await self._edit_unfinished(name, "resumed", {"suspend": False}, expected)
 
-    async def cancel(self, name: str) -> Job:
+    async def cancel(self, name: str, *, expected: Job | None = None) -> Job:
         """End a job for good: save a checkpoint, delete its pods and let it fail; its record and output are kept."""
-        return await self._edit_unfinished(name, "cancelled", {"cancel": True})
+        return await self._edit_unfinished(name, "cancelled", {"cancel": True}, expected)
 
-    async def delete(self, name: str) -> None:
-        """Delete a job and its pods; its output is kept."""
-        await self._connection.delete(self._path(name), what=self._describe(name))
+    async def delete(self, name: str, *, expected: Job | None = None) -> None:
+        """Delete a job and its pods, only if it has the uid of the expected one; its output is kept."""
+        uid = expected.metadata.uid if expected is not None else None
+        await self._connection.delete(self._path(name), what=self._describe(name), uid=uid)
 
     async def watch(self, name: str) -> AsyncIterator[Job]:
         """Yield a job now and after each change, until it has finished.
@@ -268,12 +271,14 @@ class AsyncClient:
             async for chunk in chunks:  # closed explicitly, so that its pod is deleted before the client is closed
                 yield chunk
 
-    async def download(self, name: str, destination: Path, *, path: str = RESULT) -> Path:
+    async def download(
+        self, name: str, destination: Path, *, path: str = RESULT, limits: CopyLimits = DEFAULT_LIMITS
+    ) -> Path:
         """Copy a file or folder of a job's output to `destination`, which must not exist, and return it.
 
         If no pod of the job runs, a restricted pod is created that reads the output, and deleted afterwards.
         """
-        return await download_output(self._connection, await self.get(name), path, destination)
+        return await download_output(self._connection, await self.get(name), path, destination, limits)
 
     async def examine_cluster(self, *, operator_namespace: str = OPERATOR_NAMESPACE) -> tuple[ClusterCheck, ...]:
         """Check the cluster, the operator, the rights of the user, storage and devices; nothing is changed."""
@@ -301,12 +306,12 @@ class AsyncClient:
         job = parse_manifest({**manifest, "metadata": metadata})
         return await check_pods(self._connection, job, timeout_seconds=timeout_seconds)
 
-    async def _edit_unfinished(self, name: str, participle: str, spec: Mapping[str, bool]) -> Job:
+    async def _edit_unfinished(self, name: str, participle: str, spec: Mapping[str, bool], expected: Job | None) -> Job:
         """Change fields of the spec. Raises ClientError with the participle of the change if the job has ended."""
-        job = await self.get(name)
+        job = expected or await self.get(name)
         if job.is_finished:
             raise ClientError(f"{self._describe(name)} has ended ({job.phase}) and cannot be {participle}", status=409)
-        body = {"metadata": {"uid": job.metadata.uid}, "spec": dict(spec)}
+        body = {"metadata": {"uid": job.metadata.uid, **_require(expected)}, "spec": dict(spec)}
         return Job.parse(await self._connection.patch(self._path(name), body, what=self._describe(name)))
 
     def _path(self, name: str) -> ApiPath:
@@ -316,6 +321,13 @@ class AsyncClient:
 
     def _describe(self, name: str) -> str:
         return f"{RESOURCE} {self.namespace}/{name}"
+
+
+def _require(expected: Job | None) -> dict[str, str]:
+    """Return the metadata with which the API server rejects a change of another version of the job."""
+    if expected is None:
+        return {}
+    return {"uid": expected.metadata.uid, "resourceVersion": expected.metadata.resource_version}
 
 
 def _is_outage(error: ClientError) -> bool:

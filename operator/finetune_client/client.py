@@ -14,8 +14,9 @@ from finetune_client.job_builder import DEFAULT_METHOD, Fields, Machines
 from finetune_client.job_events import JobEvent
 from finetune_client.job_logs import LogLine, LogSelection
 from finetune_client.notebook import show_jobs
-from finetune_client.output_files import RESULT
+from finetune_client.output_files import DEFAULT_LIMITS, RESULT
 from finetune_client.rank_status import NodeRanks
+from finetune_client.tar_archive import CopyLimits
 from finetune_operator.observation.ownership import RawBody
 
 SIGNAL_POLL_SECONDS = 1.0
@@ -173,9 +174,11 @@ class Client:
         """
         return self._iterate(self._client.read_output_file(name, path))
 
-    def download(self, name: str, destination: Path, *, path: str = RESULT) -> Path:
+    def download(
+        self, name: str, destination: Path, *, path: str = RESULT, limits: CopyLimits = DEFAULT_LIMITS
+    ) -> Path:
         """Copy a file or folder of a job's output to `destination`, which must not exist, and return it."""
-        return self._run(self._client.download(name, destination, path=path))
+        return self._run(self._client.download(name, destination, path=path, limits=limits))
 
     def examine_cluster(self, *, operator_namespace: str = OPERATOR_NAMESPACE) -> tuple[ClusterCheck, ...]:
         """Check the cluster, the operator, the rights of the user, storage and devices; nothing is changed."""

@@ -96,9 +96,13 @@ class ClusterConnection:
             params = {"fieldManager": FIELD_MANAGER}
             return await self._api.call("PATCH", path, body=body, params=params, content_type=MERGE_PATCH)
 
-    async def delete(self, path: ApiPath, *, what: str, grace_seconds: int | None = None) -> None:
-        """Delete an object and then its dependents."""
+    async def delete(
+        self, path: ApiPath, *, what: str, grace_seconds: int | None = None, uid: str | None = None
+    ) -> None:
+        """Delete an object, only if it has this uid, and then its dependents."""
         options: RawBody = {"propagationPolicy": "Background"}
+        if uid is not None:
+            options["preconditions"] = {"uid": uid}
         if grace_seconds is not None:
             options["gracePeriodSeconds"] = grace_seconds
         with _translate_errors(what):

@@ -8,14 +8,19 @@ import typer
 from finetune_cli.cluster.options import ContextOption, KubeconfigOption, NamespaceOption
 from finetune_client.client import Client
 from finetune_client.output_files import RESULT
+from finetune_client.tar_archive import CopyLimits
+
+GIB = 2**30
 
 
-def cp(
+def cp(  # noqa: PLR0913  each flag is a parameter
     source: Annotated[
         str,
         typer.Argument(metavar="JOB[:PATH]", help="Job and path in its output (default: result).", show_default=False),
     ],
     destination: Annotated[Path, typer.Argument(help="New file or folder on this machine.", show_default=False)],
+    max_size: Annotated[int, typer.Option(metavar="GIB", help="Largest size of the copy in GiB.", min=1)] = 1024,
+    max_entries: Annotated[int, typer.Option(help="Largest number of files, folders and links.", min=1)] = 100_000,
     namespace: NamespaceOption = None,
     context: ContextOption = None,
     kubeconfig: KubeconfigOption = None,
@@ -27,4 +32,4 @@ def cp(
     """
     name, _, path = source.partition(":")
     with Client(namespace=namespace, context=context, kubeconfig=kubeconfig) as client:
-        print(client.download(name, destination, path=path or RESULT))
+        print(client.download(name, destination, path=path or RESULT, limits=CopyLimits(max_size * GIB, max_entries)))

@@ -1,8 +1,6 @@
 """Tests of copying the output of a job, with an API server that runs programs on a local folder."""
 
-import asyncio
 import io
-import json
 import os
 import tarfile
 from collections.abc import AsyncIterator
@@ -11,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from aiohttp import web
 
 from finetune_api.v1alpha1.status import AttemptRecord, AttemptState, JobSnapshot, JobStatus, NodeStatus, Phase
 from finetune_client import output_reader
@@ -20,10 +17,11 @@ from finetune_client.client import Client
 from finetune_client.errors import ClientError
 from finetune_client.job import Job
 from finetune_client.output_reader import build_reader_pod
-from finetune_client.pod_exec import PROTOCOL, STATUS, STDERR, STDOUT
+from finetune_client.tar_archive import CopyLimits
 from testing.builders.jobs import NOW
-from testing.fakes.http_api import ScriptedFault, build_status_response
-from testing.fakes.job_api import NAMESPACE, JobApi, serve_jobs
+from testing.fakes.exec_api import ExecApi
+from testing.fakes.http_api import ScriptedFault
+from testing.fakes.job_api import NAMESPACE, serve_jobs
 
 ENDED = JobStatus(
     phase=Phase.COMPLETE,
@@ -39,56 +37,6 @@ RUNNING = ENDED.model_copy(
         "nodes": (NodeStatus(node_rank=0, pod_name="bert-1-0", phase="Running"),),
     }
 )
-
-
-class ExecApi(JobApi):
-    """API server whose pods run at once, and that executes programs on the folder `output` instead of /output.
-
-    archive: output of tar instead of that of the real program.
-    """
-
-    def __init__(self, output: Path) -> None:
-        super().__init__()
-        self.output = output
-        self.archive: bytes | None = None
-        self.loses_connection = False
-        self.rejects_pods = False
-        self.programs: list[tuple[str, list[str]]] = []
-
-    async def handle(self, request: web.Request) -> web.StreamResponse:
-        """Execute a program in a pod, or serve any other resource as the base class does."""
-        parts = request.path.split("/")
-        if parts[-1] == "exec":
-            return await self._execute(request, parts[-2])
-        if request.method == "POST" and parts[-1] == "pods" and not self.rejects_pods:
-            body = await request.json()
-            self.put_pod(body["metadata"]["name"], phase="Running")
-            self.created = body
-            return web.json_response(body, status=201)
-        return await super().handle(request)
-
-    async def _execute(self, request: web.Request, pod: str) -> web.StreamResponse:
-        if "application/json" in request.headers.get("Accept", ""):  # as the real API server
-            return build_status_response(406, "NotAcceptable", "only the following media types are accepted: */*")
-        socket = web.WebSocketResponse(protocols=(PROTOCOL,))
-        await socket.prepare(request)
-        program = request.query.getall("command")
-        self.programs.append((pod, program))
-        local = [argument.replace("/output/team/bert", str(self.output)) for argument in program]
-        process = await asyncio.create_subprocess_exec(
-            *local, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
-        )
-        stdout, stderr = await process.communicate()
-        if self.archive is not None:
-            stdout = self.archive
-        for start in range(0, len(stdout), 1000):
-            await socket.send_bytes(bytes([STDOUT]) + stdout[start : start + 1000])
-        await socket.send_bytes(bytes([STDERR]) + stderr)
-        if not self.loses_connection:
-            status = {"status": "Failure", "message": "exit code"} if process.returncode else {"status": "Success"}
-            await socket.send_bytes(bytes([STATUS]) + json.dumps(status).encode())
-        await socket.close()
-        return socket
 
 
 @pytest.fixture
@@ -220,6 +168,77 @@ async def test_an_archive_with_paths_outside_of_the_destination_is_rejected(
         await client.download("bert", tmp_path / "copy")
 
     assert list_names(tmp_path) == before
+
+
+def pack_link(name: str, target: str) -> bytes:
+    """Return an archive of the folder `result` and a symbolic link."""
+    archive = io.BytesIO()
+    with tarfile.open(fileobj=archive, mode="w") as tar:
+        for member, kind in (("result", tarfile.DIRTYPE), (name, tarfile.SYMTYPE)):
+            info = tarfile.TarInfo(member)
+            info.type, info.linkname = kind, target
+            tar.addfile(info)
+    return archive.getvalue()
+
+
+async def test_a_link_that_would_leave_the_copy_is_an_error_that_leaves_nothing(
+    client: AsyncClient, api: ExecApi, tmp_path: Path
+) -> None:
+    (tmp_path / ".ssh").mkdir()
+    (tmp_path / ".ssh" / "id_rsa").write_text("key")
+    api.archive = pack_link("result/README.md", "../.ssh/id_rsa")
+    api.put_job(ENDED)
+    before = list_names(tmp_path)
+
+    with pytest.raises(ClientError, match=r"README\.md: is a link to \.\./\.ssh/id_rsa, which is outside of result"):
+        await client.download("bert", tmp_path / "new" / "folder" / "adapter")
+
+    assert list_names(tmp_path) == before
+    assert not [key for key in api.objects if key[0] == "pods"]
+
+
+@pytest.mark.parametrize("name", ["result", "result/report.html"])
+async def test_a_path_that_is_a_link_in_the_output_is_neither_copied_nor_read(
+    name: str, client: AsyncClient, api: ExecApi, tmp_path: Path
+) -> None:
+    api.put_job(ENDED)
+    path = api.output / name
+    path.rename(api.output / "elsewhere")
+    path.symlink_to(api.output / "elsewhere")
+
+    with pytest.raises(ClientError, match="is a link to"):
+        await client.download("bert", tmp_path / "copy", path=name)
+    with pytest.raises(ClientError, match="is a link to"):
+        await anext(client.read_output_file("bert", name))
+
+
+async def test_a_folder_is_not_read_as_a_file(client: AsyncClient, api: ExecApi) -> None:
+    api.put_job(ENDED)
+
+    with pytest.raises(ClientError, match="result: is a folder in the output"):
+        await anext(client.read_output_file("bert", "result"))
+
+
+async def test_links_of_the_user_lead_to_the_copy(client: AsyncClient, api: ExecApi, tmp_path: Path) -> None:
+    api.put_job(ENDED)
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "models").symlink_to("disk")
+    (tmp_path / "latest").symlink_to("disk/new")
+
+    await client.download("bert", tmp_path / "models" / "adapter")
+    await client.download("bert", tmp_path / "latest")
+
+    assert list_names(tmp_path / "disk") == ["adapter", "new"]
+    assert list_names(tmp_path / "disk" / "new") == ["adapter.bin", "report.html"]
+
+
+async def test_a_copy_above_the_limits_is_refused(client: AsyncClient, api: ExecApi, tmp_path: Path) -> None:
+    api.put_job(ENDED)
+
+    with pytest.raises(ClientError, match="raise the limit with --max-entries or --max-size"):
+        await client.download("bert", tmp_path / "copy", limits=CopyLimits(max_entries=1))
+
+    assert not (tmp_path / "copy").exists()
 
 
 async def test_an_existing_destination_is_not_replaced(client: AsyncClient, api: ExecApi, tmp_path: Path) -> None:
