@@ -22,6 +22,7 @@ class ExecApi(JobApi):
         self.output = output
         self.archive: bytes | None = None
         self.loses_connection = False
+        self.rejects_pods = False
         self.programs: list[tuple[str, list[str]]] = []
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
@@ -29,7 +30,7 @@ class ExecApi(JobApi):
         parts = request.path.split("/")
         if parts[-1] == "exec":
             return await self._execute(request, parts[-2])
-        if request.method == "POST" and parts[-1] == "pods":
+        if request.method == "POST" and parts[-1] == "pods" and not self.rejects_pods:
             body = await request.json()
             self.put_pod(body["metadata"]["name"], phase="Running")
             self.created = body

@@ -211,9 +211,8 @@ class HttpApi:
         stored_body = self.objects.get(_build_key(resource))
         if stored_body is None:
             return _respond_not_found(resource)
-        for name in ("resourceVersion", "uid"):
-            if (required := body["metadata"].get(name)) and required != stored_body["metadata"][name]:
-                return build_status_response(409, "Conflict", f"{resource.name}: the object has been modified")
+        if conflict := _find_conflict(resource, stored_body, body):
+            return conflict
         field = "status" if resource.subresource == "status" else "spec"
         updated_body = {**stored_body, field: body[field]}
         if updated_body == stored_body:
@@ -227,6 +226,8 @@ class HttpApi:
         key, stored_body = _build_key(resource), self.objects.get(_build_key(resource))
         if stored_body is None and "force" not in params:
             return _respond_not_found(resource)
+        if conflict := _find_conflict(resource, stored_body or {"metadata": {"uid": ""}}, body):
+            return conflict
         merged = merge_patch(stored_body or {"metadata": {"uid": str(uuid4())}}, body)
         merged["metadata"]["namespace"] = key[1]
         if "dryRun" in params or merged == stored_body:
@@ -367,6 +368,15 @@ def _matches(body: RawBody, plural: str, resource: ResourcePath, params: dict[st
     metadata = body["metadata"]
     in_namespace = resource.namespace in (None, metadata["namespace"])
     return plural == resource.plural and in_namespace and matches_selector(body, params.get("labelSelector", ""))
+
+
+def _find_conflict(resource: ResourcePath, stored_body: RawBody, body: RawBody) -> web.Response | None:
+    """Return the response to a change that requires another object, or another version of it."""
+    for name in ("resourceVersion", "uid"):
+        required = (body.get("metadata") or {}).get(name)
+        if required and required != stored_body["metadata"].get(name):
+            return build_status_response(409, "Conflict", f"{resource.name}: the object has been modified")
+    return None
 
 
 def _build_key(resource: ResourcePath) -> tuple[str, str, str]:
