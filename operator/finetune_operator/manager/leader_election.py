@@ -72,15 +72,27 @@ class LeaderElection:
         logger.error("the lease could not be renewed within %.0f s", RENEW_DEADLINE_SECONDS)
 
     async def release(self) -> None:
-        """Release the Lease, so that another replica can acquire it immediately."""
+        """Release the Lease, so that another replica can acquire it immediately.
+
+        A renewal that was cancelled, or is in flight, may have taken effect, so that the first write is a conflict.
+        """
         if not self.is_leading or self._observed is None:
             return
-        self._renewed_at = None
-        spec = {**self._observed["spec"], "holderIdentity": "", "leaseDurationSeconds": 1}
         try:
-            await self._write_lease({**self._observed, "spec": spec})
+            try:
+                await self._write_release(self._observed)
+            except ApiError as error:
+                if error.status != 409:
+                    raise
+                await self._read_lease()
+                if self._observed is not None and self._get_holder() == self._lease.identity:
+                    await self._write_release(self._observed)
         except ApiError as error:
             logger.warning("the lease was not released; the next leader waits until it expires: %s", error.message)
+
+    async def _write_release(self, lease: RawBody) -> None:
+        self._renewed_at = None
+        await self._write_lease({**lease, "spec": {**lease["spec"], "holderIdentity": "", "leaseDurationSeconds": 1}})
 
     async def _try_acquire_or_renew(self) -> bool:
         requested_at, was_leading = self._clock(), self.is_leading

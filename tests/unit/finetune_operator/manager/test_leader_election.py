@@ -103,6 +103,17 @@ async def test_released_lease_can_be_acquired_immediately() -> None:
         assert (one.is_leading, two.is_leading) == (False, True)
 
 
+async def test_a_lease_is_released_although_a_cancelled_renewal_took_effect() -> None:
+    api = HttpApi()
+    async with run_two_replicas(api) as (one, two, _):
+        await one.acquire()
+        lease = api.objects["leases", "default", "finetune-operator"]
+        api.put("leases", lease)  # the renewal, whose response did not arrive
+        await one.release()
+        assert not one.is_leading
+        assert not await is_waiting(two)
+
+
 async def test_replica_that_never_led_does_not_release_the_lease() -> None:
     api = HttpApi()
     async with run_two_replicas(api) as (one, two, _):
