@@ -160,8 +160,11 @@ class Controller:
                 check_version_order(path, known_version=known_version, current_version=version)
                 for body in page["items"]:
                     self.jobs.check_listed_version(body, list_version=version)
-                    self.on_job_event(body)
                     listed_keys.add(get_job_key(body))
+                    try:
+                        self.on_job_event(body)
+                    except Exception as error:  # an unforeseen job must not stop the others
+                        self.net.record("resync", error, about=get_namespaced_name(body))
             for key in self.jobs.find_missing_jobs(listed_keys, list_version=version):
                 if namespace in (None, key.namespace):
                     self.on_job_deleted(key)

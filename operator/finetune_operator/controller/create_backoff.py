@@ -1,4 +1,7 @@
-"""Delays the creates of jobs whose last create the API server rejected, for example because of a full quota."""
+"""Delays the creates of jobs whose last create the API server rejected, for example because of a full quota.
+
+See decisions/139.
+"""
 
 import random
 import time

@@ -1,7 +1,7 @@
 """Distinguishes the pods that the operator created from others with their names, labels and owner reference.
 
 Whoever may create pods in a namespace can copy names, labels and owner references. Until the uids of the pods are
-recorded, their start key is compared, which is not known before the attempt is recorded.
+recorded, their start key is compared, which is not known before the attempt is recorded (decisions/138).
 """
 
 import hashlib
