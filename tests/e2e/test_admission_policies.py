@@ -112,6 +112,17 @@ CONFIG_MAP = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": build_pod(own
         pytest.param(
             build_pod(containerSecurityContext={"privileged": True}), "found true in container trainer", id="privileged"
         ),
+        pytest.param(build_pod(nodeName="node1"), "spec.nodeName", id="node"),
+        pytest.param(
+            build_pod(containerSecurityContext={"capabilities": {"add": ["SYS_ADMIN"]}}),
+            "allowedCapabilities",
+            id="root",
+        ),
+        pytest.param(
+            build_pod(securityContext={"seccompProfile": {"type": "Unconfined"}}),
+            "allowUnconfinedSeccomp",
+            id="seccomp",
+        ),
         pytest.param(build_service(), "headless Services", id="service with address"),
         pytest.param(CONFIG_MAP, "no controller of kind FineTuneJob", id="config map without owner"),
     ],
@@ -207,11 +218,31 @@ def test_job_within_the_limits_completes(deployment: OperatorInstallation, start
     assert has_condition(deployment.wait_until_finished(job), "Complete")
 
 
+def test_a_job_that_was_scaled_while_it_was_suspended_cannot_be_resumed_beyond_the_limit(
+    deployment: OperatorInstallation,
+) -> None:
+    """Whoever may create HorizontalPodAutoscalers can scale jobs without the right to change them."""
+    limits, training = {"nvidia.com/gpu": "2"}, {"globalBatchSize": 128}
+    job = build_job(resources={"limits": limits}, numNodes=1, training=training)
+    name = job["metadata"]["name"]
+    deployment.apply(job)
+    try:
+        scale = ("patch", "ftj", name, "--type=merge", "--subresource=scale", "-p")
+        resume = ("patch", "ftj", name, "--type=merge", "-p", '{"spec":{"suspend":false}}')
+        deployment.kubectl(*scale, '{"spec":{"replicas":64}}')
+        with pytest.raises(RuntimeError, match="64 nodes x 2 GPUs = 128"):
+            deployment.kubectl(*resume)
+        deployment.kubectl(*scale, '{"spec":{"replicas":2}}')
+        deployment.kubectl(*resume)
+    finally:
+        deployment.delete(name)
+
+
 def test_expressions_match_the_types_of_the_api(deployment: OperatorInstallation) -> None:
     selector = "app.kubernetes.io/instance=finetune-operator"
     output = deployment.kubectl("get", "validatingadmissionpolicies", "-l", selector, "-o", "json")
 
     found = json.loads(output)["items"]
 
-    assert len(found) == 4
-    assert [policy["status"].get("typeChecking", {}) for policy in found] == [{}] * 4
+    assert len(found) == 8
+    assert [policy["status"].get("typeChecking", {}) for policy in found] == [{}] * 8

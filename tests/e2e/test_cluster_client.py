@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 from uuid import uuid4
@@ -30,7 +31,7 @@ from finetune_operator.kube.credentials import load_kubeconfig, open_session
 from finetune_operator.kube.informer import Informer
 from finetune_operator.manager.leader_election import LeaderElection, LeaseConfig
 from finetune_operator.observation.ownership import JobOwner
-from testing.processes.operator_stack import OperatorInstallation
+from testing.processes.operator_stack import FORGER, OperatorInstallation
 
 RawBody = dict[str, Any]
 pytestmark = [pytest.mark.cluster, pytest.mark.versions]
@@ -39,7 +40,9 @@ NO_NODE = {"example.com/none": "there"}  # selector that matches no node, so tha
 
 @pytest_asyncio.fixture
 async def api(deployment: OperatorInstallation) -> AsyncIterator[ApiClient]:
-    access = load_kubeconfig([deployment.provider.kubeconfig])
+    """Return a client that the policy for children permits what it permits operators."""
+    user = (("Impersonate-User", FORGER), ("Impersonate-Group", "system:masters"))
+    access = replace(load_kubeconfig([deployment.provider.kubeconfig]), impersonation=user)
     async with open_session(access, connections=10) as session:
         yield ApiClient(access.server, request_session=session, watch_session=session)
 

@@ -348,7 +348,7 @@ PLANTED_BUGS = (
     (restart_after_success, "operator_faults", 0),
     (report_suspended_too_early, "all_faults", 8),
     (overwrite_newer_status, "split_brain", 10),
-    (delete_pods_of_newer_attempts, "resource_faults", 499),
+    (delete_pods_of_newer_attempts, "resource_faults", 3948),
     (judge_on_first_evidence, "failing_job_nodes", 26),
     (stop_finished_job, "all_faults", 18),
     (never_fence_lost_pods, "lost_k8s_nodes", 6),
@@ -377,7 +377,7 @@ INTERFERENCE_BUGS: tuple[tuple[PlantBug, tuple[Incident, ...], int], ...] = (
     (never_check_config_map, (delete_config_map, exhaust_quota), 10),
     (ignore_edited_services, (edit_service, occupy_k8s_nodes), 422),
     (ignore_unlisted_pods, (edit_labels, suspend_job_temporarily), 5),
-    (accept_relabelled_pods, (edit_labels, delete_pod), 194),
+    (accept_relabelled_pods, (edit_labels, delete_pod), 910),
 )
 
 

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from io import BytesIO, StringIO, TextIOWrapper
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import yaml
@@ -189,7 +190,8 @@ def write_files(folder: Path) -> dict[str, str]:
 
 def run_main(arguments: list[str]) -> None:
     sys.argv = ["finetune", *arguments]
-    with contextlib.suppress(SystemExit):
+    # only the main thread can handle signals
+    with mock.patch("signal.signal"), contextlib.suppress(SystemExit):
         main()
 
 

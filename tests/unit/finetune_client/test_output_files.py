@@ -1,5 +1,6 @@
 """Tests of copying the output of a job, with an API server that runs programs on a local folder."""
 
+import asyncio
 import io
 import os
 import tarfile

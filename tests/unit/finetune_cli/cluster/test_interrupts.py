@@ -61,6 +61,11 @@ async def api(tmp_path: Path) -> AsyncIterator[SlowApi]:
 async def start(
     folder: Path, *arguments: str, preexec_fn: Callable[[], object] | None = None
 ) -> asyncio.subprocess.Process:
+    def prepare() -> None:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # whatever the tests inherited, for example from nohup
+        if preexec_fn is not None:
+            preexec_fn()
+
     command, *rest = arguments
     return await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "finetune_cli", command, "--kubeconfig", "kubeconfig", *rest),
@@ -68,7 +73,7 @@ async def start(
         env={**os.environ, "PYTHONPATH": PATHS},
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
-        preexec_fn=preexec_fn,
+        preexec_fn=prepare,
     )
 
 

@@ -120,7 +120,7 @@ async def test_nodes_get_the_limited_environment_and_an_empty_home(tmp_path: Pat
     manifest = build_pod(run_plan, run_plan.nodes[0])
     resources = LocalResources(tmp_path, (), ((),), environment={"OWN": "1"}, hides_credential_files=True)
     with closing(StateStore(tmp_path / "bert.local")) as store:
-        children = ChildCache(on_change=lambda _: None, current_attempt=lambda _: None)
+        children = ChildCache(on_change=lambda _: None, current_attempt=lambda _: None, is_current_pod=lambda *_: False)
         cluster = LocalCluster(resources, store, children, on_event=lambda *_: None)
         environment = cluster._build_process_spec(manifest).environment
         await cluster.close()

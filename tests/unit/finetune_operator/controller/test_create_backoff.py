@@ -37,7 +37,7 @@ class BackoffUnderTest(CreateBackoff):
 
 def test_tries_are_delayed_more_and_more_and_most_if_nothing_changes() -> None:
     backoff, key, delays = BackoffUnderTest(), JobKey("team", "a"), []
-    for number in range(2 * UNCHANGED_AFTER + 2):
+    for number in range(2 * UNCHANGED_AFTER + 4):
         message = f"exceeded quota: {min(number, 10)}"
         backoff.record(key, (RejectedCreate("Pod", "a-0-0", 403, message),))
         delays.append(backoff.remaining_seconds(key))
