@@ -76,7 +76,7 @@ def _extract_commit(commit: str, tree: Path) -> None:
 def write_this_release(tree: Path) -> None:
     """Copy the files of the working tree that make a release."""
     ignore = shutil.ignore_patterns("__pycache__")
-    for name in (*FOLDERS, "tools", "manifests", "docs"):
+    for name in (*FOLDERS, "tools", "manifests", "docs", "integrations"):
         shutil.copytree(REPOSITORY / name, tree / name, ignore=ignore)
     _copy_build_files(tree)
 
