@@ -197,7 +197,7 @@ def run_pytest(
     command = [sys.executable, "-m", "pytest", "-q", "--durations=12", "--durations-min=10", *arguments]
     command.append(f"--junitxml={report}")
     if log is not None:
-        command = [*LOW_PRIORITY, str(log), *command]
+        command = [*LOW_PRIORITY, str(log.absolute()), *command]
     with log.open("w") if log else nullcontext() as output:
         completed = subprocess.run(
             command,
