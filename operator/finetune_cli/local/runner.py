@@ -109,7 +109,8 @@ class LocalRunner:
         self._rejected_creates = result.rejected_creates
         if result.has_tried_creates:
             self._backoff.record(self._key, result.rejected_creates)
-            self._queue.add_after(self._key, self._backoff.remaining_seconds(self._key))
+            if delay := self._backoff.remaining_seconds(self._key):
+                self._queue.add_after(self._key, delay)
         if result.requeue_after is not None:
             self._queue.add_after(self._key, result.requeue_after.total_seconds())
         self._display.update(JobStatus.model_validate(self._body["status"]))
