@@ -1,16 +1,14 @@
 """The rule of Kubernetes for the names of jobs and namespaces, which become parts of paths."""
 
-import re
-
+from finetune_api.v1alpha1.name_types import LABEL_PATTERN, has_pattern
 from finetune_client.errors import ClientError
 
 DNS_LABEL_RULE = "expected at most 63 of a-z, 0-9 and '-', with a letter or digit at both ends"
-_DNS_LABEL = re.compile(r"(?=.{1,63}\Z)[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 
 
 def is_dns_label(name: object) -> bool:
     """Return whether a value is a DNS label (RFC 1123)."""
-    return isinstance(name, str) and _DNS_LABEL.fullmatch(name) is not None
+    return isinstance(name, str) and has_pattern(name, LABEL_PATTERN)
 
 
 def check_dns_label(name: object, *, what: str) -> None:

@@ -12,6 +12,7 @@ from finetune_api.schema.validation_errors import (
     explain_unknown_field,
 )
 from finetune_api.v1alpha1.job import MAX_JOB_NAME, FineTuneJob
+from finetune_api.v1alpha1.name_types import JOB_NAME_PATTERN
 from finetune_client.dns_label import DNS_LABEL_RULE, is_dns_label
 from finetune_client.errors import ClientError
 from finetune_operator.observation.ownership import RawBody
@@ -58,7 +59,7 @@ def _find_name_problems(body: RawBody) -> tuple[str, ...]:
         problems = (f"metadata.namespace: {namespace!r}: {DNS_LABEL_RULE}",)
     if not isinstance(name, str):
         return problems
-    if not re.fullmatch(r"[a-z]([-a-z0-9]*[a-z0-9])?", name):
+    if not re.fullmatch(JOB_NAME_PATTERN, name):
         return (*problems, f"metadata.name: {name}: {NAME_RULE}")
     if len(name) > MAX_JOB_NAME:
         return (*problems, f"metadata.name: must have at most {MAX_JOB_NAME} characters; this one has {len(name)}")

@@ -2,6 +2,7 @@
 
 from finetune_api.v1alpha1.base import CelRule
 from finetune_api.v1alpha1.job import MAX_JOB_NAME, FineTuneJobSpec
+from finetune_api.v1alpha1.name_types import JOB_NAME_PATTERN
 from finetune_api.v1alpha1.spec_rules import SPEC_RULES
 
 MUTABLE = (
@@ -37,7 +38,7 @@ def list_name_rules() -> tuple[CelRule, ...]:
             " this one has %d'.format([self.metadata.name.size()])",
         ),
         CelRule(
-            "self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')",
+            f"self.metadata.name.matches('{JOB_NAME_PATTERN}')",
             "metadata.name must start with a lower case letter, contain only a-z, 0-9 and '-', and not end with '-'"
             " (DNS-1035), because a Service is named after it",
         ),

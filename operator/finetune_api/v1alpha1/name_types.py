@@ -8,6 +8,7 @@ from pydantic import AfterValidator, Field, StringConstraints, ValidationInfo
 from finetune_api.v1alpha1.base import has_begun
 
 LABEL_PATTERN = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
+JOB_NAME_PATTERN = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"  # DNS-1035, because a Service is named after the job
 SUBDOMAIN_PATTERN = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$"
 _RULES = {
     LABEL_PATTERN: "must have at most 63 characters a-z, 0-9 and '-', and start and end with a letter or digit",
@@ -17,15 +18,20 @@ _RULES = {
 _MAX_LENGTHS = {LABEL_PATTERN: 63, SUBDOMAIN_PATTERN: 253}
 
 
+def has_pattern(name: str, pattern: str) -> bool:
+    """Return whether the name has one of the patterns of this module, and its maximum length."""
+    return len(name) <= _MAX_LENGTHS[pattern] and re.fullmatch(pattern, name) is not None
+
+
 def check_name(name: str, pattern: str) -> None:
     """Raise ValueError unless the name has one of the patterns of this module."""
-    if not re.fullmatch(pattern, name) or len(name) > _MAX_LENGTHS[pattern]:
+    if not has_pattern(name, pattern):
         raise ValueError(f"{name[:100]!r} is not a name of Kubernetes: it {_RULES[pattern]}")
 
 
 def is_object_name(name: str) -> bool:
     """Return whether the API server may accept the name, a DNS subdomain, for an object."""
-    return len(name) <= 253 and re.fullmatch(SUBDOMAIN_PATTERN, name) is not None
+    return has_pattern(name, SUBDOMAIN_PATTERN)
 
 
 def _check_object_name(name: str, info: ValidationInfo) -> str:

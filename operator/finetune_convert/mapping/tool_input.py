@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from finetune_api.v1alpha1.name_types import JOB_NAME_PATTERN
 from finetune_convert.conversion import ConversionError, ConversionRequest, Entry, EntryEffect
 from finetune_convert.job_draft import JobDraft
 from finetune_convert.launch.environment import add_environment
@@ -46,7 +47,7 @@ def start_draft(source: ToolInput, name: str) -> JobDraft:
     Raises: ConversionError if the requested name is invalid
     """
     name = source.request.name or name
-    if not re.fullmatch(r"[a-z]([-a-z0-9]*[a-z0-9])?", name) or len(name) > MAX_NAME:
+    if not re.fullmatch(JOB_NAME_PATTERN, name) or len(name) > MAX_NAME:
         raise ConversionError(
             f"--name: {name}: expected at most {MAX_NAME} characters of a-z, 0-9 and '-', starting with a-z"
         )

@@ -7,11 +7,12 @@ from typing import Any, NamedTuple
 
 from finetune_api.untrusted_json import drop_invalid_time
 from finetune_api.v1alpha1.job import MAX_JOB_NAME
+from finetune_api.v1alpha1.name_types import JOB_NAME_PATTERN
 from finetune_operator import names
 
 RawBody = dict[str, Any]  # a Kubernetes object as the API server sends it
 
-_JOB_NAME, _UID = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?"), re.compile(r"[a-z0-9][-a-z0-9]{0,62}")
+_JOB_NAME, _UID = re.compile(JOB_NAME_PATTERN), re.compile(r"[a-z0-9][-a-z0-9]{0,62}")
 
 
 class JobOwner(NamedTuple):
@@ -33,7 +34,7 @@ def get_controller_uid(child: RawBody) -> str | None:
 
 
 def find_owning_job(child: RawBody) -> JobOwner | None:
-    """Return the job that controls a child, None if that is no job, or its name or uid cannot be those of a job.
+    """Return the job that controls a child; None if its controller is not a job, or has an invalid name or uid.
 
     Whoever creates an object writes its owner references: Kubernetes requires only that their fields are not empty.
     """
