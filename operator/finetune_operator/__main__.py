@@ -101,6 +101,12 @@ def parse_flags(arguments: Sequence[str], environment: Mapping[str, str]) -> arg
         default=environment.get("FINETUNE_LEADER_ELECTION", "true").lower() != "false",
         help="act only while holding the Lease [FINETUNE_LEADER_ELECTION, true or false]",
     )
+    parser.add_argument(
+        "--delete-finished-jobs",
+        action=argparse.BooleanOptionalAction,
+        default=environment.get("FINETUNE_DELETE_FINISHED_JOBS", "true").lower() != "false",
+        help="delete jobs after their TTL [FINETUNE_DELETE_FINISHED_JOBS, true or false]",
+    )
     flags = parser.parse_args(arguments)
     if flags.namespaces is None:
         flags.namespaces = [name for name in environment.get("FINETUNE_NAMESPACES", "").split(",") if name]
@@ -118,6 +124,7 @@ def build_options(flags: argparse.Namespace) -> OperatorOptions:
             supervisor=pack_supervisor(),
             cluster_domain=flags.cluster_domain,
             default_ttl_seconds=flags.default_ttl_seconds,
+            delete_finished_jobs=flags.delete_finished_jobs,
         ),
         namespaces=tuple(dict.fromkeys(flags.namespaces)),
         kubeconfig=flags.kubeconfig or None,

@@ -13,3 +13,4 @@ class Settings:
     cluster_domain: str = "cluster.local"
     on_cluster: bool = True  # False in local mode, without memory limits and other Kubernetes nodes
     default_ttl_seconds: int | None = None  # of finished jobs without spec.ttlSecondsAfterFinished; None keeps them
+    delete_finished_jobs: bool = True  # False if the operator ignores the TTL of jobs

@@ -26,6 +26,7 @@ KINDS = {
     "leases": "Lease",
     "deployments": "Deployment",
     "workloads": "Workload",
+    "podgroups": "PodGroup",
 }
 
 
@@ -74,6 +75,7 @@ class HttpApi:
         self.requests: list[RecordedRequest] = []
         self.faults: list[ScriptedFault] = []
         self.allowed_token: str | None = None
+        self.refused_rights: set[str] = set()  # such as `create pods` or `update finetunejobs/status`
         self._version = 100
         self._oldest_version = 0
         self._history: list[tuple[int, str, str, RawBody]] = []
@@ -141,6 +143,8 @@ class HttpApi:
         self.requests.append(RecordedRequest(request.method, resource, params, body, dict(request.headers)))
         if self.allowed_token and request.headers.get("Authorization") != f"Bearer {self.allowed_token}":
             return build_status_response(401, "Unauthorized", "Unauthorized")
+        if (right := _find_right(request.method, resource, params)) in self.refused_rights:
+            return build_status_response(403, "Forbidden", f"{resource.plural} {describe_refusal(right)}")
         fault = next(
             (
                 scripted_fault
@@ -169,7 +173,7 @@ class HttpApi:
     ) -> web.Response:
         handlers: dict[str, Callable[[], web.Response]] = {
             "GET": lambda: self._get(resource) if resource.name else self._list(resource, params),
-            "POST": lambda: self._create(resource, body or {}),
+            "POST": lambda: self._create(resource, params, body or {}),
             "PUT": lambda: self._update(resource, body or {}),
             "PATCH": lambda: self._patch(resource, params, body or {}),
             "DELETE": lambda: self._delete(resource, body or {}),
@@ -200,7 +204,9 @@ class HttpApi:
             }
         )
 
-    def _create(self, resource: ResourcePath, body: RawBody) -> web.Response:
+    def _create(self, resource: ResourcePath, params: dict[str, str], body: RawBody) -> web.Response:
+        if "dryRun" in params:
+            return web.json_response(body, status=201)
         key = (resource.plural, resource.namespace or "default", body["metadata"]["name"])
         if key in self.objects:
             return build_status_response(409, "AlreadyExists", f"{resource.plural} {key[2]!r} already exists")
@@ -377,6 +383,23 @@ def _find_conflict(resource: ResourcePath, stored_body: RawBody, body: RawBody) 
         if required and required != stored_body["metadata"].get(name):
             return build_status_response(409, "Conflict", f"{resource.name}: the object has been modified")
     return None
+
+
+def describe_refusal(right: str) -> str:
+    """Return the message of the authorizer of Kubernetes for a refused right."""
+    verb, resource = right.split(" ")
+    return (
+        f'is forbidden: User "system:serviceaccount:finetune-system:finetune-operator" cannot {verb} resource'
+        f' "{resource}" in API group "" in the namespace "default"'
+    )
+
+
+def _find_right(method: str, resource: ResourcePath, params: dict[str, str]) -> str:
+    verbs = {"POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete", "GET": "list"}
+    verb = "watch" if params.get("watch") else verbs[method]
+    if verb == "list" and resource.name:
+        verb = "get"
+    return f"{verb} {'/'.join(filter(None, (resource.plural, resource.subresource)))}"
 
 
 def _build_key(resource: ResourcePath) -> tuple[str, str, str]:

@@ -16,6 +16,8 @@ CONDITIONS = {
     "Finished": "True if the job is complete or failed.",
     "Reconciling": "True until the pods run, as kstatus, Helm and Flux expect.",
     "TrainerImageOutdated": "True while the job keeps an older trainer image than that of the operator.",
+    "OperatorRestricted": "True while the operator lacks a right, or ignores the TTL of the job; reason and message"
+    " name it.",
     "Stalled": "True with `Failed`, or with reason `ReconcileFailed` while the operator cannot reconcile the job.",
 }
 SCHEMA_URL = "https://github.com/finetune-operator/finetune-operator/blob/main/manifests/finetunejob.schema.json"

@@ -113,6 +113,16 @@ class Reason(StrEnum):
         "The operator was upgraded and has a newer trainer image. The job keeps the image with which it began; to use"
         " the newer one, suspend the job, set `image`, and resume it.",
     )
+    PERMISSION_MISSING = (
+        "PermissionMissing",
+        None,
+        "The API server refuses the operator a right that the chart grants by default; the message names it.",
+    )
+    TTL_IGNORED = (
+        "TtlIgnored",
+        None,
+        "The job has `ttlSecondsAfterFinished`, but the administrator did not permit the operator to delete jobs.",
+    )
     CANCELLED = (
         "Cancelled",
         Fault.USER,

@@ -84,8 +84,8 @@ class Condition(StatusModel):
     """A condition as defined by metav1.Condition."""
 
     type: Identifier = Field(
-        description="Running, Complete, Failed, Suspended, Finished, Reconciling, Stalled, Degraded or"
-        " TrainerImageOutdated."
+        description="Running, Complete, Failed, Suspended, Finished, Reconciling, Stalled, Degraded,"
+        " TrainerImageOutdated or OperatorRestricted."
     )
     status: Literal["True", "False", "Unknown"] = Field(description="True, False or Unknown.")
     observed_generation: int = Field(default=0, description="metadata.generation for which the condition was set.")
@@ -363,7 +363,7 @@ class JobStatus(StatusModel):
     conditions: tuple[Condition, ...] = Field(
         default=(),
         description="Conditions: Running, Suspended, Complete, Failed, Finished, Reconciling, Stalled,"
-        " Degraded, TrainerImageOutdated.",
+        " Degraded, TrainerImageOutdated, OperatorRestricted.",
         json_schema_extra=_build_list_schema(16, "type"),
     )
     attempt: int | None = Field(default=None, description="Number of the current attempt.")

@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import datetime, timedelta
 
 from finetune_operator import names
@@ -13,7 +14,7 @@ from finetune_operator.controller.gather import CachedState
 from finetune_operator.controller.job_cache import JobCache, get_job_key, get_namespaced_name
 from finetune_operator.controller.orphans import OrphanSweeper
 from finetune_operator.controller.progress_poller import ProgressPoller
-from finetune_operator.controller.reconcile import PassDependencies, reconcile, reconcile_degraded
+from finetune_operator.controller.reconcile import PassDependencies, reconcile, reconcile_degraded, state_missing_rights
 from finetune_operator.kube.api_client import ApiClient
 from finetune_operator.kube.api_paths import collection_path
 from finetune_operator.kube.cluster import ClusterError, Conflict, NotFound, read_job
@@ -218,6 +219,7 @@ class Controller:
                 error,
                 extra={"job": get_namespaced_name(job), "retry_seconds": round(delay, 3)},
             )
+            await self._state_missing_rights(key)
         except Exception as error:  # the outermost loop: a bug in the pass of one job must not stop the others
             delay = self.queue.retry(key)
             fields = {"job": get_namespaced_name(job), "retry_seconds": round(delay, 3)}
@@ -259,6 +261,20 @@ class Controller:
         if result.requeue_after is not None:
             self.queue.add_after(key, result.requeue_after.total_seconds())
         return "changed" if result.job is not job else "unchanged"
+
+    async def _state_missing_rights(self, key: JobKey) -> None:
+        """State in the status of a job whose pass failed which rights the operator lacks."""
+        rights, job = self._api.missing_rights.list(key.namespace), self.jobs.get(key)
+        if not rights or job is None:
+            return
+        with suppress(ClusterError):  # the cached job is used if this read is what the operator has no permission for
+            job = await read_job(self._api, job)  # the failed pass may have written the status
+        try:
+            self._store_job((await state_missing_rights(self._dependencies, job, rights)).job)
+        except ClusterError as error:
+            logger.debug("missing rights not stated, will be retried: %s", error)
+        except Exception as error:  # as in _run_pass
+            self.net.record("passes", error, about=get_namespaced_name(job))
 
     async def _reconcile_degraded(self, key: JobKey, job: RawBody, error: Exception) -> None:
         """Apply suspend, deadlines and TTL to a job whose passes fail repeatedly for an unforeseen reason."""
@@ -313,6 +329,7 @@ class Controller:
             unreachable_endpoint=self.progress_poller.get_unreachable_endpoint(key),
             rejected_creates=self._rejected_creates.get(key, ()),
             last_rejection=self._backoff.get_last_rejection(key),
+            missing_rights=self._api.missing_rights.list(key.namespace),
             create_delay=timedelta(seconds=self._backoff.remaining_seconds(key)),
             time_since_status_write=None if written_at is None else timedelta(seconds=time.monotonic() - written_at),
             expected_pods=self._expectations.list_created(key, "Pod"),

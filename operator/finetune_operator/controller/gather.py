@@ -54,6 +54,7 @@ class CachedState:
     rejected_creates: tuple[RejectedCreate, ...] = ()  # rejected creates of the last pass that tried to create
     last_rejection: RejectedCreate | None = None  # None if the last create was accepted
     create_delay: timedelta = timedelta()  # until the next try; zero if the last one was not rejected
+    missing_rights: tuple[str, ...] = ()  # that the API server refuses to the operator in the job's namespace
     time_since_status_write: timedelta | None = None  # None before the first status write of this process
     # requests of this process whose events have not necessarily arrived
     expected_pods: frozenset[str] = frozenset()
@@ -83,6 +84,7 @@ def observe_cached(job: FineTuneJob, cached: CachedState) -> Observation:
         create_delay=cached.create_delay,
         expected_pods=cached.expected_pods,
         sent_deletions=cached.sent_deletions,
+        missing_rights=cached.missing_rights,
     )
 
 

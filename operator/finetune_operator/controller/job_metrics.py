@@ -20,12 +20,13 @@ from finetune_api.v1alpha1.status import AttemptState, JobStatus, Phase
 from finetune_operator.controller.child_cache import JobKey
 from finetune_operator.controller.job_cache import JobCache
 from finetune_operator.core.gpu_seconds import MICROSECONDS, GpuCategory, GpuPhase, account_gpu_time
+from finetune_operator.core.restrictions import OPERATOR_RESTRICTED
 from finetune_operator.observation.ownership import RawBody, parse_time
 
 MAX_LABEL_CHARACTERS = 128
 COMMAND = "command"
 # conditions that are exported while they are True
-EXPORTED_CONDITIONS = ("Stalled", "Degraded", "TrainerImageOutdated")
+EXPORTED_CONDITIONS = ("Stalled", "Degraded", "TrainerImageOutdated", OPERATOR_RESTRICTED)
 _ACTIVE_STATES = (AttemptState.STARTING, AttemptState.RUNNING, AttemptState.STOPPING)
 # description and further labels of each metric finetune_job_<name>, beside namespace and name
 _METRICS: dict[str, tuple[str, tuple[str, ...]]] = {

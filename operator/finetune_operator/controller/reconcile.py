@@ -1,6 +1,6 @@
 """One reconcile pass: observe, decide, write the status, execute the actions. All logic is in core.decide."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
@@ -23,10 +23,12 @@ from finetune_operator.controller.identity_cache import IdentityCache
 from finetune_operator.controller.job_cache import MAX_PARSED_JOBS
 from finetune_operator.controller.observe_group import observe_group
 from finetune_operator.core.actions import Action, Create, DeletePod, EmitEvent
+from finetune_operator.core.conditions import ConditionBuilder, keep_transition_times
 from finetune_operator.core.decide import decide
 from finetune_operator.core.decision import Decision
 from finetune_operator.core.degraded import decide_degraded
 from finetune_operator.core.invalid_spec import decide_invalid_spec
+from finetune_operator.core.restrictions import restate_restrictions
 from finetune_operator.core.write_delay import compute_write_delay
 from finetune_operator.kube.cluster import Cluster, ClusterError, Conflict
 from finetune_operator.observation.ownership import JobOwner, RawBody, select_children
@@ -241,9 +243,19 @@ async def reconcile_degraded(
     if job["metadata"].get("deletionTimestamp") is not None:
         return PassResult(job)
     pods = select_children(JobOwner(job["metadata"]["name"], job["metadata"]["uid"]), cached.pods)
-    ttl_seconds = dependencies.settings.default_ttl_seconds
-    decision = decide_degraded(job, status, pods, dependencies.now(), problem=problem, default_ttl_seconds=ttl_seconds)
+    decision = decide_degraded(job, status, pods, dependencies.now(), problem=problem, settings=dependencies.settings)
     return await _carry_out(dependencies, job, status, decision)
+
+
+async def state_missing_rights(dependencies: PassDependencies, job: RawBody, rights: Sequence[str]) -> PassResult:
+    """State in a condition of the job which rights the operator lacks, after a pass that failed without them."""
+    status, settings = _parse_status(job), dependencies.settings
+    has_ttl = (job.get("spec") or {}).get("ttlSecondsAfterFinished") is not None
+    ignores_ttl = has_ttl and not settings.delete_finished_jobs
+    builder = ConditionBuilder(job["metadata"].get("generation", 0), dependencies.now())
+    conditions = restate_restrictions(status.conditions, builder, rights, ignores_ttl=ignores_ttl)
+    update = {"conditions": keep_transition_times(conditions, status.conditions)}
+    return await _carry_out(dependencies, job, status, Decision(status.model_copy(update=update)))
 
 
 async def _carry_out(dependencies: PassDependencies, job: RawBody, status: JobStatus, decision: Decision) -> PassResult:

@@ -13,7 +13,7 @@ from finetune_operator import names
 from finetune_operator.core import deadlines
 from finetune_operator.core.actions import Action, Create, DeleteConfigMap, DeleteJob, EmitEvent
 from finetune_operator.core.attempt_record import record_start, with_next_attempt, with_record
-from finetune_operator.core.conditions import acknowledge_generation
+from finetune_operator.core.conditions import ConditionBuilder, acknowledge_generation, keep_transition_times
 from finetune_operator.core.decision import Decision, build_decision, require_confirmation
 from finetune_operator.core.degradations import derive_degradations
 from finetune_operator.core.ensure_children import compute_config_map_check_delay, ensure_service_and_config_map
@@ -26,6 +26,7 @@ from finetune_operator.core.group_scheduling import (
 )
 from finetune_operator.core.job_context import ABORT_GRACE_SECONDS, JobContext
 from finetune_operator.core.queue_group import prepare_queue_group
+from finetune_operator.core.restrictions import OPERATOR_RESTRICTED, restate_restrictions
 from finetune_operator.core.spec_hash import has_outdated_spec
 from finetune_operator.core.stop_attempt import (
     StopReason,
@@ -322,9 +323,26 @@ def _find_pods_of_older_attempts(context: JobContext) -> list[NodeObservation]:
     return [node for node in context.observation.live_nodes() if node.attempt != context.record.attempt]
 
 
+def _restate_finished_job(context: JobContext) -> JobStatus:
+    """Return the status of a finished job with its current generation and restrictions.
+
+    Missing rights stay stated while they are missing. They are first stated by the pass that failed without them.
+    """
+    generation = context.job.metadata.generation
+    status = acknowledge_generation(context.status, generation)
+    is_stated = any(condition.type == OPERATOR_RESTRICTED for condition in status.conditions)
+    conditions = restate_restrictions(
+        status.conditions,
+        ConditionBuilder(generation, context.now),
+        context.observation.missing_rights if is_stated else (),
+        ignores_ttl=context.ignores_ttl,
+    )
+    return status.model_copy(update={"conditions": keep_transition_times(conditions, status.conditions)})
+
+
 def _clean_up_finished_job(context: JobContext) -> Decision:
     """Delete the running pods of a finished job, and the job itself after its TTL; the result in the status stays."""
-    status = acknowledge_generation(context.status, context.job.metadata.generation)
+    status = _restate_finished_job(context)
     kept_by_sidecars, requeue_after = context.find_pods_kept_by_sidecars()
     actions = context.build_deletions([*context.running_pods(), *kept_by_sidecars], ABORT_GRACE_SECONDS)
     ttl, ended = context.ttl_seconds, context.status.completion_time

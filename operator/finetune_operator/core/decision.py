@@ -37,7 +37,10 @@ def build_decision(
     job = context.job.model_copy(update={"status": status})
     newer_image = describe_newer_image(job, context.settings)
     derived_status = derive_status(
-        job, StatusContext(context.observation, context.pending_reason, context.now, newer_image)
+        job,
+        StatusContext(
+            context.observation, context.pending_reason, context.now, newer_image, ignores_ttl=context.ignores_ttl
+        ),
     )
     is_command = context.job.spec.command is not None
     derived_status = update_gpu_seconds(context.status, derived_status, context.now, is_command=is_command)

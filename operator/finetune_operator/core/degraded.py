@@ -18,6 +18,7 @@ from finetune_operator.core.gpu_seconds import update_gpu_seconds
 from finetune_operator.core.job_context import ABORT_GRACE_SECONDS
 from finetune_operator.core.stop_attempt import CANCELLED_MESSAGE
 from finetune_operator.observation.ownership import RawBody
+from finetune_operator.settings import Settings
 
 RETRY_INTERVAL = timedelta(seconds=60)
 MAX_PROBLEM_CHARACTERS = 500
@@ -31,19 +32,18 @@ def decide_degraded(
     now: datetime,
     *,
     problem: str,
-    default_ttl_seconds: int | None = None,
+    settings: Settings,
 ) -> Decision:
     """Return the decision with a Stalled condition that states the problem.
 
     pods: the live pods that the job controls.
-    default_ttl_seconds: applies if the spec has no ttlSecondsAfterFinished; None keeps the finished job.
     """
     spec, metadata = job.get("spec") or {}, job["metadata"]
     builder, is_command = ConditionBuilder(metadata.get("generation", 0), now), spec.get("command") is not None
     if status.completion_time is not None:
         field = "ttlSecondsAfterFinished"
-        ttl = _read_seconds(spec if spec.get(field) is not None else {field: default_ttl_seconds}, field)
-        has_expired = ttl is not None and now >= status.completion_time + ttl
+        ttl = _read_seconds(spec if spec.get(field) is not None else {field: settings.default_ttl_seconds}, field)
+        has_expired = settings.delete_finished_jobs and ttl is not None and now >= status.completion_time + ttl
         delete_job = (DeleteJob(metadata["uid"]),) if has_expired else ()
         requeue_after = None if ttl is None else RETRY_INTERVAL
         actions = (*_delete_pods(pods, ABORT_GRACE_SECONDS), *_release_quota(job, pods), *delete_job)

@@ -27,6 +27,7 @@ from finetune_operator.core.pending_reasons import REJECTED_REASONS, PendingReas
 from finetune_operator.core.phase import derive_phase
 from finetune_operator.core.printer_columns import build_columns
 from finetune_operator.core.progress import find_newest_progress, resolve_current_batch
+from finetune_operator.core.restrictions import restate_restrictions
 from finetune_operator.observation.pods import NodeObservation, Observation, PodPhase
 
 
@@ -38,6 +39,7 @@ class StatusContext:
     pending_reason: PendingReason | None
     now: datetime
     newer_image: str = ""  # explains how to use a newer trainer image; empty if there is none
+    ignores_ttl: bool = False  # whether the job has a TTL, but the operator deletes no jobs
 
 
 def derive_status(job: FineTuneJob, context: StatusContext) -> JobStatus:
@@ -65,10 +67,13 @@ def derive_status(job: FineTuneJob, context: StatusContext) -> JobStatus:
     desired_conditions = build_conditions(job, status, context.observation, context.now)
     if status.completion_time is None:
         desired_conditions += _build_notices(job, status, context)
+    builder = ConditionBuilder(job.metadata.generation, context.now)
+    missing_rights = context.observation.missing_rights
+    conditions = restate_restrictions(desired_conditions, builder, missing_rights, ignores_ttl=context.ignores_ttl)
     return status.model_copy(
         update={
             "phase": phase,
-            "conditions": keep_transition_times(desired_conditions, job.status.conditions),
+            "conditions": keep_transition_times(conditions, job.status.conditions),
             "display": build_columns(job.model_copy(update={"status": status}), nodes, phase),
         }
     )

@@ -51,7 +51,14 @@ class JobContext:
     def ttl_seconds(self) -> int | None:
         """Time after which the finished job is deleted, by default that of the operator; None keeps the job."""
         own_ttl = self.job.spec.ttl_seconds_after_finished
+        if not self.settings.delete_finished_jobs:
+            return None
         return self.settings.default_ttl_seconds if own_ttl is None else own_ttl
+
+    @property
+    def ignores_ttl(self) -> bool:
+        """Whether the job has a TTL, but this operator deletes no jobs."""
+        return self.job.spec.ttl_seconds_after_finished is not None and not self.settings.delete_finished_jobs
 
     def find_expected_pods(self) -> frozenset[str]:
         """Return the names of pods of the current attempt that were created, but of which no event has arrived."""

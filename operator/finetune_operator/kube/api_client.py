@@ -9,6 +9,7 @@ import aiohttp
 
 from finetune_operator.kube.api_paths import ApiPath
 from finetune_operator.kube.credentials import RedirectRefused
+from finetune_operator.kube.missing_rights import MissingRights
 from finetune_operator.observation.ownership import RawBody
 from finetune_operator.tasks.fair_slots import FairSlots
 
@@ -59,6 +60,7 @@ class ApiClient:
         self._watch_session = watch_session
         self._create_slots = FairSlots(MAX_CREATES)
         self._other_slots = FairSlots(MAX_OTHER_REQUESTS)
+        self.missing_rights = MissingRights()
 
     async def call(
         self,
@@ -124,7 +126,10 @@ class ApiClient:
         if content is None:
             raise ResponseTooLarge(f"{method} {path}: the response is too large", status=NO_RESPONSE)
         if response.status >= 400:
-            raise parse_error(response.status, content, response.headers)
+            refusal = parse_error(response.status, content, response.headers)
+            self.missing_rights.record(method, path, status=refusal.status, message=refusal.message)
+            raise refusal
+        self.missing_rights.record(method, path, status=response.status)
         parsed: RawBody = json.loads(content)
         return parsed
 
@@ -167,7 +172,10 @@ class ApiClient:
         try:
             async with self._watch_session.get(self._server + path, params=params, timeout=timeout) as response:
                 if response.status >= 400:
-                    raise parse_error(response.status, await response.read(), response.headers)
+                    refusal = parse_error(response.status, await response.read(), response.headers)
+                    self.missing_rights.record("WATCH", path, status=refusal.status, message=refusal.message)
+                    raise refusal
+                self.missing_rights.record("WATCH", path, status=response.status)
                 async for line in response.content:
                     yield json.loads(line)
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:  # ValueError if a line is truncated

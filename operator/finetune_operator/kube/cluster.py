@@ -8,6 +8,7 @@ from typing import Protocol
 from finetune_operator import names
 from finetune_operator.kube.api_client import ApiClient, ApiError
 from finetune_operator.kube.api_paths import GROUPS_PATH, ApiPath, InvalidName, collection_path, object_path
+from finetune_operator.kube.missing_rights import parse_missing_right
 from finetune_operator.kube.queue_positions import QueuePositions
 from finetune_operator.kube.read_batcher import ReadBatcher
 from finetune_operator.observation.ownership import (
@@ -260,7 +261,7 @@ class KubernetesCluster:
         try:
             await self._api.call("POST", collection_path("Event", metadata["namespace"]), body=event)
         except ApiError as error:
-            if error.status != 409:
+            if error.status != 409 and not parse_missing_right(error.message):
                 fields = {"event": event.get("reason"), "object": metadata["name"]}
                 logger.warning("event not written: %s", error.message, extra=fields)
 

@@ -166,6 +166,7 @@ class Observation:
     predecessor_nodes: tuple[NodeObservation, ...] = ()  # of deleted jobs of the same name
     expected_pods: frozenset[str] = frozenset()  # names of pods that were created seconds ago
     sent_deletions: Mapping[str, int] = field(default_factory=dict)  # of the last seconds: grace period by uid
+    missing_rights: tuple[str, ...] = ()  # that the API server refuses to the operator in the job's namespace
     is_fresh: bool = False
 
     def nodes_of_attempt(self, attempt: int) -> tuple[NodeObservation, ...]:

@@ -118,6 +118,23 @@ def test_default_ttl_is_passed_to_the_operator_if_it_is_set(helm: Path, seconds:
     assert [e["value"] for e in container["env"] if e["name"] == "FINETUNE_DEFAULT_TTL_SECONDS"] == value
 
 
+def test_an_operator_that_deletes_no_jobs_has_no_right_to_do_so(helm: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    documents = render_documents(helm, "deleteFinishedJobs=false")
+
+    (deployment,) = (document for document in documents if document["kind"] == "Deployment")
+    environment = deployment["spec"]["template"]["spec"]["containers"][0]["env"]
+    assert {"name": "FINETUNE_DELETE_FINISHED_JOBS", "value": "false"} in environment
+    (role,) = (d for d in documents if d["kind"] == "ClusterRole" and d["metadata"]["name"] == "finetune-operator")
+    assert next(rule["verbs"] for rule in role["rules"] if rule["resources"] == ["finetunejobs"]) == [
+        "get",
+        "list",
+        "watch",
+    ]
+    with pytest.raises(subprocess.CalledProcessError):
+        render_documents(helm, "deleteFinishedJobs=false", 'defaults={"ttlSecondsAfterFinished":60}')
+    assert "deleteFinishedJobs is false" in capfd.readouterr().err
+
+
 def test_notifications_are_configured_without_permission_to_read_secrets(helm: Path) -> None:
     settings = {"url": "https://sink.example/events", "source": "https://cluster.example", "secretName": "sink"}
     documents, default_documents = (

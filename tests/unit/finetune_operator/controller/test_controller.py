@@ -316,3 +316,74 @@ async def test_suspend_is_applied_to_a_job_whose_passes_fail_unexpectedly(monkey
         conditions = api.objects["finetunejobs", "default", "a"]["status"]["conditions"]
         [stalled] = [condition for condition in conditions if condition["type"] == "Stalled"]
         assert "OverflowError: date value out of range" in stalled["message"]
+
+
+def find_condition(api: HttpApi, name: str) -> RawBody | None:
+    conditions = api.objects["finetunejobs", "default", name].get("status", {}).get("conditions", ())
+    return next((condition for condition in conditions if condition["type"] == "OperatorRestricted"), None)
+
+
+def complete_job_fields() -> dict[str, Any]:
+    """Return the fields of a job that completed long ago, and that is to be deleted at once."""
+    end = {"reason": "Completed", "lastTransitionTime": "2026-01-01T00:00:00Z"}
+    condition = {"type": "Complete", "status": "True", "observedGeneration": 1, **end}
+    status = {"phase": "Complete", "completionTime": "2026-01-01T00:00:00Z", "conditions": [condition]}
+    return {"spec": spec(ttlSecondsAfterFinished=0), "status": status}
+
+
+@pytest.mark.parametrize(
+    ("right", "fields"),
+    [
+        pytest.param("get persistentvolumeclaims", {}, id="the pass fails"),
+        pytest.param("list pods", {}, id="an uncached read fails"),
+        pytest.param("create services", {}, id="a create is rejected"),
+        pytest.param("watch pods", {}, id="a watch fails"),
+        pytest.param("delete finetunejobs", complete_job_fields(), id="the job has finished"),
+    ],
+)
+async def test_a_missing_right_is_a_condition_until_it_is_granted(
+    right: str, fields: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    api = HttpApi()
+    async with running_controller(api) as (controller, _):
+        api.refused_rights = {right}
+        if right.startswith("watch"):
+            api.close_watches()
+            await wait_in_event_loop(lambda: bool(caplog.records))
+        controller.on_job_event(put_job(api, "a", **fields))
+        await wait_in_event_loop(lambda: find_condition(api, "a") is not None)
+        condition = find_condition(api, "a")
+        assert condition is not None
+        assert (condition["status"], condition["reason"]) == ("True", "PermissionMissing")
+        assert f"no permission to {right};" in condition["message"]
+        if right == "create services":
+            assert list_pod_names(api) == [], "no pod is created without the Service"
+
+        api.refused_rights = set()
+        if fields:
+            await wait_in_event_loop(lambda: ("finetunejobs", "default", "a") not in api.objects)
+        else:
+            await wait_in_event_loop(lambda: len(list_pod_names(api)) == 2)
+            controller.enqueue(get_job_key(api.objects["finetunejobs", "default", "a"]))
+            await wait_in_event_loop(lambda: find_condition(api, "a") is None)
+    named = [record for record in caplog.records if f"no permission to {right};" in record.getMessage()]
+    assert len(named) == 1
+
+
+async def test_a_missing_right_to_create_events_is_a_condition_of_a_job_that_runs(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    api = HttpApi()
+    async with running_controller(api) as (controller, _):
+        controller.on_job_event(put_job(api, "a"))
+        await wait_in_event_loop(lambda: len(list_pod_names(api)) == 2)
+        api.refused_rights = {"create events"}
+        for name in list_pod_names(api):
+            state = {"running": {"startedAt": "2026-01-01T00:00:00Z"}}
+            status = {"phase": "Running", "containerStatuses": [{"name": "trainer", "state": state}]}
+            api.put("pods", {**api.objects["pods", "default", name], "status": status})
+        await wait_in_event_loop(lambda: bool(caplog.records))
+        controller.enqueue(get_job_key(api.objects["finetunejobs", "default", "a"]))
+        await wait_in_event_loop(lambda: find_condition(api, "a") is not None)
+        assert api.objects["finetunejobs", "default", "a"]["status"]["phase"] == "Running"
+    assert len(caplog.records) == 1

@@ -255,6 +255,25 @@ def test_default_ttl_of_the_operator_applies_unless_the_job_has_its_own(own_ttl:
         assert decision.actions == ((DeleteJob(ftjob.metadata.uid),) if seconds == deleted_at else ())
 
 
+@pytest.mark.parametrize(("ttl", "restrictions"), [(None, []), (60, ["TtlIgnored"])], ids=["without TTL", "with TTL"])
+def test_an_operator_that_deletes_no_jobs_states_that_it_ignores_a_ttl(
+    ttl: int | None, restrictions: list[str]
+) -> None:
+    settings = replace(SETTINGS, delete_finished_jobs=False)
+    ftjob = build_running_job(ttlSecondsAfterFinished=ttl)
+    success = [finished_pod(ftjob, rank, exit_code=0, message=termination_message("succeeded")) for rank in (0, 1)]
+    running, _ = decide_once(ftjob, build_observation(ftjob, running_pod(ftjob, 0)), settings=settings)
+    completed, _ = decide_once(ftjob, build_observation(ftjob, *success), settings=settings)
+    later = NOW + timedelta(days=1)
+    cleaned, decision = decide_once(completed, build_observation(ftjob, *success), now=later, settings=settings)
+
+    assert decision.actions == ()
+    assert cleaned.status == completed.status
+    for state in (running, completed):
+        found = [c.reason for c in state.status.conditions if c.type == "OperatorRestricted"]
+        assert found == restrictions
+
+
 def test_job_stopped_early_is_complete_and_reports_the_kept_weights() -> None:
     ftjob = build_running_job()
     message = (

@@ -1,5 +1,6 @@
 """Tests that suspend, cancel, active deadline and TTL also apply to jobs that cannot be reconciled."""
 
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -11,7 +12,7 @@ from finetune_operator import names
 from finetune_operator.core.actions import DeleteJob, DeletePod, DeleteWorkload
 from finetune_operator.core.decision import Decision
 from finetune_operator.core.degraded import MAX_PROBLEM_CHARACTERS, decide_degraded
-from testing.builders.jobs import NOW, finished_pod, job, running_pod, terminating_pod
+from testing.builders.jobs import NOW, SETTINGS, finished_pod, job, running_pod, terminating_pod
 
 JOB = job()
 RUNNING = JobStatus(
@@ -23,7 +24,7 @@ PODS = (running_pod(JOB, 0), running_pod(JOB, 1))
 def decide(status: JobStatus = RUNNING, *, seconds: float = 0, problem: str = "ValueError: x", **spec: Any) -> Decision:
     """Return the decision for a job with this raw spec, `seconds` after its start."""
     body = {"metadata": {"uid": "uid-1", "generation": 3}, "spec": spec}
-    return decide_degraded(body, status, PODS, NOW + timedelta(seconds=seconds), problem=problem)
+    return decide_degraded(body, status, PODS, NOW + timedelta(seconds=seconds), problem=problem, settings=SETTINGS)
 
 
 def test_pods_keep_running_and_a_condition_reports_the_problem() -> None:
@@ -46,7 +47,7 @@ def test_suspend_deletes_running_pods_with_their_grace_period() -> None:
     pods = (running_pod(JOB, 0), terminating_pod(running_pod(JOB, 1)), finished_pod(JOB, 1, attempt=1))
     body = {"metadata": {"uid": "uid-1"}, "spec": {"suspend": True}}
 
-    decision = decide_degraded(body, RUNNING, pods, NOW, problem="x")
+    decision = decide_degraded(body, RUNNING, pods, NOW, problem="x", settings=SETTINGS)
 
     assert decision.actions == (DeletePod("bert-0-0", "pod-0-0", GRACE_SECONDS),)
 
@@ -86,13 +87,15 @@ def test_a_finished_job_is_deleted_after_its_ttl() -> None:
 
 @pytest.mark.parametrize(("own_ttl", "deleted_at"), [(None, 60), (30, 30), (90, 90)], ids=["unset", "less", "more"])
 def test_default_ttl_applies_unless_the_job_has_its_own(own_ttl: int | None, deleted_at: int) -> None:
-    finished = RUNNING.model_copy(update={"completion_time": NOW})
+    finished, settings = RUNNING.model_copy(update={"completion_time": NOW}), replace(SETTINGS, default_ttl_seconds=60)
     body = {"metadata": {"uid": "uid-1"}, "spec": {} if own_ttl is None else {"ttlSecondsAfterFinished": own_ttl}}
 
     for seconds in (deleted_at - 1, deleted_at):
         now = NOW + timedelta(seconds=seconds)
-        decision = decide_degraded(body, finished, (), now, problem="x", default_ttl_seconds=60)
+        decision = decide_degraded(body, finished, (), now, problem="x", settings=settings)
         assert (DeleteJob("uid-1") in decision.actions) is (seconds == deleted_at)
+        without_deletion = replace(settings, delete_finished_jobs=False)
+        assert not decide_degraded(body, finished, (), now, problem="x", settings=without_deletion).actions
 
 
 @pytest.mark.parametrize("value", ["60", -1, 10**30, 1.5, True, None, {"a": 1}])
@@ -111,6 +114,6 @@ def test_suspended_job_returns_its_quota_once_no_pod_runs(
         pod["metadata"]["finalizers"] = [names.KUEUE_FINALIZER]
     body = {"metadata": {"name": "bert", "uid": "uid-1"}, "spec": {"suspend": True}}
 
-    decision = decide_degraded(body, RUNNING, pods, NOW, problem="x")
+    decision = decide_degraded(body, RUNNING, pods, NOW, problem="x", settings=SETTINGS)
 
     assert tuple(action for action in decision.actions if isinstance(action, DeleteWorkload)) == released

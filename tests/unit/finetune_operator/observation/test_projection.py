@@ -152,7 +152,7 @@ def test_decision_about_a_finished_job_needs_only_the_identity_of_its_ended_pods
     whole, projected = (
         (
             decide(finished, Observation(nodes=observe_pods((body,), ()), service_exists=True), now, SETTINGS),
-            decide_degraded(raw_job, finished.status, (body,), now, problem="x"),
+            decide_degraded(raw_job, finished.status, (body,), now, problem="x", settings=SETTINGS),
         )
         for body in (pod, reduced)
     )
