@@ -20,6 +20,7 @@ from finetune_operator.core.snapshot import renew_snapshot
 from finetune_operator.kube.cluster import KubernetesCluster, ObjectRef
 from finetune_operator.manager.leader_election import RETRY_PERIOD_SECONDS, LeaderElection
 from finetune_operator.observation.ownership import RawBody, find_controlling_owner, select_children
+from finetune_operator.observation.pod_identity import PodIdentities
 from finetune_operator.observation.pods import NodeObservation, Observation, observe_pods
 from finetune_operator.settings import Settings
 from testing.simulator.history import Scenario, Trigger, run_history
@@ -196,6 +197,26 @@ def accept_forged_config_map(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(KubernetesCluster, "_accept_existing_object", accept)
 
 
+def accept_pods_of_other_ranks(patch: pytest.MonkeyPatch) -> None:
+    """Count a pod with the name of a node that the attempt does not have."""
+
+    def include(self: PodIdentities, node_rank: int, uid: str, start_key: str) -> bool:
+        return node_rank >= self.num_nodes or original(self, node_rank, uid, start_key)
+
+    original = PodIdentities.include
+    patch.setattr(PodIdentities, "include", include)
+
+
+def ignore_recorded_uids(patch: pytest.MonkeyPatch) -> None:
+    """Recognise pods by the start key only, which whoever may read the job can copy."""
+
+    def include(self: PodIdentities, node_rank: int, uid: str, start_key: str) -> bool:
+        return original(self._replace(uids=""), node_rank, uid, start_key)
+
+    original = PodIdentities.include
+    patch.setattr(PodIdentities, "include", include)
+
+
 def ignore_obligations_of_unreadable_jobs(patch: pytest.MonkeyPatch) -> None:
     """Leave a job alone whose spec cannot be parsed, even if it is suspended or its deadline passes."""
 
@@ -211,6 +232,8 @@ PLANTED_BUGS = (
     (accept_progress_of_labelled_pods, "strangers", 2),
     (ignore_predecessor_pods, "strangers", 71),
     (accept_forged_config_map, "strangers", 1),
+    (accept_pods_of_other_ranks, "strangers", 3),
+    (ignore_recorded_uids, "strangers", 516),
     (use_tombstones_of_predecessors, "strangers", 12),
     (fail_watch_on_unreadable_job, "poisoned_jobs", 2),
     (ignore_obligations_of_unreadable_jobs, "poisoned_jobs", 12),

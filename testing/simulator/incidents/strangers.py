@@ -9,6 +9,7 @@ from testing.simulator.world.kubernetes_nodes import FORGED_KEY, STRANGERS_SCHED
 from testing.simulator.world.world import World
 
 RUNNING_DECOY: tuple[str, RawBody] = ("Running", {"running": {"startedAt": "2026-01-01T12:00:00Z"}})
+FORGED_RANK = 7  # of no node of a simulated job
 DECOY_STATES: tuple[tuple[str, RawBody], ...] = (
     *(2 * (RUNNING_DECOY,)),
     ("Failed", {"terminated": {"exitCode": 1, "reason": "Error", "message": '{"final":true,"outcome":"failed"}'}}),
@@ -35,6 +36,30 @@ def create_decoy_pod(world: World, job: SimulatedJob) -> None:
     phase, state = world.choices.pick(DECOY_STATES)
     statuses = [{"name": names.CONTAINER, "state": state}]
     status = {"phase": phase, "podIP": world.get_decoy_ip(job), "containerStatuses": statuses}
+    world.server.replace_fields(key, actor="stranger", status=status)
+
+
+def forge_pod(world: World, job: SimulatedJob) -> None:
+    """Create a pod that the job seems to control, with its start key: of another rank, or in place of a deleted pod."""
+    record = (job.status.get("attempts") or [{"attempt": 0}])[-1]
+    attempt, rank = record["attempt"], world.choices.pick((FORGED_RANK, 0)) if record.get("created") else FORGED_RANK
+    key = ObjectKey("Pod", job.key.namespace, names.pod_name(job.key.name, attempt, rank))
+    if job.body is None or world.server.get(key) is not None:
+        return
+    world.server.pod_quotas.pop(job.key.namespace, None)
+    owner = {"apiVersion": names.API_VERSION, "kind": names.FINETUNEJOB_KIND, "name": job.key.name, "uid": job.uid}
+    labels = {names.JOB_NAME: job.key.name, names.JOB_UID: job.uid, names.ATTEMPT: str(attempt)}
+    metadata = {
+        "name": key.name,
+        "namespace": key.namespace,
+        "labels": {**labels, names.NODE_RANK: str(rank)},
+        "annotations": {names.START_KEY: record.get("startKey", "")},
+        "ownerReferences": [{**owner, "controller": True}],
+    }
+    spec = {"schedulerName": STRANGERS_SCHEDULER}
+    world.server.create({"kind": "Pod", "apiVersion": "v1", "metadata": metadata, "spec": spec}, actor="stranger")
+    phase, state = world.choices.pick(DECOY_STATES)
+    status = {"phase": phase, "containerStatuses": [{"name": names.CONTAINER, "state": state}]}
     world.server.replace_fields(key, actor="stranger", status=status)
 
 
@@ -71,7 +96,7 @@ def slow_down_creates(world: World, job: SimulatedJob) -> None:
 
 
 STRANGERS: tuple[Incident, ...] = (  # an incident that is listed several times is drawn more often
-    *(2 * (create_decoy_pod, forge_config_map, slow_down_creates)),
+    *(2 * (create_decoy_pod, forge_config_map, forge_pod, slow_down_creates)),
     exhaust_quota,
     delete_decoy_pods,
 )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from finetune_operator import names
 from finetune_operator.observation.ownership import get_controller_uid
 from testing.simulator.world.apiserver import ObjectKey, RawBody
-from testing.simulator.world.kubernetes_nodes import KubernetesNode
+from testing.simulator.world.kubernetes_nodes import STRANGERS_SCHEDULER, KubernetesNode
 from testing.simulator.world.parsed_objects import parse_status
 from testing.simulator.world.trainer import TrainerProcess
 
@@ -60,11 +60,15 @@ class SimulatedJob:
 
     def list_pods(self) -> list[tuple[ObjectKey, RawBody]]:
         """Return the pods of the current job, including terminating ones."""
-        return [(key, pod) for key, pod in self.world.list_all_pods() if get_controller_uid(pod) == self.uid]
+        return [(key, pod) for key, pod in self.list_pods_of_all_uids() if get_controller_uid(pod) == self.uid]
 
     def list_pods_of_all_uids(self) -> list[tuple[ObjectKey, RawBody]]:
-        """Return the pods of the current job and of its deleted predecessors."""
-        return [(key, pod) for key, pod in self.world.list_all_pods() if get_controller_uid(pod) in self.uids]
+        """Return the pods of the current job and of its deleted predecessors, without forged ones."""
+        return [
+            (key, pod)
+            for key, pod in self.world.list_all_pods()
+            if get_controller_uid(pod) in self.uids and pod["spec"].get("schedulerName") != STRANGERS_SCHEDULER
+        ]
 
     def has_orphaned_pods(self) -> bool:
         """Return whether a pod without owner looks like one of a deleted job of this name."""
