@@ -1,9 +1,8 @@
-"""Tests of the files of a release, and of the workflow that publishes them."""
+"""Tests of the files of a release."""
 
 import hashlib
 import io
 import json
-import re
 import subprocess
 import tarfile
 from datetime import UTC, datetime
@@ -18,7 +17,6 @@ from lockfile import read_locks
 from release import (
     BILLS_OF_MATERIALS,
     PLUGIN,
-    ROOT,
     ReleaseContent,
     build_archive,
     find_version_problems,
@@ -28,12 +26,11 @@ from release import (
     write_checksums,
     write_kubectl_plugin,
 )
-from testing.cluster.host.versions import ACTIONLINT, KREW
+from testing.cluster.host.versions import KREW
 
 OPERATOR, TRAINER = f"sha256:{'1' * 64}", f"sha256:{'2' * 64}"
 PINNED = [f"ghcr.io/finetune-operator/operator@{OPERATOR}", f"ghcr.io/finetune-operator/trainer@{TRAINER}"]
 RELEASE = ReleaseContent("0.1.0", OPERATOR, TRAINER, datetime(2026, 11, 27, tzinfo=UTC))
-WORKFLOW = ROOT / ".github" / "workflows" / "release.yml"
 
 
 @pytest.fixture(scope="module")
@@ -137,29 +134,3 @@ def test_text_that_does_not_occur_once_is_not_replaced(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"values\.yaml: 'a' occurs 2 times; expected once"):
         replace_once(path, {"a": "b"})
     assert path.read_text() == "a a"
-
-
-def test_workflow_uses_actions_by_commit_only() -> None:
-    actions = re.findall(r"uses: (\S+)", WORKFLOW.read_text())
-
-    assert len(actions) == 3
-    assert [action for action in actions if not re.fullmatch(r"[\w-]+/[\w-]+@[0-9a-f]{40}", action)] == []
-
-
-def test_workflow_takes_all_foreign_images_by_digest_as_required_inputs() -> None:
-    inputs = yaml.safe_load(WORKFLOW.read_text().replace("\non:", "\ntriggers:"))["triggers"]["workflow_dispatch"][
-        "inputs"
-    ]
-
-    required = {name for name, each in inputs.items() if each["required"]}
-    assert required == {"tag", "base_image", "buildkit_image", "sbom_generator"}
-
-
-def test_actionlint_detects_an_unknown_field(tmp_path: Path) -> None:
-    program = find_program("actionlint", ACTIONLINT)
-    if program is None:
-        pytest.skip("neither actionlint nor Go to build it is installed")
-    path = tmp_path / "release.yml"
-    for text, returncode in ((WORKFLOW.read_text(), 0), (WORKFLOW.read_text().replace("needs:", "need:", 1), 1)):
-        path.write_text(text)
-        assert subprocess.run([program, path], check=False, stdout=subprocess.DEVNULL).returncode == returncode
