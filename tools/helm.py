@@ -9,6 +9,7 @@ from go_programs import find_program
 from testing.cluster.host.versions import PINNED
 
 CHART = Path(__file__).resolve().parent.parent / "charts" / "finetune-operator"
+RELEASE = "finetune-operator"
 NAMESPACE = "finetune-system"
 
 
@@ -32,12 +33,19 @@ def list_images(documents: Iterable[Any]) -> list[str]:
     return sorted(images)
 
 
-def render_chart(helm: Path, *settings: str, chart: str | Path = CHART, has_tests: bool = True) -> str:
+def render_chart(
+    helm: Path,
+    *settings: str,
+    chart: str | Path = CHART,
+    release: str = RELEASE,
+    namespace: str = NAMESPACE,
+    has_tests: bool = True,
+) -> str:
     """Return the output of `helm template`; `settings` are passed as `--set-json`.
 
     has_tests: whether it contains the objects of `helm test`.
     """
     options = [option for setting in settings for option in ("--set-json", setting)]
     options += [] if has_tests else ["--skip-tests"]
-    command: list[str | Path] = [helm, "template", "finetune-operator", chart, "--namespace", NAMESPACE, *options]
+    command: list[str | Path] = [helm, "template", release, chart, "--namespace", namespace, *options]
     return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout

@@ -152,3 +152,44 @@ def test_only_the_operator_makes_children_of_jobs(deployment: OperatorInstallati
                     deployment.kubectl(*command)
     finally:
         deployment.kubectl("delete", "configmap", job_name)
+
+
+def test_the_operator_of_another_release_makes_children(deployment: OperatorInstallation, job_name: str) -> None:
+    """The installed policy recognises an operator by the right to update the status of jobs, in that namespace only."""
+    account = f"system:serviceaccount:{deployment.namespace}:{job_name}"
+    create_only = {"apiGroups": [""], "resources": ["configmaps"], "verbs": ["create"]}
+    update_status = {"apiGroups": ["finetune.dev"], "resources": ["finetunejobs/status"], "verbs": ["update"]}
+    metadata = {"name": job_name, "labels": {names.JOB_UID: "abcde"}}
+    child = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata}
+    try:
+        deployment.apply(*build_role(job_name, account, create_only))
+        wait_for_response(deployment, child, account, "may only be set by the operator")
+        deployment.apply(*build_role(job_name, account, create_only, update_status))
+        wait_for_response(deployment, child, account, f"configmap/{job_name}")
+    finally:
+        deployment.kubectl("delete", "role,rolebinding", job_name, "--ignore-not-found")
+
+
+def build_role(name: str, account: str, *rules: RawBody) -> tuple[RawBody, RawBody]:
+    """Return a Role and its binding to an account, as a release with `watchNamespaces` contains them."""
+    group = "rbac.authorization.k8s.io"
+    body = {"apiVersion": f"{group}/v1", "metadata": {"name": name}}
+    subjects = [{"kind": "User", "apiGroup": group, "name": account}]
+    reference = {"apiGroup": group, "kind": "Role", "name": name}
+    binding = {**body, "kind": "RoleBinding", "roleRef": reference, "subjects": subjects}
+    return {**body, "kind": "Role", "rules": list(rules)}, binding
+
+
+def wait_for_response(deployment: OperatorInstallation, body: RawBody, account: str, expected: str) -> None:
+    """Wait until the API server knows the roles and responds to a create with the expected text."""
+    deadline = time.monotonic() + 20
+    command = ("create", "--dry-run=server", f"--as={account}", "-o", "name", "-f", "-")
+    while True:
+        try:
+            response = deployment.kubectl(*command, stdin=json.dumps(body))
+        except RuntimeError as error:
+            response = str(error)
+        if expected in response:
+            return
+        assert time.monotonic() < deadline, response
+        time.sleep(0.2)

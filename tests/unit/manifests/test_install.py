@@ -6,10 +6,13 @@ from typing import Any
 import pytest
 import yaml
 
+from finetune_operator import names
+
 ROOT = Path(__file__).parents[3]
 INSTALL: list[dict[str, Any]] = list(
     yaml.load_all((ROOT / "manifests" / "install.yaml").read_text(), Loader=yaml.CSafeLoader)
 )
+RESERVED_LABELS = (names.JOB_UID, names.ATTEMPT, names.NODE_RANK)
 GENERATED = (
     "manifests/crd/finetunejobs.yaml",
     "docs/reference/finetunejob.md",
@@ -65,6 +68,11 @@ def test_operator_has_only_the_required_permissions() -> None:
     }
 
 
+def test_operator_reads_and_changes_only_its_own_lease() -> None:
+    for rule in get_object("Role", "finetune-operator-leader")["rules"]:
+        assert rule["verbs"] == ["create"] or rule["resourceNames"] == ["finetune-operator"]
+
+
 def test_no_role_grants_secrets_or_wildcards() -> None:
     roles = [document for document in INSTALL if document["kind"] in ("Role", "ClusterRole")]
 
@@ -103,6 +111,21 @@ def test_operator_pods_meet_the_restricted_pod_security_level() -> None:
         "readOnlyRootFilesystem": True,
         "capabilities": {"drop": ["ALL"]},
     }
+
+
+def test_only_operators_make_children_of_jobs() -> None:
+    policy = get_object("ValidatingAdmissionPolicy", "finetune-operator-children")["spec"]
+    binding = get_object("ValidatingAdmissionPolicyBinding", "finetune-operator-children")["spec"]
+
+    assert binding == {"policyName": "finetune-operator-children", "validationActions": ["Deny"]}
+    assert policy["failurePolicy"] == "Fail"
+    resources = {resource for rule in policy["matchConstraints"]["resourceRules"] for resource in rule["resources"]}
+    assert resources == {"pods", "services", "configmaps", "podgroups"}
+    (condition,) = policy["matchConditions"]
+    for text in (*RESERVED_LABELS, 'owner.kind == "FineTuneJob"', "owner.?controller.orValue(false)"):
+        assert text in condition["expression"]
+    policies = [document for document in INSTALL if document["kind"] == "ValidatingAdmissionPolicy"]
+    assert len(policies) == 1
 
 
 def test_disruption_budget_keeps_one_of_two_replicas_available() -> None:
