@@ -1,5 +1,6 @@
 """Check that links, anchors and tests named in all Markdown files exist and that prose is wrapped.
 
+A table whose last column is named "test" contains statements; each of its rows names a test that proves it.
 Links to files outside docs/ are absolute URLs of the repository, so that they work on the documentation site; the check
 also verifies their paths. Chinese pages are compared with their English pages (translations.py).
 """
@@ -30,7 +31,13 @@ def main() -> int:
     problems = [
         problem
         for path in list_markdown_files()
-        for check in (find_broken_links, find_missing_tests, find_long_lines, find_breaks_in_chinese_text)
+        for check in (
+            find_broken_links,
+            find_missing_tests,
+            find_unproven_statements,
+            find_long_lines,
+            find_breaks_in_chinese_text,
+        )
         for problem in check(path)
     ]
     problems += [problem for path in list_markdown_files() for problem in find_translation_problems(path, root=ROOT)]
@@ -67,6 +74,19 @@ def find_missing_tests(path: Path) -> Iterator[str]:
     for name in TEST_NAME.findall(path.read_text()):
         if name not in list_tests():
             yield f"{path.relative_to(ROOT)}: {name}: no such test; name a function or module in tests/"
+
+
+def find_unproven_statements(path: Path) -> Iterator[str]:
+    """Yield an error message for each row of a table of statements that names no test."""
+    has_tests = False
+    for number, line in enumerate(read_prose(path), 1):
+        cells = [cell.strip() for cell in line.strip()[1:-1].split("|")] if line.startswith("|") else []
+        if not cells:
+            has_tests = False
+        elif cells[-1] == "test":
+            has_tests = True
+        elif has_tests and set(line) - set("|-: ") and not TEST_NAME.search(cells[-1]):
+            yield f"{path.relative_to(ROOT)}:{number}: no test for {cells[0]!r}; name one in the last column"
 
 
 def find_long_lines(path: Path) -> Iterator[str]:

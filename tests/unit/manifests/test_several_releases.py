@@ -145,7 +145,9 @@ def test_a_release_without_cluster_rights_has_no_policy_and_its_notes_state_what
     notes = render_notes(helm, *NO_CLUSTER_RIGHTS)
     assert "The policy admissionPolicies.children is off." in notes
     assert "can imitate a pod of its jobs" in notes
+    page = (CHART.parents[1] / "docs" / "operations" / "security.md").read_text()
     assert "docs/operations/security.md#without-the-policy-for-children" in notes
+    assert "# Without the policy for children" in page
 
 
 @pytest.mark.parametrize("settings", [(), (*NO_CLUSTER_RIGHTS, 'admissionPolicies.children={"enabled":true}')])

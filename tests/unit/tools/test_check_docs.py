@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from check_docs import find_breaks_in_chinese_text
+from check_docs import find_breaks_in_chinese_text, find_missing_tests, find_unproven_statements
+from environment import ROOT as REPOSITORY
 from translations import find_translation_problems
 
 ENGLISH = "# Run a job\n\n```bash\nkubectl apply -f job.yaml   # start it\n```\n"
@@ -76,3 +77,47 @@ def test_chinese_page_needs_an_english_page(docs: Path) -> None:
     assert list(find_translation_problems(docs / "zh" / "run.md", root=docs.parent)) == [
         "docs/zh/run.md: no English page docs/run.md"
     ]
+
+
+STATEMENTS = (
+    "| statement | test |",
+    "| --- | --- |",
+    "| pods have no token | `test_statement_without_a_test_is_reported` |",
+)
+
+
+@pytest.mark.parametrize(
+    ("row", "problem"),
+    [
+        pytest.param(
+            "| a pod is isolated | its namespace |", "docs/page.md:4: no test for 'a pod is isolated';", id="none"
+        ),
+        pytest.param("| a `test_name` | |", "docs/page.md:4: no test for 'a `test_name`';", id="in another column"),
+        pytest.param("| a | `test_gone` |", "docs/page.md: test_gone: no such test;", id="that does not exist"),
+    ],
+)
+def test_statement_without_a_test_is_reported(
+    docs: Path, monkeypatch: pytest.MonkeyPatch, row: str, problem: str
+) -> None:
+    monkeypatch.setattr("check_docs.list_tests", lambda: {"test_name", "test_statement_without_a_test_is_reported"})
+    page = write_page(
+        docs / "page.md", *STATEMENTS, row, "", "| actor | access |", "| --- | --- |", "| author | pods |"
+    )
+
+    (found,) = (*find_unproven_statements(page), *find_missing_tests(page))
+
+    assert found.startswith(problem)
+
+
+def test_every_role_of_the_threat_model_has_statements_with_tests() -> None:
+    """`make check` reports a row without a test; this test reports a role or a table that was removed."""
+    page = (REPOSITORY / "docs" / "operations" / "security.md").read_text()
+    threats = page.partition("\n## Threat model\n")[2].partition("\n## ")[0]
+    roles = {section.partition("\n")[0]: section for section in threats.split("\n### ")[1:]}
+
+    assert list(roles) == ["Pod author", "Job author", "Administrator", "Stolen operator token"]
+    for role, section in roles.items():
+        assert "\n| cannot | because | test |\n" in section, role
+        assert section.count("`test_") > 5, role
+        for part in ("**Has**", "**Remains**", "**Values against it**"):
+            assert part in section, f"{role}: {part}"
