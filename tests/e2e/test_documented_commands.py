@@ -66,7 +66,7 @@ class Newcomer:
         removed = yaml.safe_dump_all(body for body in objects if body["kind"] not in KEPT_KINDS)
         kubectl = (self.deployment.provider.kubectl, "--kubeconfig", self.kubeconfig)
         run(*kubectl, "delete", "--ignore-not-found", "--wait", "--timeout=120s", "-f", "-", stdin=removed)
-        # an uninstalled operator leaves it held, so that the next one would wait until it expires
+        # its roles are deleted before its pods end, so that it cannot release the Lease, and the next one would wait
         self.deployment.kubectl("delete", "lease", "--all", "--namespace", OPERATOR_NAMESPACE)
 
     def restore_operator(self) -> None:
