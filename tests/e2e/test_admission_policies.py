@@ -25,9 +25,10 @@ POLICIES = {
         "maxGpus": 4,
         "images": ["registry.example/team/*"],
         "requiredPodLabels": [{"name": QUEUE, "values": ["small", "large"]}],
+        "reservedNames": ["vault", "prometheus-*"],
     },
 }
-NO_LIMITS = {"maxGpus": 1000, "images": [], "requiredPodLabels": []}
+NO_LIMITS = {"maxGpus": 1000, "images": [], "requiredPodLabels": [], "reservedNames": []}
 UNRESTRICTED_NAMESPACE = "default"  # PodSecurity would reject some pods first in a namespace with the level restricted
 TOKEN = {"name": "token", "projected": {"sources": [{"serviceAccountToken": {"path": "token"}}]}}
 
@@ -181,6 +182,15 @@ def test_job_over_a_limit_is_rejected(deployment: OperatorInstallation, fields: 
 
     assert rejection is not None
     assert message in rejection
+
+
+@pytest.mark.parametrize("name", ["vault", "prometheus-main"])
+def test_a_new_job_cannot_take_a_reserved_name(deployment: OperatorInstallation, name: str) -> None:
+    rejection = find_rejection(deployment, {**build_job(), "metadata": {"name": name}})
+
+    assert rejection is not None
+    assert f"metadata.name: found {name}; the administrator has reserved this name" in rejection
+    assert find_rejection(deployment, {**build_job(), "metadata": {"name": f"my-{name}"}}) is None
 
 
 def test_job_from_before_the_limits_can_be_suspended_but_not_enlarged(deployment: OperatorInstallation) -> None:

@@ -268,6 +268,7 @@ def test_operator_policy_can_permit_host_access_of_trusted_jobs(helm: Path, opti
         ),
         pytest.param('"images":["registry.example/*"]', ["spec.image", "spec.volumes"], id="images"),
         pytest.param('"requiredPodLabels":[{"name":"queue"}]', ["spec.podTemplate.labels"], id="labels"),
+        pytest.param('"reservedNames":["vault"]', ["metadata.name"], id="names"),
     ],
 )
 def test_only_limits_that_are_set_are_checked(helm: Path, limit: str, fields: list[str]) -> None:
