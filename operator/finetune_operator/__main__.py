@@ -63,6 +63,13 @@ def parse_flags(arguments: Sequence[str], environment: Mapping[str, str]) -> arg
         value = environment.get(variable, default)  # argparse also applies `type` to a default that is a string
         parser.add_argument(flag, default=value, type=parse, help=f"{description} [{variable}]")
 
+    def add_switch(flag: str, description: str) -> None:
+        variable = "FINETUNE_" + flag.removeprefix("--").replace("-", "_").upper()
+        if (value := environment.get(variable, "true").lower()) not in ("true", "false"):
+            parser.error(f"{variable}: found {value}; set it to true or false")
+        description = f"{description} [{variable}, true or false]"
+        parser.add_argument(flag, action=argparse.BooleanOptionalAction, default=value == "true", help=description)
+
     add_flag("--trainer-image", "image of jobs without spec.image")
     add_flag("--cluster-domain", "DNS domain of the cluster", default="cluster.local")
     add_flag(
@@ -95,18 +102,8 @@ def parse_flags(arguments: Sequence[str], environment: Mapping[str, str]) -> arg
         dest="namespaces",
         help="serve this namespace only; may be repeated [FINETUNE_NAMESPACES, separated by commas]",
     )
-    parser.add_argument(
-        "--leader-election",
-        action=argparse.BooleanOptionalAction,
-        default=environment.get("FINETUNE_LEADER_ELECTION", "true").lower() != "false",
-        help="act only while holding the Lease [FINETUNE_LEADER_ELECTION, true or false]",
-    )
-    parser.add_argument(
-        "--delete-finished-jobs",
-        action=argparse.BooleanOptionalAction,
-        default=environment.get("FINETUNE_DELETE_FINISHED_JOBS", "true").lower() != "false",
-        help="delete jobs after their TTL [FINETUNE_DELETE_FINISHED_JOBS, true or false]",
-    )
+    add_switch("--leader-election", "act only while holding the Lease")
+    add_switch("--delete-finished-jobs", "delete jobs after their TTL")
     flags = parser.parse_args(arguments)
     if flags.namespaces is None:
         flags.namespaces = [name for name in environment.get("FINETUNE_NAMESPACES", "").split(",") if name]

@@ -340,16 +340,24 @@ def test_invalid_flag_ends_the_process_with_a_message(
     assert message in capsys.readouterr().err
 
 
+def test_a_switch_with_another_value_than_true_or_false_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse_flags([], {"FINETUNE_TRAINER_IMAGE": "x", "FINETUNE_DELETE_FINISHED_JOBS": "no"})
+    assert "FINETUNE_DELETE_FINISHED_JOBS: found no; set it to true or false" in capsys.readouterr().err
+
+
 def test_flags_override_environment_variables() -> None:
     environment = {
         "FINETUNE_TRAINER_IMAGE": "env",
         "FINETUNE_NAMESPACES": "one,two",
         "FINETUNE_LEADER_ELECTION": "false",
+        "FINETUNE_DELETE_FINISHED_JOBS": "False",
         "FINETUNE_WORKERS": "3",
     }
     options = build_options(parse_flags([], environment))
     assert (options.settings.trainer_image, options.namespaces) == ("env", ("one", "two"))
     assert (options.leader_election, options.workers) == (False, 3)
+    assert not options.settings.delete_finished_jobs
     flags = ["--trainer-image", "flag", "--namespace", "three", "--leader-election", "--workers", "4"]
     options = build_options(parse_flags(flags, environment))
     assert (options.settings.trainer_image, options.namespaces) == ("flag", ("three",))
