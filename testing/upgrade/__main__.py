@@ -1,7 +1,7 @@
 """Upgrade and rollback of the operator with jobs in every state: `python -m testing.upgrade`.
 
-Switches from the last commit before the status contained a snapshot to this tree, from this tree to a "next release"
-that differs in spec, status, defaults and image, and back. Prints a table with one row per state.
+Switches from the last commit before names had patterns and pods had keys to this tree, from this tree to a "next
+release" that differs in spec, status, defaults and image, and back. Prints a table with one row per state.
 """
 
 from __future__ import annotations
@@ -18,9 +18,13 @@ from testing.processes.operator_stack import OPERATOR_NAMESPACE, OperatorInstall
 from testing.upgrade.releases import Release, create_releases
 from testing.upgrade.states import STATES, Before, Switch, build_job, wait_for_state
 
-PREVIOUS_COMMIT = "e85273d"  # the last commit before jobs were hardened against upgrades
+PREVIOUS_COMMIT = "55edb6f3"  # the last commit before names had patterns and pods had keys
 DIRECTIONS = (("previous", "this"), ("this", "next"), ("next", "this"))
-NEXT_FIELDS: RawBody = {"note": "set by a user", "network": {"mtu": 9000}}  # unknown to this release
+# fields of jobs that began with a release: a name that this release refuses, and fields that it does not know
+EXTRA_FIELDS: dict[str, RawBody] = {
+    "previous": {"imagePullSecrets": [{"name": "No_Name"}]},
+    "next": {"note": "set by a user", "network": {"mtu": 9000}},
+}
 DEPLOYMENT = "deployment/finetune-operator"
 
 Row = dict[str, str]  # result by direction
@@ -66,15 +70,16 @@ def switch_releases(
     """Create a job per state with the old release, install the new one, and return the result of each check."""
     direction = f"{old.name}-{new.name}"
     install(installation, old)
-    switch = Switch(installation, old.trainer_image, new.trainer_image, has_snapshot=old.name != "previous")
+    switch = Switch(installation, old.trainer_image)
     jobs = {case.name: f"{case.name.lower()}-{direction}" for case in STATES}
-    extra_fields = NEXT_FIELDS if old.name == "next" else {}
     results: dict[str, str] = {}
     before: dict[str, Before] = {}
     for case in STATES:
         if case.name == "Queued":  # created while no operator runs
             installation.kubectl("scale", "--namespace", OPERATOR_NAMESPACE, DEPLOYMENT, "--replicas=0")
             installation.kubectl("rollout", "status", "--namespace", OPERATOR_NAMESPACE, DEPLOYMENT, "--timeout=60s")
+        # a job that has not begun must have valid names
+        extra_fields = {} if (old.name, case.name) == ("previous", "Queued") else EXTRA_FIELDS.get(old.name, {})
         installation.apply(build_job(case, jobs[case.name], image=old.trainer_image, extra_fields=extra_fields))
         with stage(f"{direction}: a job is {case.name}"):
             before[case.name] = wait_for_state(switch, case, jobs[case.name])

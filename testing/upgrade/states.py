@@ -47,17 +47,10 @@ class Before:
 
 @dataclass(frozen=True)
 class Switch:
-    """A switch between two releases on a cluster with both images.
-
-    has_snapshot: whether the old release records the image in the status. Without a snapshot, the new operator reads
-    the image from running pods, so that a suspended job gets the new image. The supervisor of such a release also does
-    not name its job in /status, so that the new operator ignores the progress that it reports.
-    """
+    """A switch to another release, on a cluster with the images of both. old_image: with which the jobs began."""
 
     installation: OperatorInstallation
     old_image: str
-    new_image: str
-    has_snapshot: bool
 
     def patch(self, job: str, patch: str) -> None:
         self.installation.kubectl("patch", "ftj", job, "--type=merge", "-p", patch)
@@ -103,36 +96,28 @@ def _check_running(switch: Switch, job: str, before: Before) -> None:
     wait_for_checkpoint(switch.installation, job, after=step)
     switch.patch(job, '{"spec":{"suspend":true}}')
     suspended = switch.installation.wait_until(job, lambda j: has_condition(j, "Suspended"), description="Suspended")
-    _check_resumes(switch, job, Before(suspended, frozenset()), image=switch.old_image)
+    _check_resumes(switch, job, Before(suspended, frozenset()))
 
 
-def _check_suspended(switch: Switch, job: str, before: Before) -> None:
-    _check_resumes(switch, job, before, image=switch.old_image if switch.has_snapshot else switch.new_image)
-
-
-def _check_resumes(switch: Switch, job: str, before: Before, *, image: str) -> None:
-    """Resume the job; require that it continues from its checkpoint with this image."""
+def _check_resumes(switch: Switch, job: str, before: Before) -> None:
+    """Resume the job; require that it continues from its checkpoint with the image with which it began."""
     stopped_at = get_last_attempt(before.job)["lastStep"]
     switch.patch(job, '{"spec":{"suspend":false}}')
-    # without progress, only new checkpoints show that training goes on
-    reports_progress = switch.has_snapshot or image == switch.new_image
     resumed = switch.installation.wait_until(
         job,
-        lambda j: (
-            has_condition(j, "Running") and (not reports_progress or get_last_attempt(j).get("firstStep") is not None)
-        ),
+        lambda j: has_condition(j, "Running") and get_last_attempt(j).get("firstStep") is not None,
         description="resumed",
     )
     wait_for_checkpoint(switch.installation, job, after=stopped_at)
     record = get_last_attempt(resumed)
-    assert record.get("firstStep", stopped_at) == stopped_at, f"resumed from {record['firstStep']}, not {stopped_at}"
+    assert record["firstStep"] == stopped_at, f"resumed from {record['firstStep']}, not {stopped_at}"
     assert resumed["status"].get("restarts", 0) == 0
     images = {
         pod["spec"]["containers"][0]["image"]
         for pod in switch.installation.list_pods(job)
         if pod["metadata"]["labels"]["finetune.dev/attempt"] == str(record["attempt"])
     }
-    assert images == {image}, f"the attempt runs {images} instead of {image}"
+    assert images == {switch.old_image}, f"the attempt runs {images} instead of {switch.old_image}"
 
 
 def _check_stopping(switch: Switch, job: str, before: Before) -> None:
@@ -188,7 +173,7 @@ STATES = (
         "Suspended",
         TRAINING,
         is_reached=lambda job: has_condition(job, "Suspended"),
-        check=_check_suspended,
+        check=_check_resumes,
         prepare=_suspend_after_checkpoint,
     ),
     StateCase(
