@@ -27,6 +27,7 @@ from finetune_trainer.errors import HubUnavailable, first_line
 
 MAIN_BRANCH = "master"
 _COMMIT = re.compile(r"[0-9a-f]{40}")
+_ID = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*/[A-Za-z0-9_-][A-Za-z0-9_.-]*")
 _NOT_READABLE = (AuthenticationError, PermissionDeniedError, NotExistError)
 
 
@@ -74,6 +75,11 @@ class ModelScopeRepository:
     kind: Literal["model", "dataset"]
     name: str
     cache: Path
+
+    def __post_init__(self) -> None:
+        """Check the id, which becomes a part of URLs and of a path below the cache. Raises: MissingRepository"""
+        if not _ID.fullmatch(self.name):
+            raise MissingRepository("expected an id OWNER/NAME")
 
     def find_snapshot(self, revision: str | None) -> Snapshot:
         """Return the files of a branch, tag or commit, by default of the main branch.

@@ -17,6 +17,7 @@ from finetune_trainer.once_per_job import DownloadSettings, fetch_once_per_job
 TRAIN_FIELD, EVAL_FIELD = "spec.dataset.train", "spec.dataset.eval"
 
 _HUB_ID = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*/[A-Za-z0-9_-][A-Za-z0-9_.-]*")
+_COMMIT = re.compile(r"[0-9a-f]{40}")
 # default splits of Hub datasets, in order of preference
 _DEFAULT_SPLITS = {TRAIN_FIELD: ("train",), EVAL_FIELD: ("validation", "test")}
 _SPLIT_ALIASES = {
@@ -104,6 +105,8 @@ def _download(source: DatasetSource, downloads: DownloadSettings, *, spec_field:
         repository = HfApi().dataset_info(source.path, revision=source.revision)
         names = (file.rfilename for file in repository.siblings or ())
         selected = _select_hub_files(names, source, spec_field=spec_field)
+        if not _COMMIT.fullmatch(str(repository.sha)):  # a server that the job chooses must not choose the folder
+            raise HubUnavailable(f'the Hub returned the commit {str(repository.sha)[:50]!r} of "{source.path}"')
         folder = downloads.folder / f"{source.path.replace('/', '--')}@{repository.sha}"
         with translate_disk_errors(downloads.folder):  # report a full disk as DiskFull, not as a Hub failure
             snapshot_download(

@@ -20,8 +20,8 @@ def download_files(source: ModelSource, cache: Path, select_files: Callable[[Seq
 
     Raises: ModelNotFound, HubUnavailable, DiskFull or OutputError.
     """
-    repository = ModelScopeRepository("model", source.name, cache)
     with _name_fields(source):
+        repository = ModelScopeRepository("model", source.name, cache)
         snapshot = repository.find_snapshot(source.revision)
         paths = [file.path for file in snapshot.files]
         if "config.json" not in paths:

@@ -41,6 +41,18 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
         yield hub
 
 
+def test_the_server_of_a_hub_does_not_choose_the_folder(
+    hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("testing.fakes.hub.SHA", "x/../../../outside")
+
+    with pytest.raises(HubUnavailable, match="the Hub returned the commit 'x/"):
+        find_files(DatasetSource(name="acme/rows"), build_download_settings(tmp_path / "a/b"), spec_field=FIELD)
+
+    assert hub.downloaded_paths == ["/api/datasets/acme/rows"]
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_files_of_a_folder_are_sorted_and_other_formats_are_ignored(tmp_path: Path) -> None:
     for name in ("b.jsonl", "a.csv", "README.md"):
         (tmp_path / name).write_text("x")

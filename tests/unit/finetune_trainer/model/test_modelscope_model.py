@@ -275,6 +275,21 @@ def test_a_file_outside_the_repository_is_not_downloaded(hub: FakeModelScope, do
     assert list_downloaded_paths(hub) == ["config.json"]
 
 
+@pytest.mark.parametrize("suffix", ["/../../../outside", "/repo/files?x=/../../../../../outside", "#x", ""])
+def test_a_model_name_that_is_no_id_reaches_neither_another_folder_nor_another_path_of_the_server(
+    hub: FakeModelScope, downloads: DownloadSettings, tmp_path: Path, suffix: str
+) -> None:
+    hub.changed_fields = {"Size": None, "Sha256": None}
+    source = ModelSource(name=f"{NAME}{suffix}" if suffix else "Qwen", hub="modelscope")
+
+    for use in (pin_revision, download_model):
+        with pytest.raises(ModelNotFound, match="expected an id OWNER/NAME"):
+            use(source, downloads)
+
+    assert hub.requests == []
+    assert list(tmp_path.rglob("*outside*")) == []
+
+
 def push_tiny_model(hub: FakeModelScope, folder: Path) -> None:
     tokenizer = tiny_text.build_tokenizer()
     tokenizer.save_pretrained(folder)
