@@ -7,6 +7,7 @@ from pydantic import Field, StringConstraints
 
 from finetune_api.v1alpha1.base import CelRule, CrossFieldRule, HubName, ModelWithRules, NonEmpty
 from finetune_api.v1alpha1.chat_template_kwargs import ChatTemplateKwargs
+from finetune_api.v1alpha1.name_types import Revision
 
 _SAMPLED_NAME_PATTERN = "^[^#]+(#[1-9][0-9]{0,8})?$"
 
@@ -31,7 +32,7 @@ class DatasetSource(ModelWithRules):
     subset: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.-]+$", max_length=64)] | None = Field(
         default=None, description="For a folder or Hub dataset: use only files in a subfolder with this name."
     )
-    revision: NonEmpty | None = Field(
+    revision: Revision | None = Field(
         default=None, description="Branch, tag or commit of a Hub dataset (default: the main branch)."
     )
 

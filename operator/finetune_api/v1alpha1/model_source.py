@@ -5,6 +5,7 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from finetune_api.v1alpha1.base import CelRule, CrossFieldRule, HubName, ModelWithRules, NonEmpty
+from finetune_api.v1alpha1.name_types import Revision
 from finetune_supervisor.contract import to_camel
 
 _VISION_FIELDS = (
@@ -33,7 +34,7 @@ class ModelSource(ModelWithRules):
         default="huggingface",
         description="Hub of an id: the Hugging Face Hub, with HF_TOKEN, or ModelScope, with MODELSCOPE_API_TOKEN.",
     )
-    revision: NonEmpty | None = Field(
+    revision: Revision | None = Field(
         default=None,
         description="Branch, tag or commit of a model on the Hub. The first attempt resolves it to a commit, which"
         " later attempts use (default: the main branch).",

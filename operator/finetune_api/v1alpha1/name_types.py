@@ -10,6 +10,9 @@ from finetune_api.v1alpha1.base import has_begun
 LABEL_PATTERN = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
 JOB_NAME_PATTERN = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"  # DNS-1035, because a Service is named after the job
 SUBDOMAIN_PATTERN = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$"
+_REVISION_CHARACTER = r"[^/\x00-\x20\x7f~^:?*\[\\]"
+_REVISION_PART = rf"{_REVISION_CHARACTER.replace('/', '/.')}{_REVISION_CHARACTER}*"
+_REVISION_PATTERN = rf"^{_REVISION_PART}(/{_REVISION_PART})*$"
 _RULES = {
     LABEL_PATTERN: "must have at most 63 characters a-z, 0-9 and '-', and start and end with a letter or digit",
     SUBDOMAIN_PATTERN: "must have at most 253 characters a-z, 0-9, '-' and '.', and each part between dots must start"
@@ -40,6 +43,12 @@ def _check_object_name(name: str, info: ValidationInfo) -> str:
     return name
 
 
+def _check_revision(revision: str, info: ValidationInfo) -> str:
+    if not has_begun(info) and re.fullmatch(_REVISION_PATTERN, revision) is None:
+        raise ValueError(f"{revision[:100]!r} is no name of a branch, tag or commit that Git permits")
+    return revision
+
+
 DnsLabel = Annotated[str, StringConstraints(pattern=LABEL_PATTERN, max_length=63)]
 # A job that began before the pattern existed keeps its names.
 ObjectName = Annotated[
@@ -53,4 +62,11 @@ QualifiedName = Annotated[  # keys of labels, names of scheduling gates
     StringConstraints(
         pattern=r"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$", max_length=317
     ),
+]
+# As in Git: the client of a Hub also makes the path of a file from it, and writes there what the server returns.
+Revision = Annotated[
+    str,
+    StringConstraints(min_length=1, max_length=1024),
+    AfterValidator(_check_revision),
+    Field(json_schema_extra={"pattern": _REVISION_PATTERN}),
 ]

@@ -15,9 +15,9 @@ class PushToHub(Model):
         default="huggingface",
         description="The Hugging Face Hub, with HF_TOKEN, or ModelScope, with MODELSCOPE_API_TOKEN.",
     )
-    repo: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.-]+/[A-Za-z0-9_.-]+$", max_length=96)] = Field(
-        description="owner/name; created if it does not exist."
-    )
+    repo: Annotated[
+        str, StringConstraints(pattern=r"^[A-Za-z0-9_-][A-Za-z0-9_.-]*/[A-Za-z0-9_-][A-Za-z0-9_.-]*$", max_length=96)
+    ] = Field(description="owner/name; created if it does not exist.")
     private: bool = Field(default=True, description="Create the repository as private.")
 
 

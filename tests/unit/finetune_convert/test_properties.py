@@ -38,7 +38,7 @@ def build_values(option: Option) -> st.SearchStrategy[str]:
     if "int" in option.type or "float" in option.type:
         kinds += [number for number in NUMBERS if "float" in option.type or number.lstrip("-").isdigit()]
     if "str" in option.type or "Any" in option.type:
-        kinds += WORDS
+        kinds += [word for word in WORDS if "revision" not in option.name or not word.startswith("/")]
     return st.sampled_from(kinds or ["abc"])
 
 

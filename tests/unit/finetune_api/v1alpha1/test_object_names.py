@@ -7,8 +7,11 @@ from pydantic import ValidationError
 
 from finetune_api.schema.crd import build_crd
 from finetune_api.schema.json_schema import iterate_fields
+from finetune_api.v1alpha1.dataset import DatasetSource
 from finetune_api.v1alpha1.job import FineTuneJob
+from finetune_api.v1alpha1.model_source import ModelSource
 from finetune_api.v1alpha1.name_types import is_object_name
+from finetune_api.v1alpha1.output import PushToHub
 from testing.builders.jobs import UID, RawBody, spec
 
 BAD_NAMES = ("../pods", "a/b", "..", "a?watch=1", "a%2e", "A", "a_b", "-a", "a\n", "a" * 254, "ä", "a..b", "")
@@ -67,3 +70,32 @@ def test_the_schema_has_a_pattern_for_every_name() -> None:
         assert "anyOf" not in field, path
         assert "oneOf" not in field, path
     assert found >= 12
+
+
+@pytest.mark.parametrize(
+    "revision",
+    ["../../x", "a/../b", "/etc/x", "a//b", "a/", ".x", "a b", "a\nb", "a\x00b", "a\\b", "a?b", "a:b", "a~1", ""],
+)
+def test_a_revision_that_git_does_not_permit_is_refused(revision: str) -> None:
+    """The client of the Hub makes the path of a file from it, and writes there what the server returns."""
+    with pytest.raises(ValidationError, match="revision"):
+        ModelSource(name="a/b", revision=revision)
+    with pytest.raises(ValidationError, match="revision"):
+        DatasetSource(name="a/b", revision=revision)
+
+
+@pytest.mark.parametrize("revision", ["main", "v1.0", "refs/pr/1", "a..b", "版本", "1" * 40, "-x#%1"])
+def test_a_revision_that_git_permits_is_accepted(revision: str) -> None:
+    assert ModelSource(name="a/b", revision=revision).revision == revision
+    assert DatasetSource(name="a/b", revision=revision).revision == revision
+
+
+def test_a_job_that_has_begun_keeps_a_revision_that_git_does_not_permit() -> None:
+    fields = {"model": {"name": "a/b", "revision": "/x"}}
+    FineTuneJob.parse(build_body(fields, "", attempts=[{"attempt": 0, "state": "Running", "created": True}]))
+
+
+@pytest.mark.parametrize("repository", ["../..", "a/..", "./b", "a/.b", "a/b/c"])
+def test_a_repository_whose_parts_begin_with_a_dot_is_refused(repository: str) -> None:
+    with pytest.raises(ValidationError, match="repo"):
+        PushToHub(repo=repository)
