@@ -14,11 +14,13 @@ from finetune_api.schema.crd import build_crd, build_json_schema
 from finetune_api.schema.reference import render_reference
 from finetune_api.v1alpha1.job import GROUP, KIND
 from finetune_operator.failures.guide import render_failure_guide
+from free_strings import render_free_strings
 from helm import CHART, NAMESPACE, find_helm, list_images, render_chart
 
 ROOT = Path(__file__).resolve().parent.parent
 NOTE = "Generated from operator/finetune_api by `make generate`; do not edit."
 GUIDE_NOTE = "Generated from v1alpha1/reasons.py and the operator's limits by `make generate`; do not edit."
+STRINGS_NOTE = "Generated from the CRD and tools/free_strings.yaml by `make generate`; do not edit."
 VALUES_NOTE = "Generated from charts/finetune-operator/values.yaml by `make generate`; do not edit."
 ARGO_NOTE = "Generated from integrations/argocd by `make generate`; do not edit."
 INSTALL_NOTE = "Generated from charts/finetune-operator by `make generate`; do not edit."
@@ -63,6 +65,7 @@ def render_from_models() -> dict[Path, str]:
         Path("charts/finetune-operator/files/finetunejobs.yaml"): f"# {NOTE}\n{dump_yaml(chart_crd)}",
         Path("manifests/finetunejob.schema.json"): schema.replace("{\n", "{", 1) + "\n",
         Path("docs/reference/finetunejob.md"): f"<!-- {NOTE} -->\n{render_reference()}",
+        Path("docs/reference/free-strings.md"): f"<!-- {STRINGS_NOTE} -->\n{render_free_strings()}",
         Path("docs/reference/helm-values.md"): f"<!-- {VALUES_NOTE} -->\n{render_values_reference(CHART)}",
         Path("docs/reference/failures.md"): f"<!-- {GUIDE_NOTE} -->\n{render_failure_guide()}",
         **{
