@@ -19,7 +19,7 @@ from finetune_operator.kube.api_client import ApiClient
 from finetune_operator.kube.api_paths import collection_path
 from finetune_operator.kube.cluster import ClusterError, Conflict, NotFound, read_job
 from finetune_operator.kube.informer import Informer
-from finetune_operator.kube.resource_versions import check_version_order
+from finetune_operator.kube.resource_versions import StateRolledBack, check_version_order
 from finetune_operator.metrics import Metrics
 from finetune_operator.observation.ownership import RawBody
 from finetune_operator.observation.pods import RejectedCreate
@@ -67,7 +67,7 @@ class Controller:
         self._expectations = Expectations()
         self._backoff = CreateBackoff()
         self._is_leading: Callable[[], bool] = lambda: False
-        self.net = ErrorNet(metrics.loop_errors)
+        self.net = ErrorNet(metrics.loop_errors, by_design=(LeaseLost, StateRolledBack))
         self.jobs = JobCache()
         self.queue: WorkQueue[JobKey] = WorkQueue(
             on_wait=metrics.queue_wait.observe,
@@ -194,7 +194,11 @@ class Controller:
                 async with self.queue.next() as key:
                     if not self._is_leading():
                         raise LeaseLost("the lease expired; this process starts no more passes")
-                    await self._run_pass(key)
+                    try:
+                        await self._run_pass(key)
+                    except Exception as error:  # _run_pass handles those of the pass itself
+                        self.net.record("workers", error, about=f"{key.namespace}/{key.uid}")
+                        self.queue.retry(key)
         except QueueClosed:
             return
 

@@ -143,19 +143,20 @@ class Manager:
 
     async def run(self, stop_event: asyncio.Event) -> None:
         """Start all components in order, and keep them running until cancelled or until one of them fails."""
+        keep_running = self._controller.net.keep_running
         async with asyncio.TaskGroup() as group:
             # Start the informers of pods and services, and wait until their caches are filled.
-            group.create_task(self._loop_lag.run())
+            group.create_task(keep_running("event loop", self._loop_lag.run))
             for informer in self._controller.informers:
-                group.create_task(informer.run())
-            await self._wait_for_crd()
+                group.create_task(keep_running(f"watch of {informer.path}", informer.run))
+            await keep_running("start", self._wait_for_crd)
             for informer in self._controller.informers:
                 await informer.synced.wait()
             # List the jobs, then watch them.
-            await self._resync_with_retries()
+            await keep_running("resync", self._resync_with_retries)
             await self._start_kopf(stop_event)
             group.create_task(self._watch_kopf())
-            group.create_task(self._controller.prune_tombstones())
+            group.create_task(keep_running("pruning of tombstones", self._controller.prune_tombstones))
             self._is_started = True
             logger.info("watching", extra={"jobs": len(self._controller.jobs)})
             # Wait for the lease, then reconcile.
@@ -185,23 +186,25 @@ class Manager:
         return Controller(client, dependencies, self._metrics, namespaces=namespaces, workers=options.workers)
 
     async def _run_as_leader(self, group: asyncio.TaskGroup) -> None:
+        keep_running = self._controller.net.keep_running
         if self._election is None:
             self._controller.start_leading(lambda: True)
         else:
-            await self._election.acquire()
+            await keep_running("lease", self._election.acquire)
             election = self._election
             self._controller.start_leading(lambda: election.is_leading)
         # List the jobs again, because a standby only watches them.
-        group.create_task(self._resync_periodically())
+        group.create_task(keep_running("resync", self._resync_periodically))
         logger.info("leading")
         self._metrics.leader.set(1)
-        self._workers = [group.create_task(self._controller.run_worker()) for _ in range(self._options.workers)]
-        group.create_task(self._controller.progress_poller.run())
-        group.create_task(self._controller.orphan_sweeper.run())
+        workers = (keep_running("workers", self._controller.run_worker) for _ in range(self._options.workers))
+        self._workers = [group.create_task(worker) for worker in workers]
+        group.create_task(keep_running("polls", self._controller.progress_poller.run))
+        group.create_task(keep_running("sweeps", self._controller.orphan_sweeper.run))
         if self._notifier is not None:
-            group.create_task(self._notifier.run())
+            group.create_task(keep_running("notifications", self._notifier.run))
         if self._election is not None:
-            await self._election.renew_until_lost()
+            await keep_running("lease", self._election.renew_until_lost)
             if not self._controller.queue.closed:
                 exit_immediately()
 

@@ -4,7 +4,7 @@ This module is imported once per release of the operator, and must not keep stat
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextvars import copy_context
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -124,6 +124,7 @@ class SimulatedManager(Manager):
         dependencies = PassDependencies(KubernetesCluster(client), self._options.settings, clock.now)
         controller = SimulatedController(client, dependencies, METRICS, namespaces=(None,))
         controller.use_pod_network(environment.pod_network)
+        controller.net.keep_running = _run_once  # type: ignore[method-assign, assignment]
         return controller
 
     async def _wait_for_crd(self) -> None:
@@ -220,3 +221,8 @@ def exit_immediately() -> NoReturn:
 
 async def _wait_forever() -> None:
     await asyncio.get_running_loop().create_future()
+
+
+async def _run_once(_: str, run: Callable[[], Awaitable[None]]) -> None:
+    """Run a loop that ends with its first unexpected error, so that a history with such a bug fails."""
+    await run()
