@@ -10,16 +10,17 @@ from finetune_api.v1alpha1.job import FineTuneJob, FineTuneJobSpec
 from finetune_api.v1alpha1.recorded_defaults import render_defaults
 from finetune_api.v1alpha1.status import JobSnapshot
 from finetune_operator import names
-from finetune_operator.controller import gather, progress_poller, reconcile
+from finetune_operator.controller import child_cache, gather, progress_poller, reconcile
 from finetune_operator.controller.child_cache import ChildCache, JobKey
 from finetune_operator.controller.controller import Controller
 from finetune_operator.controller.gather import CachedState
+from finetune_operator.controller.job_cache import JobCache
 from finetune_operator.core import attempt_record, decide, ensure_children
 from finetune_operator.core.decision import Decision
 from finetune_operator.core.snapshot import renew_snapshot
 from finetune_operator.kube.cluster import KubernetesCluster, ObjectRef
 from finetune_operator.manager.leader_election import RETRY_PERIOD_SECONDS, LeaderElection
-from finetune_operator.observation.ownership import RawBody, find_controlling_owner, select_children
+from finetune_operator.observation.ownership import JobOwner, RawBody, find_controlling_owner, select_children
 from finetune_operator.observation.pod_identity import PodIdentities
 from finetune_operator.observation.pods import NodeObservation, Observation, observe_pods
 from finetune_operator.settings import Settings
@@ -54,14 +55,20 @@ def end_workers_of_leader(patch: pytest.MonkeyPatch) -> None:
 def accept_progress_of_labelled_pods(patch: pytest.MonkeyPatch) -> None:
     """Identify pods by labels only, which any tenant of the namespace can set."""
 
-    def find_rank_zero_host(pods: tuple[RawBody, ...], *, job_uid: str, attempt: int) -> str | None:
+    def find_rank_zero_host(pods: tuple[RawBody, ...], *, job: JobOwner, attempt: int) -> str | None:
         for pod in reversed(pods):
             labels, status = pod["metadata"]["labels"], pod.get("status", {})
             if labels.get(names.ATTEMPT) == str(attempt) and status.get("phase") == "Running" and status.get("podIP"):
                 return str(status["podIP"])
         return None
 
+    def get_labelled_job_key(body: RawBody) -> JobKey | None:
+        uid = body["metadata"].get("labels", {}).get(names.JOB_UID)
+        return JobKey(body["metadata"]["namespace"], uid) if uid else None
+
     patch.setattr(progress_poller, "find_rank_zero_host", find_rank_zero_host)
+    patch.setattr(child_cache, "get_owning_job_key", get_labelled_job_key)
+    patch.setattr(JobCache, "is_current_pod", lambda *_: True)
 
 
 def ignore_predecessor_pods(patch: pytest.MonkeyPatch) -> None:
