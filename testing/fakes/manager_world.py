@@ -19,7 +19,9 @@ from finetune_operator.controller.controller import Controller
 from finetune_operator.controller.progress_poller import PollTarget
 from finetune_operator.controller.reconcile import PassDependencies, PassResult
 from finetune_operator.kube.api_client import ApiError
+from finetune_operator.kube.api_paths import collection_path
 from finetune_operator.kube.cluster import ClusterError
+from finetune_operator.kube.missing_rights import MissingRights
 from finetune_operator.manager import health
 from finetune_operator.manager import manager as manager_module
 from finetune_operator.manager.manager import Connections, Manager, OperatorOptions
@@ -27,6 +29,7 @@ from finetune_operator.metrics import Metrics
 from finetune_operator.notifications import notifier
 from finetune_operator.notifications.sink import SendResult, SinkConfig
 from testing.builders.jobs import SETTINGS, RawBody
+from testing.fakes.http_api import describe_refusal
 from testing.fakes.recording_cluster import RecordingCluster
 
 JOBS, DELETED_JOBS = ("a", "b", "conflicting", "broken"), ("c", "d")
@@ -38,6 +41,11 @@ class ManagerWorld:
 
     def __init__(self, failures: Iterable[str]) -> None:
         self.steps: dict[str, float] = {}
+        self.missing_rights = MissingRights()
+        path = collection_path("PersistentVolumeClaim", "c")
+        self.missing_rights.record(
+            "GET", path, status=403, message=f"c {describe_refusal('get persistentvolumeclaims')}"
+        )
         self.failures = ["no CRD", "no jobs", "held lease", *failures]  # each happens once
 
     def record(self, step: str) -> None:
@@ -137,6 +145,11 @@ class FakeManager(Manager):
         self._notifier._queue.add(key)
         return PassResult(job, requeue_after=timedelta(seconds=5))
 
+    async def state_missing_rights(self, _: object, job: RawBody, _rights: object) -> PassResult:
+        """Change nothing."""
+        self._world.record(f"state missing rights of {job['metadata']['name']}")
+        return PassResult(job)
+
     async def _start_kopf(self, stop_event: asyncio.Event) -> None:
         """Watch nothing."""
 
@@ -153,6 +166,7 @@ async def run_manager(
     manager = FakeManager(world)
     patch.setattr(controller_module, "reconcile", manager.reconcile)
     patch.setattr(controller_module, "reconcile_degraded", manager.reconcile)
+    patch.setattr(controller_module, "state_missing_rights", manager.state_missing_rights)
     patch.setattr(controller_module, "read_job", lambda _, job: asyncio.sleep(0, job))
     patch.setattr(notifier, "HttpSink", lambda *_, **__: world)
     patch.setattr(aiohttp, "ClientSession", lambda **_: world)

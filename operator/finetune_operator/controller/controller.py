@@ -273,12 +273,8 @@ class Controller:
             return
         with suppress(ClusterError):  # the cached job is used if this read is what the operator has no permission for
             job = await read_job(self._api, job)  # the failed pass may have written the status
-        try:
+        with suppress(ClusterError):  # the next pass tries again
             self._store_job((await state_missing_rights(self._dependencies, job, rights)).job)
-        except ClusterError as error:
-            logger.debug("missing rights not stated, will be retried: %s", error)
-        except Exception as error:  # as in _run_pass
-            self.net.record("passes", error, about=get_namespaced_name(job))
 
     async def _reconcile_degraded(self, key: JobKey, job: RawBody, error: Exception) -> None:
         """Apply suspend, deadlines and TTL to a job whose passes fail repeatedly for an unforeseen reason."""
