@@ -31,6 +31,7 @@ POLL_SECONDS = 2.0  # the operator updates the progress every ten seconds
 OUTAGE_SECONDS = 120.0  # how long the API server may be unavailable while a job is watched
 DEFAULT_MACHINES = Machines()
 NO_FIELDS: Fields = {}
+NODE_ZERO = LogSelection()
 RESOURCE = f"{PLURAL}.{GROUP}"
 
 
@@ -137,7 +138,11 @@ class AsyncClient:
         training: Fields = NO_FIELDS,
         machines: Machines = DEFAULT_MACHINES,
     ) -> Job:
-        """Create a job that the operator's trainer runs; Recipe describes the arguments.
+        """Create a job that the operator's trainer runs.
+
+        A string stands for the name of the model, of the only source of training rows, or of the claim for the output.
+        method: sft or dpo, or a mapping from one of these to its fields. lora: fields of lora, {} for the defaults;
+        None trains all weights. training: fields of training. Fields are in snake_case or camelCase.
 
         Raises:
             InvalidManifest: A field is unknown, missing or invalid.
@@ -251,8 +256,8 @@ class AsyncClient:
         bodies = await self._connection.list_items(path, what=f"events of {self._describe(name)}")
         return select_events(job, bodies)
 
-    def read_logs(self, name: str, selection: LogSelection) -> AsyncIterator[LogLine]:
-        """Yield log lines of the selected nodes."""
+    def read_logs(self, name: str, selection: LogSelection = NODE_ZERO) -> AsyncIterator[LogLine]:
+        """Yield log lines of the selected nodes; by default those of node 0 in the current attempt."""
         return LogReader(self._connection, lambda: self.get(name)).read(selection)
 
     async def list_ranks(self, name: str) -> tuple[NodeRanks, ...]:
@@ -262,11 +267,14 @@ class AsyncClient:
             ClientError: No attempt has started.
         """
         job = await self.get(name)
-        choose_attempt(job, LogSelection())
+        choose_attempt(job, NODE_ZERO)
         return await read_ranks(self._connection, job, range(min(job.spec.num_nodes, MAX_NODES)))
 
     async def read_output_file(self, name: str, path: str) -> AsyncIterator[bytes]:
-        """Yield the content of a file of a job's output, such as result/report.html."""
+        """Yield the content of a file of a job's output, such as result/report.html.
+
+        Close the generator if its content is not read to the end: a pod may have been created that reads the file.
+        """
         async with aclosing(read_output_file(self._connection, await self.get(name), path)) as chunks:
             async for chunk in chunks:  # closed explicitly, so that its pod is deleted before the client is closed
                 yield chunk

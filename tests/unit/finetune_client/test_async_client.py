@@ -132,6 +132,13 @@ async def test_objects_of_other_kinds_are_no_jobs(fields: RawBody, client: Async
         await client.get("bert")
 
 
+def test_the_synchronous_client_has_every_method_with_its_docstring() -> None:
+    methods = {name: method for name, method in vars(AsyncClient).items() if not name.startswith("_")}
+
+    assert len(methods) > 20
+    assert {name: vars(Client)[name].__doc__ for name in methods} == {name: m.__doc__ for name, m in methods.items()}
+
+
 async def test_a_client_can_be_closed_while_many_log_lines_are_unread(api: JobApi, tmp_path: Path) -> None:
     api.put_job(RUNNING)
     api.logs = {"bert-1-0": [f"2026-11-27T10:00:00.{number:09d}Z line" for number in range(5000)]}
