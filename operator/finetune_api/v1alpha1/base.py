@@ -12,7 +12,6 @@ HubName = Literal["huggingface", "modelscope"]
 NonEmpty = Annotated[str, StringConstraints(min_length=1, max_length=1024)]
 M = TypeVar("M")
 BEGUN_JOB = {"has_begun": True}  # validation context of a job that has begun
-OLDER_JOB = {"has_begun": True, "is_older_job": True}  # of one that began in an earlier release
 
 
 def has_begun(info: ValidationInfo) -> bool:
@@ -78,7 +77,6 @@ class CrossFieldRule(Generic[M]):
     check: Callable[[M], str | None] | None
     cel_rules: tuple[CelRule, ...] = ()
     cel_limitations: str = ""
-    applies_to_older_jobs: bool = True  # whether it also applies to jobs that began before the rule existed
 
     @classmethod
     def from_cel_rule(
@@ -99,10 +97,8 @@ class ModelWithRules(Model):
     rules: ClassVar[tuple[CrossFieldRule[Any], ...]]
 
     @model_validator(mode="after")
-    def _check_rules(self, info: ValidationInfo) -> Self:
+    def _check_rules(self) -> Self:
         for rule in self.rules:
-            if info.context == OLDER_JOB and not rule.applies_to_older_jobs:
-                continue
             if rule.check is not None and (problem := rule.check(self)):
                 raise ValueError(problem)
         return self

@@ -82,13 +82,11 @@ DEVICE_RULES: "tuple[CrossFieldRule[FineTuneJobSpec], ...]" = (
         "the program can use the devices",
         _find_unsupported_device,
         cel_limitations=_CEL_LIMITATIONS,
-        applies_to_older_jobs=False,
     ),
     CrossFieldRule(
         "ranks of a node share no slice of a GPU",
         _find_shared_slice,
         cel_limitations=_CEL_LIMITATIONS,
-        applies_to_older_jobs=False,
     ),
     CrossFieldRule(
         "ranks per node are known",

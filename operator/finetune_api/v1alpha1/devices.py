@@ -7,15 +7,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from fnmatch import fnmatchcase
-from typing import Any
 
 from finetune_api.v1alpha1.quantity import parse_quantity
 
-# Recorded when a job begins. 0: only GPUs are counted, as in releases without the table. 1: the table is used, but the
-# rules of v1alpha1.device_rules do not apply.
-DEVICE_TABLE_VERSION = 2
+DEVICE_TABLE_VERSION = 2  # recorded when a job begins, for releases with another table
 Limits = Mapping[str, str | int]
-_GPUS = "*/gpu"  # nvidia.com, amd.com and every other vendor
 
 
 class Support(StrEnum):
@@ -63,7 +59,7 @@ DEVICE_KINDS = (
     DeviceKind("aws.amazon.com/neuroncore", "AWS Neuron core", "xla"),
     DeviceKind("cambricon.com/mlu", "Cambricon MLU", "cncl"),
     DeviceKind("google.com/tpu", "Google TPU", "xla", Support.NONE),
-    DeviceKind(_GPUS, "GPU of another vendor", "that of its torch", Support.TRAINER_IMAGE),
+    DeviceKind("*/gpu", "GPU of another vendor", "that of its torch", Support.TRAINER_IMAGE),
 )
 # resources that are not compute devices: network adapters, device files, and shares of a device with another name
 _OTHER_RESOURCES = (
@@ -129,36 +125,6 @@ def find_uncountable_resource(limits: Limits) -> str | None:
     if any(_is_device(name) for name in requested):
         return None
     return next((name for name in requested if _is_extended(name) and not _matches(name, _OTHER_RESOURCES)), None)
-
-
-def keep_rank_count(job: dict[str, Any]) -> dict[str, Any]:
-    """Return the raw job with an explicit `nprocPerNode` if it began before this table and would now get another count.
-
-    Such a job, which may also request a resource of an unknown kind, has one rank per GPU, or one.
-    """
-    spec, status = job.get("spec"), job.get("status")
-    if not isinstance(spec, dict) or not isinstance(status, dict) or spec.get("nprocPerNode") is not None:
-        return job
-    snapshot, resources = status.get("snapshot"), spec.get("resources")
-    has_table = isinstance(snapshot, dict) and snapshot.get("deviceTable")
-    limits = resources.get("limits") if isinstance(resources, dict) else None
-    if not status.get("attempts") or has_table or not isinstance(limits, dict):
-        return job
-    if not any(_is_extended(name) and not fnmatchcase(name, _GPUS) for name in limits):
-        return job
-    counts = [str(count) for name, count in limits.items() if fnmatchcase(name, _GPUS)]
-    ranks = sum(int(count) for count in counts if count.isascii() and count.isdigit())
-    return {**job, "spec": {**spec, "nprocPerNode": max(1, ranks)}}
-
-
-def began_with_older_table(job: dict[str, Any]) -> bool:
-    """Return whether the raw job began in a release with another table, whose rules accepted more jobs."""
-    status = job.get("status")
-    if not isinstance(status, dict) or not status.get("attempts"):
-        return False
-    snapshot = status.get("snapshot")
-    version = snapshot.get("deviceTable") if isinstance(snapshot, dict) else 0
-    return not isinstance(version, int) or version < DEVICE_TABLE_VERSION
 
 
 def _is_device(name: str) -> bool:

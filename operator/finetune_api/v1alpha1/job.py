@@ -6,7 +6,6 @@ from pydantic import AwareDatetime, Field, StringConstraints, field_validator
 
 from finetune_api.v1alpha1.base import (
     BEGUN_JOB,
-    OLDER_JOB,
     CelRule,
     CrossFieldRule,
     Model,
@@ -18,7 +17,7 @@ from finetune_api.v1alpha1.base import (
 )
 from finetune_api.v1alpha1.command import Command
 from finetune_api.v1alpha1.dataset import Dataset
-from finetune_api.v1alpha1.devices import began_with_older_table, count_devices, keep_rank_count
+from finetune_api.v1alpha1.devices import count_devices
 from finetune_api.v1alpha1.lora import Lora
 from finetune_api.v1alpha1.methods import Dpo, Sft
 from finetune_api.v1alpha1.model_source import ModelSource
@@ -326,15 +325,13 @@ class FineTuneJob(StatusModel):
     def parse(cls, body: dict[str, Any]) -> Self:
         """Parse a job that the API server has accepted, ignoring fields of a newer CRD.
 
-        Unset fields get the defaults of the release that started the job, and the job keeps its ranks per node. Rules
-        about devices and names that its release did not have are not checked.
+        Unset fields get the defaults of the release that started the job. A begun job keeps the names of its objects.
 
         Raises: pydantic.ValidationError if a known field is invalid.
         """
         status = body.get("status")
         has_begun = isinstance(status, dict) and bool(status.get("attempts"))
-        context = OLDER_JOB if began_with_older_table(body) else BEGUN_JOB if has_begun else None
-        job = cls.model_validate(keep_rank_count(body), extra="ignore", context=context)
+        job = cls.model_validate(body, extra="ignore", context=BEGUN_JOB if has_begun else None)
         if job.status.snapshot is None:
             return job
         return job.model_copy(update={"spec": apply_defaults(job.spec, job.status.snapshot.defaults)})

@@ -7,7 +7,6 @@ import pytest
 
 from finetune_api.v1alpha1.devices import (
     DEVICE_KINDS,
-    DEVICE_TABLE_VERSION,
     DeviceKind,
     Support,
     count_devices,
@@ -100,53 +99,13 @@ def test_tpus_are_known_but_not_counted() -> None:
     assert count_devices({"google.com/tpu": 4}) == 0
 
 
-def parse_job(limits: dict[str, int], *, status: object = None, nproc_per_node: int | None = None) -> FineTuneJob:
+def parse_job(limits: dict[str, int], *, nproc_per_node: int | None = None) -> FineTuneJob:
     fields: dict[str, Any] = spec(resources={"limits": limits}, nprocPerNode=nproc_per_node)
     present = {name: value for name, value in fields.items() if value is not None}
-    return FineTuneJob.parse({"metadata": {"name": "bert"}, "spec": present, "status": status or {}})
+    return FineTuneJob.parse({"metadata": {"name": "bert"}, "spec": present})
 
 
 BEGUN = {"attempts": [{"attempt": 0, "state": "Running"}]}
-
-
-@pytest.mark.parametrize(
-    ("limits", "snapshot", "ranks"),
-    [
-        pytest.param({"google.com/tpu": 4}, {"image": "i"}, 1, id="unknown device"),
-        pytest.param({"habana.ai/gaudi": 8}, {"image": "i"}, 1, id="device that is counted now"),
-        pytest.param({"habana.ai/gaudi": 8}, None, 1, id="no snapshot"),
-        pytest.param(
-            {"nvidia.com/gpu": 2, "nvidia.com/mig-1g.10gb": 3}, {"image": "i"}, 2, id="GPUs and other devices"
-        ),
-        pytest.param({"nvidia.com/gpu": 2, "rdma/hca": 1}, {"image": "i"}, 2, id="GPUs and network adapters"),
-        pytest.param({"habana.ai/gaudi": 8}, {"image": "i", "deviceTable": 1}, 8, id="first table"),
-        pytest.param({"amd.com/gpu": 8}, {"image": "i", "deviceTable": DEVICE_TABLE_VERSION}, 8, id="this table"),
-    ],
-)
-def test_a_job_that_began_before_the_table_keeps_its_number_of_ranks(
-    limits: dict[str, int], snapshot: dict[str, Any] | None, ranks: int
-) -> None:
-    status = BEGUN if snapshot is None else {**BEGUN, "snapshot": snapshot}
-    assert parse_job(limits, status=status).spec.ranks_per_node == ranks
-
-
-@pytest.mark.parametrize(
-    "limits",
-    [
-        pytest.param({"google.com/tpu": 4}, id="TPUs"),
-        pytest.param({"habana.ai/gaudi": 8}, id="device that the trainer cannot use"),
-        pytest.param({"nvidia.com/mig-1g.10gb": 2}, id="several MIG slices"),
-    ],
-)
-def test_rules_about_devices_apply_only_to_jobs_that_began_with_them(limits: dict[str, int]) -> None:
-    for older_version in (None, 0, 1):
-        older_job = {**BEGUN, "snapshot": {"image": "i", "deviceTable": older_version or 0}}
-        assert parse_job(limits, status=older_job, nproc_per_node=4).spec.ranks_per_node == 4
-    assert parse_job(limits, status=BEGUN, nproc_per_node=4).spec.ranks_per_node == 4
-
-    for status in ({}, {**BEGUN, "snapshot": {"image": "i", "deviceTable": DEVICE_TABLE_VERSION}}):
-        with pytest.raises(ValueError, match=next(iter(limits))):
-            parse_job(limits, status=status, nproc_per_node=4)
 
 
 @pytest.mark.parametrize(
@@ -173,12 +132,11 @@ def test_commands_must_count_ranks_on_slices_themselves() -> None:
 
 
 def test_an_explicit_number_of_ranks_is_kept() -> None:
-    assert parse_job({"google.com/tpu": 4}, status=BEGUN, nproc_per_node=4).spec.ranks_per_node == 4
     assert parse_job({"example.com/npu": 4}, nproc_per_node=4).spec.ranks_per_node == 4
 
 
 def test_a_job_that_requests_only_gpus_is_not_changed() -> None:
-    assert parse_job({"nvidia.com/gpu": 8, "cpu": 4}, status=BEGUN).spec.nproc_per_node is None
+    assert parse_job({"nvidia.com/gpu": 8, "cpu": 4}).spec.nproc_per_node is None
 
 
 @pytest.mark.parametrize("job", [{"spec": [], "status": BEGUN}, {"spec": {"resources": 1}, "status": BEGUN}, {}])
