@@ -1,8 +1,7 @@
 """Write and read the tensors of a checkpoint, of which each rank writes a part, in files of its own (decisions/530).
 
 The files have the safetensors format of torch.distributed.checkpoint: a tensor has the same key in several files, and
-the metadata of each file contain the offset of its part. All tensors are flattened. Older releases wrote complete
-tensors in their shape, in files beside the manifest.
+the metadata of each file contain the offset of its part. All tensors are flattened.
 """
 
 import json
@@ -20,7 +19,6 @@ from finetune_trainer.parallel.model_state import TensorRange
 READ_ERRORS = (OSError, ValueError, RuntimeError, KeyError, TypeError, SafetensorError)  # that damaged files may cause
 STATE_FOLDER = "state"
 _FILE_NAME = "rank-{rank:05d}-{index:03d}.safetensors"
-_FILES_OF_OLDER_RELEASES = "training-state*.safetensors"
 MAX_FILE_BYTES = 2**30
 # Metadata that torch.distributed.checkpoint reads. safetensors writes entries of the metadata in random order; with a
 # single entry, files with equal tensors are equal.
@@ -63,7 +61,6 @@ class _Part:
     start: int
     stop: int
     file: Any
-    is_flat: bool  # False: a complete tensor in its shape, of an older release
 
 
 class StateReader:
@@ -74,15 +71,13 @@ class StateReader:
 
     def __init__(self, folder: Path) -> None:
         self._parts: dict[str, list[_Part]] = {}
-        is_flat = (folder / STATE_FOLDER).is_dir()
-        paths = (folder / STATE_FOLDER).iterdir() if is_flat else folder.glob(_FILES_OF_OLDER_RELEASES)
-        for path in sorted(paths):
+        for path in sorted((folder / STATE_FOLDER).iterdir()):
             file: Any = safe_open(path, framework="pt")
-            offsets = json.loads(file.metadata()[_OFFSETS_BY_KEY]) if is_flat else {}
+            offsets = json.loads(file.metadata()[_OFFSETS_BY_KEY])
             for key in file.keys():  # noqa: SIM118 -- safe_open returns no dict
-                start = offsets[key][_OFFSETS][0] if is_flat else 0
+                start = offsets[key][_OFFSETS][0]
                 size = torch.Size(file.get_slice(key).get_shape()).numel()
-                self._parts.setdefault(key, []).append(_Part(start, start + size, file, is_flat))
+                self._parts.setdefault(key, []).append(_Part(start, start + size, file))
         for parts in self._parts.values():
             parts.sort(key=lambda part: part.start)
 
@@ -97,7 +92,7 @@ class StateReader:
         for part in self._parts[key]:
             if part.start <= position < min(part.stop, stop):
                 end = min(part.stop, stop)
-                pieces.append(_read_part(part, key, position, end))
+                pieces.append(part.file.get_slice(key)[position - part.start : end - part.start])
                 position = end
         if position < stop:
             raise ValueError(f"elements {position} to {stop} of {key} are missing")
@@ -106,11 +101,3 @@ class StateReader:
     def read_tensor(self, key: str, shape: torch.Size) -> torch.Tensor:
         """Return a complete tensor in its shape, in host memory."""
         return self.read(key, 0, shape.numel()).view(shape)
-
-
-def _read_part(part: _Part, key: str, start: int, stop: int) -> torch.Tensor:
-    if not part.is_flat:
-        tensor: torch.Tensor = part.file.get_tensor(key).view(-1)[start:stop]
-        return tensor
-    piece: torch.Tensor = part.file.get_slice(key)[start - part.start : stop - part.start]
-    return piece

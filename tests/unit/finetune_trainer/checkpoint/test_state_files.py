@@ -96,19 +96,6 @@ def test_a_tensor_is_read_in_its_shape(tmp_path: Path) -> None:
     assert torch.equal(tensor, TENSORS["weight.a"].view(3, 4))
 
 
-def test_checkpoints_of_older_releases_are_read(tmp_path: Path) -> None:
-    weight = torch.arange(6.0).view(2, 3)
-    save_file({"weight.a": weight}, tmp_path / "training-state-00001-of-00002.safetensors")
-    save_file({"weight.b": weight + 1}, tmp_path / "training-state-00002-of-00002.safetensors")
-    save_file({"a": weight}, tmp_path / "adapter_model.safetensors")
-
-    reader = StateReader(tmp_path)
-
-    assert torch.equal(reader.read("weight.a", 2, 5), weight.view(-1)[2:5])
-    assert torch.equal(reader.read_tensor("weight.b", weight.shape), weight + 1)
-    assert not reader.contains("a")
-
-
 def test_a_missing_part_is_an_error(tmp_path: Path) -> None:
     write_ranks(tmp_path, TENSORS, BOUNDS)
     (tmp_path / STATE_FOLDER / "rank-00001-000.safetensors").unlink()
