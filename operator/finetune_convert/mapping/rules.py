@@ -83,12 +83,7 @@ class ToSecret:
     variable: str | None
 
 
-@dataclass(frozen=True)
-class Special:
-    """A function of the tool converts the option together with others."""
-
-
-Rule = ToField | Fixed | Unused | NeedsCheck | NeedsProgram | ToSecret | Special
+Rule = ToField | Fixed | Unused | NeedsCheck | NeedsProgram | ToSecret
 
 
 def group(rule: Rule, names: str) -> dict[str, Rule]:
@@ -170,22 +165,23 @@ def list_unknown(options: Options, tool: str) -> list[Entry]:
 
 
 def apply_rules(options: Options, rules: Mapping[str, Rule], draft: JobDraft, *, tool: str) -> None:
-    """Convert all options but the special ones, and state defaults of the tool that differ."""
+    """Convert all options with a rule, and state defaults of the tool that differ.
+
+    An option without a rule is converted by a function of the tool, usually together with others.
+    """
     draft.entries += list_unknown(options, tool)
     for name, given in options.given.items():
         option, rule = options.table.options.get(name), find_rule(rules, name)
-        if option is None or rule is None:
-            continue
-        if is_secret(name, given.text) or isinstance(rule, ToSecret):
+        if option is not None and (is_secret(name, given.text) or isinstance(rule, ToSecret)):
             _apply_secret(given, rule, draft)
-        else:
+        elif option is not None:
             _apply_given(given, rule, option.get_default(options.command), draft)
     for name, option in options.table.options.items():
         if name == option.name and name not in options.given and (not option.only or options.command in option.only):
             _state_default(option.get_default(options.command), name, find_rule(rules, name), draft, tool=tool)
 
 
-def _apply_secret(given: Given, rule: Rule, draft: JobDraft) -> None:
+def _apply_secret(given: Given, rule: Rule | None, draft: JobDraft) -> None:
     variable = rule.variable if isinstance(rule, ToSecret) else name_variable(given.name)
     if variable is None:
         draft.note(
@@ -195,7 +191,7 @@ def _apply_secret(given: Given, rule: Rule, draft: JobDraft) -> None:
         draft.add_secret(given.name, variable, line=given.line)
 
 
-def _apply_given(given: Given, rule: Rule, default: Any, draft: JobDraft) -> None:
+def _apply_given(given: Given, rule: Rule | None, default: Any, draft: JobDraft) -> None:
     match rule:
         case ToField(path, convert):
             _apply_field(given, path, convert, draft)

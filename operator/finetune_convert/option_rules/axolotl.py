@@ -11,7 +11,7 @@ from finetune_convert.mapping.converters import (
     to_scheduler,
     to_timeout,
 )
-from finetune_convert.mapping.rules import Fixed, NeedsProgram, Rule, Special, ToField, ToSecret, Unused, group
+from finetune_convert.mapping.rules import Fixed, NeedsProgram, Rule, ToField, ToSecret, Unused, group
 
 _MODEL = "this trainer loads the model as its config describes it"
 _KERNEL = "it affects speed and memory, not the result; this trainer computes the loss in tiles"
@@ -21,11 +21,6 @@ _PEFT = "adapters are those of peft with a rank, scaling, dropout and modules"
 
 RULES: dict[str, Rule] = {
     # model
-    **group(
-        Special(),
-        "base_model revision_of_model chat_template bf16 bfloat16 fp16 float16 float32 attn_implementation"
-        " flash_attention sdp_attention eager_attention xformers_attention flex_attention sage_attention",
-    ),
     **group(
         NeedsProgram(_MODEL),
         "base_model_config cls_model_config overrides_of_model_config overrides_of_model_kwargs rope_scaling"
@@ -41,14 +36,8 @@ RULES: dict[str, Rule] = {
         "type_of_model tokenizer_* is_falcon_derived_model is_llama_derived_model is_mistral_derived_model"
         " is_qwen_derived_model processor_type processor_kwargs trust_remote_code axolotl_config_path",
     ),
-    "special_tokens": Special(),
     **group(NeedsProgram("this trainer has no plug-ins"), "trainer_cls"),
-    "plugins": Special(),
     # method and adapters
-    **group(
-        Special(),
-        "rl adapter load_in_4bit load_in_8bit lora_model_dir lora_target_modules lora_target_linear lora_r lora_alpha",
-    ),
     "lora_dropout": ToField("lora.loraDropout", lambda value: bounded_float(0, 0.999)(value or 0)),
     "peft_use_rslora": ToField("lora.useRslora", to_bool),
     "peft_use_dora": ToField("lora.useDora", to_bool),
@@ -72,15 +61,9 @@ RULES: dict[str, Rule] = {
         " dpo_generate_during_eval",
     ),
     **group(NeedsProgram("this trainer has one dpo loss"), "dpo_loss_weights dpo_norm_loss dpo_use_weighting"),
-    **group(Special(), "rl_beta dpo_beta dpo_loss_type dpo_label_smoothing rpo_alpha"),
     "precompute_ref_log_probs": ToField("dpo.precomputeRefLogProbs", to_bool),
     **group(NeedsProgram("this trainer has the usual cross entropy"), "use_eaft"),
     # rows
-    **group(
-        Special(),
-        "datasets test_datasets pretraining_dataset val_set_size sequence_len excess_length_strategy"
-        " sample_packing train_on_inputs chat_template_kwargs",
-    ),
     **group(
         NeedsProgram(f"{_ROWS}; change the rows instead"),
         "default_system_message chat_template_jinja role_boundaries eot_tokens dataset_exact_deduplication"
@@ -96,15 +79,6 @@ RULES: dict[str, Rule] = {
     ),
     "shuffle_merged_datasets": Fixed(True, "rows are shuffled in each epoch", needs_program=True),
     # optimisation
-    **group(
-        Special(),
-        "learning_rate micro_batch_size eval_batch_size gradient_accumulation_steps batch_size num_epochs max_steps"
-        " warmup_steps warmup_ratio eval_steps evals_per_epoch eval_strategy evaluation_strategy save_steps"
-        " saves_per_epoch save_strategy save_total_limit load_best_model_at_end metric_for_best_model"
-        " greater_is_better early_stopping_patience gradient_checkpointing deepspeed fsdp fsdp_config"
-        " hub_model_id resume_from_checkpoint use_wandb use_mlflow use_tensorboard use_comet use_trackio wandb_project"
-        " wandb_entity wandb_name wandb_mode wandb_run_id mlflow_tracking_uri mlflow_experiment_name mlflow_run_name",
-    ),
     "optimizer": ToField("training.optim", to_optimizer),
     "lr_scheduler": ToField("training.lrSchedulerType", to_scheduler),
     **group(

@@ -12,7 +12,7 @@ from finetune_convert.mapping.converters import (
     to_scheduler,
     to_timeout,
 )
-from finetune_convert.mapping.rules import Fixed, NeedsProgram, Rule, Special, ToField, ToSecret, Unused, group
+from finetune_convert.mapping.rules import Fixed, NeedsProgram, Rule, ToField, ToSecret, Unused, group
 
 _MODEL = "this trainer loads the model as its config describes it"
 _ROWS = "this trainer reads the rows as they are"
@@ -24,7 +24,6 @@ _PIXELS = ToField("model.maxPixels", off_if_zero(bounded_int(1, 1_000_000_000)))
 
 RULES: dict[str, Rule] = {
     # model
-    **group(Special(), "model_name_or_path model_revision template"),
     "flash_attn": ToField("model.attnImplementation", to_attention),
     "image_max_pixels": _PIXELS,
     "image_min_pixels": ToField("model.minPixels", off_if_zero(bounded_int(1, 1_000_000_000))),
@@ -35,7 +34,6 @@ RULES: dict[str, Rule] = {
         NeedsProgram("this trainer has no such setting for media"),
         "video_min_pixels image_do_pan_and_scan crop_to_patches use_audio_in_video audio_sampling_rate",
     ),
-    **group(Special(), "freeze_vision_tower freeze_multi_modal_projector freeze_language_model"),
     **group(
         NeedsProgram(_MODEL),
         "rope_scaling shift_attn mixture_of_depths resize_vocab add_tokens add_special_tokens init_special_tokens"
@@ -48,10 +46,6 @@ RULES: dict[str, Rule] = {
         " trust_remote_code infer_backend infer_dtype print_param_status adapter_folder",
     ),
     # method and adapters
-    **group(
-        Special(),
-        "stage finetuning_type adapter_name_or_path create_new_adapter lora_alpha lora_target additional_target",
-    ),
     "lora_rank": ToField("lora.r", bounded_int(1, 4096), stated=True, ours=8),
     "lora_dropout": ToField("lora.loraDropout", bounded_float(0, 0.999), stated=True, ours=0.0),
     "use_rslora": ToField("lora.useRslora", to_bool),
@@ -73,10 +67,6 @@ RULES: dict[str, Rule] = {
         NeedsProgram("this trainer does not use Megatron or other parallel backends"),
         "use_mca use_hyper_parallel hyper_parallel_args",
     ),
-    **group(
-        Special(), "quantization_bit quantization_method quantization_type double_quantization quantization_device_map"
-    ),
-    **group(Special(), "pref_loss dpo_label_smoothing"),
     "pref_beta": ToField("dpo.beta", bounded_float(0, 100, open_low=True)),
     "pref_ftx": ToField("dpo.rpoAlpha", off_if_zero(bounded_float(0, 100))),
     **group(
@@ -84,11 +74,6 @@ RULES: dict[str, Rule] = {
         "ref_model ref_model_adapters ref_model_quantization_bit",
     ),
     # rows
-    **group(
-        Special(),
-        "dataset eval_dataset dataset_dir val_size max_samples cutoff_len packing neat_packing train_on_prompt"
-        " mask_history enable_thinking",
-    ),
     **group(
         NeedsProgram(f"{_ROWS}; change the rows instead"),
         "default_system tool_format interleave_probs media_dir preserve_thinking tokenized_path",
@@ -103,14 +88,6 @@ RULES: dict[str, Rule] = {
     "disable_shuffling": Fixed(False, "rows are shuffled in each epoch", needs_program=True),
     "eval_on_each_dataset": Unused("the evaluation rows are evaluated together"),
     # optimisation
-    **group(
-        Special(),
-        "learning_rate per_device_train_batch_size per_device_eval_batch_size gradient_accumulation_steps"
-        " num_train_epochs max_steps warmup_ratio warmup_steps eval_strategy eval_steps save_strategy save_steps"
-        " load_best_model_at_end metric_for_best_model greater_is_better early_stopping_steps push_to_hub hub_model_id"
-        " hub_private_repo deepspeed fsdp fsdp_config disable_gradient_checkpointing gradient_checkpointing bf16 fp16"
-        " pure_bf16 resume_from_checkpoint report_to use_swanlab",
-    ),
     "lr_scheduler_type": ToField("training.lrSchedulerType", to_scheduler, stated=True, ours="cosine"),
     "lr_scheduler_kwargs": NeedsProgram("this trainer's schedules have no parameters"),
     "weight_decay": ToField("training.weightDecay", bounded_float(0, 1)),

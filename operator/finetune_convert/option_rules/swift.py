@@ -21,7 +21,6 @@ from finetune_convert.mapping.rules import (
     NeedsCheck,
     NeedsProgram,
     Rule,
-    Special,
     ToField,
     ToSecret,
     Unused,
@@ -43,7 +42,6 @@ _PARALLEL = "this trainer has no sequence parallelism"
 
 RULES: dict[str, Rule] = {
     # model
-    **group(Special(), "model model_id_or_path model_type model_revision use_hf"),
     **group(ToField("model.torchDtype", to_dtype), "torch_dtype dtype"),
     "attn_impl": ToField("model.attnImplementation", to_attention),
     "use_flash_attn": ToField(
@@ -51,7 +49,6 @@ RULES: dict[str, Rule] = {
         choice({True: "flash_attention_2", False: None, None: None}, "is neither true nor false"),
     ),
     "max_pixels": ToField("model.maxPixels", off_if_zero(bounded_int(1, 1_000_000_000))),
-    **group(Special(), "freeze_vit freeze_aligner freeze_llm"),
     **group(
         NeedsProgram("this trainer freezes only whole parts: model.freeze"),
         "freeze_parameters freeze_parameters_ratio freeze_parameters_regex trainable_parameters"
@@ -77,7 +74,6 @@ RULES: dict[str, Rule] = {
         NeedsProgram("this trainer has its own loss and optimizer"), "loss_name optimizer mrl_dims metric eval_metric"
     ),
     # adapters
-    **group(Special(), "train_type sft_type tuner_type adapters resume_from_checkpoint resume_only_model lora_modules"),
     "lora_rank": ToField("lora.r", bounded_int(1, 4096), stated=True, ours=8),
     "lora_alpha": ToField("lora.loraAlpha", to_whole_alpha, stated=True, ours=32),
     **group(
@@ -85,7 +81,6 @@ RULES: dict[str, Rule] = {
         "lora_dropout_p",
     ),
     "lora_dropout": ToField("lora.loraDropout", bounded_float(0, 0.999), stated=True, ours=0.0),
-    **group(Special(), "target_modules lora_target_modules"),
     **group(
         NeedsProgram("this trainer takes names of modules"),
         "target_regex lora_target_regex target_parameters modules_to_save lora_modules_to_save",
@@ -109,19 +104,11 @@ RULES: dict[str, Rule] = {
         " galore_* lisa_step_interval hqq_* ",
     ),
     **group(NeedsProgram("this trainer has AdamW"), "use_galore lisa_activated_layers"),
-    **group(Special(), "quant_method quant_bits quantization_bit bnb_4bit_quant_type bnb_4bit_use_double_quant"),
     **group(
         Unused("matrices are multiplied in model.torchDtype"),
         "bnb_4bit_compute_dtype bnb_4bit_comp_dtype bnb_4bit_quant_storage",
     ),
     # rows
-    **group(
-        Special(),
-        "dataset val_dataset split_dataset_ratio dataset_test_ratio custom_train_dataset_path custom_val_dataset_path"
-        " max_length packing packing_length truncation_strategy loss_scale use_loss_scale use_chat_template"
-        " enable_thinking",
-    ),
-    "strict": Special(),
     **group(
         NeedsProgram(f"{_ROWS}; change the rows instead"),
         "system columns model_name model_author response_prefix interleave_prob cached_dataset cached_val_dataset"
@@ -152,14 +139,6 @@ RULES: dict[str, Rule] = {
     "train_backend": NeedsProgram("this trainer does not use Megatron", off=("transformers",)),
     "min_lr": Unused("only Megatron uses it"),
     # optimisation
-    **group(
-        Special(),
-        "learning_rate per_device_train_batch_size per_gpu_train_batch_size batch_size per_device_eval_batch_size"
-        " eval_batch_size per_gpu_eval_batch_size gradient_accumulation_steps num_train_epochs max_steps"
-        " warmup_ratio warmup_steps eval_strategy evaluation_strategy eval_steps save_strategy save_steps"
-        " load_best_model_at_end metric_for_best_model greater_is_better early_stop_interval push_to_hub"
-        " hub_model_id hub_private_repo deepspeed deepspeed_config_path fsdp fsdp_config",
-    ),
     "vit_lr": ToField("training.visionLearningRate", bounded_float(0, 10, open_low=True)),
     "aligner_lr": ToField("training.alignerLearningRate", bounded_float(0, 10, open_low=True)),
     "lr_scheduler_type": ToField("training.lrSchedulerType", to_scheduler, stated=True, ours="cosine"),
@@ -258,9 +237,7 @@ RULES: dict[str, Rule] = {
         " sortish_sampler",
     ),
     # rlhf
-    **group(Special(), "rlhf_type"),
     "beta": ToField("dpo.beta", lambda value: None if value is None else bounded_float(0, 100, open_low=True)(value)),
-    **group(Special(), "label_smoothing loss_type"),
     "rpo_alpha": ToField("dpo.rpoAlpha", off_if_zero(bounded_float(0, 100)), stated=True),
     **group(
         NeedsProgram("the reference model is the initial policy"),
