@@ -4,19 +4,21 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from finetune_convert.conversion import ConversionError, Entry, EntryEffect, Tree
-from finetune_convert.data_paths import DataPaths
 from finetune_convert.formats.axolotl_trainer import METHODS, TOOL, convert_for_trainer, get_loss, select_axolotl_rules
 from finetune_convert.formats.llamafactory import add_config_map
 from finetune_convert.job_draft import JobDraft
 from finetune_convert.mapping.arguments import parse_config
-from finetune_convert.mapping.converters import (
-    as_list,
-    read_number,
-    to_bool,
-)
+from finetune_convert.mapping.converters import as_list, read_number, to_bool
 from finetune_convert.mapping.program import build_program_job
-from finetune_convert.mapping.rules import Options, Unconvertible, find_program_reasons
-from finetune_convert.mapping.tool_input import TRAINER, ToolInput, build_name, choose_form, start_draft
+from finetune_convert.mapping.rules import Options, find_program_reasons
+from finetune_convert.mapping.tool_input import (
+    TRAINER,
+    ToolInput,
+    build_name,
+    choose_form,
+    explain_program,
+    start_draft,
+)
 from finetune_convert.mapping.trainer_conversion import TrainerConversion, find_dpo_problem
 from finetune_convert.option_table import load_table
 from finetune_convert.shell.words import ADDED, Word
@@ -44,14 +46,8 @@ def convert_axolotl(source: ToolInput, config: Tree, lines: Mapping[str, int]) -
     if form != TRAINER:
         return description, _build_command_job(source, name, reasons)
     draft = start_draft(source, name)
-    is_dpo = METHODS.get(method) == "dpo"
-    conversion = TrainerConversion(
-        source, options, draft, DataPaths(draft), TOOL, is_full=adapter is None, is_dpo=is_dpo
-    )
-    try:
-        convert_for_trainer(conversion)
-    except Unconvertible as error:
-        raise ConversionError(str(error)) from error
+    is_full, is_dpo = adapter is None, METHODS.get(method) == "dpo"
+    convert_for_trainer(TrainerConversion(source, options, draft, TOOL, is_full=is_full, is_dpo=is_dpo))
     return description, draft
 
 
@@ -110,8 +106,7 @@ def convert_axolotl_command(source: ToolInput, words: Sequence[Word]) -> tuple[s
 
 def _build_command_job(source: ToolInput, name: str, reasons: Sequence[str]) -> JobDraft:
     """Return a job that runs axolotl with the config from a ConfigMap."""
-    why = reasons or ["--form command"]
-    source.entries += [Entry("command", EntryEffect.NOTE, f"the original program runs: {reason}") for reason in why]
+    explain_program(source, reasons)
     return _build_config_job(source, name, "FILE", ())
 
 

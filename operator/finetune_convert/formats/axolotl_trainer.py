@@ -57,7 +57,7 @@ def get_loss(options: Options) -> Any:
 def convert_for_trainer(conversion: TrainerConversion) -> None:
     """Convert a config to a job of our own trainer.
 
-    Raises: ConversionError, Unconvertible
+    Raises: ConversionError
     """
     options, draft = conversion.options, conversion.draft
     topology = place_on_nodes(draft, conversion.source, for_trainer=True, ranks_fill_devices=True)

@@ -4,18 +4,18 @@ import json
 from collections.abc import Mapping, Sequence
 
 from finetune_convert.conversion import ConversionError, Entry, EntryEffect, Tree
-from finetune_convert.data_paths import DataPaths
 from finetune_convert.formats.llamafactory_trainer import TOOL, convert_for_trainer, find_quantization_problem
 from finetune_convert.job_draft import JobDraft
 from finetune_convert.mapping.arguments import is_option, parse_arguments, parse_config
 from finetune_convert.mapping.converters import read_number
 from finetune_convert.mapping.program import build_program_job
-from finetune_convert.mapping.rules import Given, Options, Unconvertible, find_program_reasons, list_unknown
+from finetune_convert.mapping.rules import Given, Options, find_program_reasons, list_unknown
 from finetune_convert.mapping.tool_input import (
     TRAINER,
     ToolInput,
     build_name,
     choose_form,
+    explain_program,
     find_device_reasons,
     start_draft,
 )
@@ -100,14 +100,8 @@ def _convert(source: ToolInput, given: dict[str, Given]) -> tuple[str, JobDraft]
         source.entries += list_unknown(options, TOOL)
         return description, _build_command_job(source, options, name, reasons)
     draft = start_draft(source, name)
-    is_full = tuner == "full"
-    conversion = TrainerConversion(
-        source, options, draft, DataPaths(draft), TOOL, is_full=is_full, is_dpo=stage == "dpo"
-    )
-    try:
-        convert_for_trainer(conversion)
-    except Unconvertible as error:
-        raise ConversionError(str(error)) from error
+    is_full, is_dpo = tuner == "full", stage == "dpo"
+    convert_for_trainer(TrainerConversion(source, options, draft, TOOL, is_full=is_full, is_dpo=is_dpo))
     return description, draft
 
 
@@ -131,10 +125,7 @@ def _list_reasons(options: Options, stage: str, tuner: str) -> list[str]:
 
 
 def _build_command_job(source: ToolInput, options: Options, name: str, reasons: Sequence[str]) -> JobDraft:
-    requested = [] if reasons else ["requested by --form command"]
-    source.entries += [
-        Entry("command", EntryEffect.NOTE, f"the original program runs: {reason}") for reason in [*reasons, *requested]
-    ]
+    explain_program(source, reasons)
     words = [Word("llamafactory-cli", 1), Word("train", 1)]
     for given in options.given.values():
         words += _list_words(given)

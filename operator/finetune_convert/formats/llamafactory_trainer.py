@@ -55,7 +55,7 @@ def find_quantization_problem(options: Options, tuner: str) -> str | None:
 def convert_for_trainer(conversion: TrainerConversion) -> None:
     """Convert a config to a job of our own trainer.
 
-    Raises: ConversionError, Unconvertible
+    Raises: ConversionError
     """
     options, draft = conversion.options, conversion.draft
     rules = select_rules(

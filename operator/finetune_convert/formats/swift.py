@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 
 from finetune_convert.conversion import ConversionError, Entry, EntryEffect
-from finetune_convert.data_paths import DataPaths
 from finetune_convert.formats.swift_options import (
     MODEL,
     find_deepspeed_problem,
@@ -18,12 +17,13 @@ from finetune_convert.formats.swift_trainer import convert_for_trainer, select_s
 from finetune_convert.job_draft import JobDraft
 from finetune_convert.mapping.arguments import list_option_names, parse_arguments
 from finetune_convert.mapping.program import build_program_job
-from finetune_convert.mapping.rules import Options, Unconvertible, find_program_reasons, list_unknown
+from finetune_convert.mapping.rules import Options, find_program_reasons, list_unknown
 from finetune_convert.mapping.tool_input import (
     TRAINER,
     ToolInput,
     build_name,
     choose_form,
+    explain_program,
     find_device_reasons,
     start_draft,
 )
@@ -57,20 +57,9 @@ def convert_swift(source: ToolInput, subcommand: str, words: Sequence[Word]) -> 
     if form != TRAINER:
         source.entries += list_unknown(options, f"ms-swift {version}.x")
         return description, _build_command_job(source, name, reasons, subcommand, words)
-    draft = start_draft(source, name)
-    conversion = TrainerConversion(
-        source,
-        options,
-        draft,
-        DataPaths(draft),
-        f"ms-swift {version}.x",
-        is_full=get_tuner(options) == "full",
-        is_dpo=command == "rlhf",
-    )
-    try:
-        convert_for_trainer(conversion)
-    except Unconvertible as error:
-        raise ConversionError(str(error)) from error
+    draft, is_full = start_draft(source, name), get_tuner(options) == "full"
+    tool = f"ms-swift {version}.x"
+    convert_for_trainer(TrainerConversion(source, options, draft, tool, is_full=is_full, is_dpo=command == "rlhf"))
     return description, draft
 
 
@@ -119,8 +108,7 @@ def _build_command_job(
     source: ToolInput, name: str, reasons: Sequence[str], subcommand: str, words: Sequence[Word]
 ) -> JobDraft:
     """Return a job that runs swift, which starts the ranks of its node itself."""
-    why = reasons or ["--form command"]
-    source.entries += [Entry("command", EntryEffect.NOTE, f"the original program runs: {reason}") for reason in why]
+    explain_program(source, reasons)
     line = source.launch.program[0].line
     arguments = list(words)
     if not {"output_dir", "output-dir"} & set(list_option_names(words)):

@@ -49,7 +49,7 @@ def select_swift_rules(options: Options) -> Mapping[str, Rule]:
 def convert_for_trainer(swift: TrainerConversion) -> None:
     """Convert a command to a job of our own trainer.
 
-    Raises: ConversionError, Unconvertible
+    Raises: ConversionError
     """
     draft, options = swift.draft, swift.options
     check_unresolved(options.given.values(), select_swift_rules(options))

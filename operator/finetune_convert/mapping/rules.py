@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
 
-from finetune_convert.conversion import Entry, EntryEffect
+from finetune_convert.conversion import ConversionError, Entry, EntryEffect
 from finetune_convert.job_draft import JobDraft
 from finetune_convert.option_table import Option, OptionTable
 from finetune_convert.secret_values import is_secret, name_variable
@@ -13,7 +13,7 @@ from finetune_convert.secret_values import is_secret, name_variable
 OFF: tuple[Any, ...] = (None, False, "", "false", "none", "no", 0, [], {})
 
 
-class Unconvertible(Exception):
+class Unconvertible(ConversionError):
     """Raised by a converter for a value that the field cannot express; the message is the reason."""
 
     def __init__(self, reason: str, *, needs_program: bool = True) -> None:

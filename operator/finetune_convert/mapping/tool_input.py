@@ -98,6 +98,12 @@ def choose_form(request: ConversionRequest, reasons: Sequence[str], *, is_possib
     return COMMAND if reasons or not is_possible else TRAINER
 
 
+def explain_program(source: ToolInput, reasons: Sequence[str]) -> None:
+    """Add an entry for each reason why the original program runs; without a reason the user has requested it."""
+    why = reasons or ["requested by --form command"]
+    source.entries += [Entry("command", EntryEffect.NOTE, f"the original program runs: {reason}") for reason in why]
+
+
 def check_unresolved(given: Iterable[Given], rules: Mapping[str, Rule]) -> None:
     """Check that no option with an effect depends on a value that only a shell can compute. Raises: ConversionError"""
     problems = [

@@ -30,10 +30,12 @@ class TrainerConversion:
     source: ToolInput
     options: Options
     draft: JobDraft
-    paths: DataPaths
     tool: str
     is_full: bool  # whether all weights are trained
     is_dpo: bool
+
+    def __post_init__(self) -> None:
+        self.paths = DataPaths(self.draft)
 
     def note(self, names: Sequence[str], effect: EntryEffect, message: str, path: str | None = None) -> None:
         """Add an entry for each of the names that is in the input."""
