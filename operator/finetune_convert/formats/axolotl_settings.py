@@ -33,7 +33,7 @@ def add_settings(conversion: TrainerConversion, topology: Topology) -> None:
     if rate == "required" or rate is None:
         raise Unconvertible("the config has no learning_rate; add it")
     conversion.add_learning_rate(to_float(rate))
-    settings = TrainerSettings(draft, options, NAMES, conversion.tool, topology)
+    settings = TrainerSettings(conversion, NAMES, topology)
     settings.add_batch(default_accumulation=_derive_accumulation(conversion, settings))
     settings.note(
         ("batch_size",), EntryEffect.MAPPED, "the effective batch of all ranks", "training.gradientAccumulationSteps"

@@ -69,7 +69,7 @@ def convert_for_trainer(conversion: TrainerConversion) -> None:
     apply_rules(options, rules, draft, tool=TOOL)
     _add_freeze(conversion)
     conversion.add_learning_rate(LEARNING_RATE)
-    settings = TrainerSettings(draft, options, _NAMES, TOOL, topology)
+    settings = TrainerSettings(conversion, _NAMES, topology)
     settings.add_batch()
     settings.add_schedule()
     settings.add_evaluation(default_strategy="no")
@@ -274,7 +274,7 @@ def _add_split(conversion: TrainerConversion, size: float, *, has_evaluation: bo
 def _add_lengths(conversion: TrainerConversion) -> None:
     options, draft = conversion.options, conversion.draft
     length = read_value(options, to_length, "cutoff_len")
-    conversion.state(("cutoff_len",), "dataset.maxLength", length, str(length))
+    conversion.state(("cutoff_len",), "dataset.maxLength", length)
     draft.set("dataset.overlong", "truncate")
     message = "long rows are truncated at their end; LLaMA-Factory truncates prompt and completion in proportion"
     draft.note(

@@ -218,7 +218,7 @@ def _add_freeze(swift: TrainerConversion) -> None:
 def _add_settings(swift: TrainerConversion, topology: Topology) -> None:
     options = swift.options
     _add_version_2_defaults(swift)
-    settings = TrainerSettings(swift.draft, options, NAMES, swift.tool, topology)
+    settings = TrainerSettings(swift, NAMES, topology)
     micro = int(read_number(options, *NAMES.micro_batch, default=1))
     settings.add_batch(default_accumulation=max(1, math.ceil(EFFECTIVE_BATCH / max(1, micro) / topology.ranks)))
     settings.add_schedule()

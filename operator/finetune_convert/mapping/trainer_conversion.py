@@ -43,15 +43,21 @@ class TrainerConversion:
             if name in self.options.given:
                 self.draft.note(name, effect, message, field=path, line=self.options.given[name].line)
 
-    def state(self, names: Sequence[str], path: str, value: object, default: str) -> None:
-        """Set a field from the input, or from the tool's default, which is described by `default`."""
+    def find_name(self, names: Sequence[str]) -> str:
+        """Return the name that the version of the tool uses."""
+        return next((name for name in names if name in self.options.table.options), names[-1])
+
+    def state(self, names: Sequence[str], path: str, value: object, default: str | None = None) -> None:
+        """Set a field from the input, or from the tool's default, which `default` describes if it is not the value."""
         self.draft.set(path, value)
         if not self.options.has(*names):
-            self.draft.note(names[0], EntryEffect.DEFAULT, f"the default of {self.tool} is {default}", field=path)
+            message = f"the default of {self.tool} is {value if default is None else default}"
+            self.draft.note(self.find_name(names), EntryEffect.DEFAULT, message, field=path)
         for name in names:
             if given := self.options.given.get(name):
                 is_same = given.value == value
-                effect, message = (EntryEffect.TAKEN, "") if is_same else (EntryEffect.MAPPED, f"{given.text}: {value}")
+                message = "" if is_same else f"{given.text} is {value}"
+                effect = EntryEffect.TAKEN if is_same else EntryEffect.MAPPED
                 self.draft.note(name, effect, message, field=path, line=given.line)
 
     def place_model(self, names: Sequence[str], name: str) -> str:

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from finetune_convert.conversion import EntryEffect
-from finetune_convert.job_draft import JobDraft
 from finetune_convert.launch.topology import Topology
 from finetune_convert.mapping.converters import bounded_int, read_number, read_value, to_bool, to_float
 from finetune_convert.mapping.rules import Options, Unconvertible
+from finetune_convert.mapping.trainer_conversion import TrainerConversion
 
 MAX_BATCH_FACTOR = 65536
 
@@ -34,43 +34,20 @@ class SettingNames:
 
 @dataclass
 class TrainerSettings:
-    """Conversion of these settings for one input; `tool` is the name in messages."""
+    """Conversion of these settings for one input."""
 
-    draft: JobDraft
-    options: Options
+    conversion: TrainerConversion
     names: SettingNames
-    tool: str
     topology: Topology
+
+    def __post_init__(self) -> None:
+        self.draft, self.options, self.tool = self.conversion.draft, self.conversion.options, self.conversion.tool
+        self.note, self.state = self.conversion.note, self.conversion.state
 
     @property
     def job_ranks(self) -> int:
         """Ranks of the job of our own trainer: one per device."""
         return self.topology.nodes * max(self.topology.devices, self.topology.ranks_per_node)
-
-    def note(self, names: tuple[str, ...], effect: EntryEffect, message: str, path: str | None = None) -> None:
-        """Add an entry for each of the names that is in the input."""
-        for name in names:
-            if name in self.options.given:
-                self.draft.note(name, effect, message, field=path, line=self.options.given[name].line)
-
-    def set(self, names: tuple[str, ...], path: str, value: object) -> None:
-        """Set a field from a setting of the input, or from the tool's default."""
-        self.draft.set(path, value)
-        given = [name for name in names if name in self.options.given]
-        if not given:
-            self.draft.note(
-                self._find_name(names), EntryEffect.DEFAULT, f"the default of {self.tool} is {value}", field=path
-            )
-        for name in given:
-            is_same = self.options.given[name].value == value
-            message = "" if is_same else f"{self.options.given[name].text} is {value}"
-            self.draft.note(
-                name,
-                EntryEffect.TAKEN if is_same else EntryEffect.MAPPED,
-                message,
-                field=path,
-                line=self.options.given[name].line,
-            )
 
     def add_batch(self, *, default_accumulation: Any = None) -> None:
         """Set the batch, so that the effective batch is that of the input.
@@ -80,13 +57,13 @@ class TrainerSettings:
         micro = _read_count(self.options, self.names.micro_batch) or 1
         accumulation = _read_count(self.options, self.names.accumulation) or default_accumulation or 1
         if self.topology.ranks == self.job_ranks:
-            self.set(self.names.micro_batch, "training.perDeviceTrainBatchSize", micro)
-            self.set(self.names.accumulation, "training.gradientAccumulationSteps", accumulation)
+            self.state(self.names.micro_batch, "training.perDeviceTrainBatchSize", micro)
+            self.state(self.names.accumulation, "training.gradientAccumulationSteps", accumulation)
         else:
             self._redistribute_batch(micro, accumulation)
         evaluation = _read_count(self.options, self.names.eval_batch)
         if evaluation:
-            self.set(self.names.eval_batch, "training.perDeviceEvalBatchSize", evaluation)
+            self.state(self.names.eval_batch, "training.perDeviceEvalBatchSize", evaluation)
         else:
             self.note(self.names.eval_batch, EntryEffect.SAME, "as in training")
 
@@ -137,14 +114,14 @@ class TrainerSettings:
         """Set the length of the training and its warm-up."""
         steps = int(read_number(self.options, *self.names.max_steps))
         if steps > 0:
-            self.set(self.names.max_steps, "training.maxSteps", steps)
+            self.state(self.names.max_steps, "training.maxSteps", steps)
             self.note(self.names.epochs, EntryEffect.UNUSED, "max_steps overrides it")
         else:
             self.note(self.names.max_steps, EntryEffect.SAME, "the number of steps follows from the epochs")
             epochs = read_number(self.options, *self.names.epochs, default=3)
             if not 0 < epochs <= 100_000:
                 raise Unconvertible(f"{self.names.epochs[-1]}: {epochs} is out of range")
-            self.set(self.names.epochs, "training.numTrainEpochs", int(epochs) if epochs == int(epochs) else epochs)
+            self.state(self.names.epochs, "training.numTrainEpochs", int(epochs) if epochs == int(epochs) else epochs)
         self._add_warmup(max(0, steps))
 
     def _add_warmup(self, max_steps: int) -> None:
@@ -156,7 +133,7 @@ class TrainerSettings:
         if warmup:
             self.note(self.names.warmup_ratio, EntryEffect.UNUSED, "warmup_steps overrides it")
         if warmup >= 1:
-            self.set(self.names.warmup_steps, path, int(warmup))
+            self.state(self.names.warmup_steps, path, int(warmup))
             return
         names = self.names.warmup_steps if warmup else self.names.warmup_ratio
         self.note(self.names.warmup_steps if not warmup else (), EntryEffect.SAME, "no warm-up in steps")
@@ -182,11 +159,9 @@ class TrainerSettings:
             self.note(names, effect, message, path)
         else:
             effect = EntryEffect.DEFAULT if effect is EntryEffect.MAPPED else effect
-            self.draft.note(self._find_name(names), effect, f"the default of {self.tool}: {message}", field=path)
-
-    def _find_name(self, names: tuple[str, ...]) -> str:
-        """Return the name that the version of the tool uses."""
-        return next((name for name in names if name in self.options.table.options), names[-1])
+            self.draft.note(
+                self.conversion.find_name(names), effect, f"the default of {self.tool}: {message}", field=path
+            )
 
     def add_evaluation(self, *, default_strategy: str | None) -> None:
         """Set evaluation steps; without evaluation rows the options have no effect.
@@ -263,7 +238,7 @@ class TrainerSettings:
         else:
             self.note(("load_best_model_at_end",), EntryEffect.SAME, "the result contains the last weights")
         if 0 < stop_after <= 100_000:
-            self.set(self.names.early_stopping, "training.earlyStoppingPatience", stop_after)
+            self.state(self.names.early_stopping, "training.earlyStoppingPatience", stop_after)
         else:
             self.note(self.names.early_stopping, EntryEffect.SAME, "no early stopping")
         self._add_metric(best or stop_after > 0)
