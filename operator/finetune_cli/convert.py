@@ -10,28 +10,19 @@ from typing import Annotated
 import typer
 
 from finetune_cli.errors import BadInput
-from finetune_convert.conversion import MAX_INPUT_BYTES, NOT_TAKEN_OVER, ConversionError, ConversionRequest, VolumeMount
+from finetune_convert.conversion import (
+    MAX_INPUT_BYTES,
+    NOT_TAKEN_OVER,
+    ConversionError,
+    ConversionRequest,
+    InputKind,
+    JobForm,
+    VolumeMount,
+)
 from finetune_convert.render import render_json, render_summary, render_yaml
 
 EXIT_NOT_TAKEN_OVER = 1
 STDIN = "-"
-
-
-class ConvertSource(StrEnum):
-    """Kinds of input that `--from` selects."""
-
-    SWIFT = "swift"
-    LLAMAFACTORY = "llamafactory"
-    AXOLOTL = "axolotl"
-    TORCHRUN = "torchrun"
-    KUBEFLOW = "kubeflow"
-
-
-class JobForm(StrEnum):
-    """Programs that the converted job can run."""
-
-    TRAINER = "trainer"
-    COMMAND = "command"
 
 
 class ConvertFormat(StrEnum):
@@ -47,7 +38,7 @@ def convert(  # noqa: PLR0913 (each parameter is a flag)
         str, typer.Argument(metavar="FILE", help="File with the command or config; - reads standard input.")
     ],
     source: Annotated[
-        ConvertSource | None, typer.Option("--from", help="Kind of the input (default: detected).", show_default=False)
+        InputKind | None, typer.Option("--from", help="Kind of the input (default: detected).", show_default=False)
     ] = None,
     tool_version: Annotated[
         int | None,

@@ -9,6 +9,23 @@ Tree = dict[str, Any]  # parsed YAML, or a part of a job that is not validated y
 MAX_INPUT_BYTES = 1_000_000
 
 
+class InputKind(StrEnum):
+    """Kinds of input; a shell text without one of these tools has no kind."""
+
+    SWIFT = "swift"
+    LLAMAFACTORY = "llamafactory"
+    AXOLOTL = "axolotl"
+    TORCHRUN = "torchrun"
+    KUBEFLOW = "kubeflow"
+
+
+class JobForm(StrEnum):
+    """Programs that the converted job can run."""
+
+    TRAINER = "trainer"
+    COMMAND = "command"
+
+
 class EntryEffect(StrEnum):
     """What became of an option or variable of the input."""
 
@@ -66,9 +83,9 @@ class VolumeMount:
 class ConversionRequest:
     """What the user states in addition to the input; None is derived from the input or assumed."""
 
-    source: str | None = None  # kind of input: see detect.SOURCES
+    source: InputKind | None = None
     tool_version: int | None = None
-    form: str | None = None  # trainer or command
+    form: JobForm | None = None
     name: str | None = None
     image: str | None = None
     output_claim: str | None = None

@@ -18,9 +18,10 @@ from finetune_convert.conversion import (
     ConversionRequest,
     Entry,
     EntryEffect,
+    InputKind,
     Tree,
 )
-from finetune_convert.detect import InputKind, detect_source, find_lines, find_mapping, load_documents
+from finetune_convert.detect import detect_source, find_lines, find_mapping, load_documents
 from finetune_convert.formats.axolotl import convert_axolotl
 from finetune_convert.formats.kubeflow import convert_kubeflow
 from finetune_convert.formats.llamafactory import convert_llamafactory
@@ -37,9 +38,8 @@ def convert(text: str, request: ConversionRequest) -> Conversion:
     Raises: ConversionError with one line per problem
     """
     _check_text(text)
-    kind = InputKind(request.source) if request.source else None
     try:
-        description, draft = _convert_text(text, kind, request)
+        description, draft = _convert_text(text, request)
     except ConversionError as error:
         raise ConversionError(*map(redact, error.problems)) from None
     if request.tool_version is not None and not description.startswith("ms-swift"):
@@ -61,7 +61,8 @@ def _check_text(text: str) -> None:
         raise ConversionError(f"the input contains the control character {control!r}; it must be text")
 
 
-def _convert_text(text: str, source: InputKind | None, request: ConversionRequest) -> tuple[str, JobDraft]:
+def _convert_text(text: str, request: ConversionRequest) -> tuple[str, JobDraft]:
+    source = request.source
     is_yaml = source in (InputKind.LLAMAFACTORY, InputKind.AXOLOTL, InputKind.KUBEFLOW)
     mappings = find_mapping(text)
     if is_yaml and mappings is None and source is not InputKind.LLAMAFACTORY:
@@ -77,7 +78,7 @@ def _convert_text(text: str, source: InputKind | None, request: ConversionReques
         case InputKind.KUBEFLOW:
             return convert_kubeflow(tool_input, mappings or [])
         case _:
-            return convert_shell(text, request, tool=None if kind is InputKind.SHELL else kind)
+            return convert_shell(text, request, tool=kind)
 
 
 def _build_job(draft: JobDraft) -> Tree:

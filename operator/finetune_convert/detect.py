@@ -2,26 +2,14 @@
 
 import re
 from collections.abc import Mapping
-from enum import StrEnum
 from typing import Any
 
 from finetune_api.yaml_documents import InvalidYaml, load_yaml
-from finetune_convert.conversion import ConversionError, Tree
+from finetune_convert.conversion import ConversionError, InputKind, Tree
 
 _LLAMAFACTORY_KEYS = ("stage", "finetuning_type", "model_name_or_path", "cutoff_len", "lora_target", "dataset_dir")
 _AXOLOTL_KEYS = ("base_model", "sequence_len", "micro_batch_size", "num_epochs", "val_set_size", "sample_packing", "rl")
 KUBEFLOW_KINDS = ("PyTorchJob", "TrainJob")
-
-
-class InputKind(StrEnum):
-    """Kinds of input; SHELL is a command of any tool."""
-
-    SWIFT = "swift"
-    LLAMAFACTORY = "llamafactory"
-    AXOLOTL = "axolotl"
-    TORCHRUN = "torchrun"
-    KUBEFLOW = "kubeflow"
-    SHELL = "shell"
 
 
 def load_documents(text: str) -> list[Any]:
@@ -57,13 +45,13 @@ def find_mapping(text: str) -> list[Tree] | None:
     return documents if documents and all(isinstance(document, dict) for document in documents) else None
 
 
-def detect_source(mappings: list[Tree] | None) -> InputKind:
-    """Return the kind of an input from its YAML mappings; without them it is shell text.
+def detect_source(mappings: list[Tree] | None) -> InputKind | None:
+    """Return the kind of an input from its YAML mappings; None without them, for shell text.
 
     Raises: ConversionError for YAML of an unknown kind
     """
     if mappings is None:
-        return InputKind.SHELL
+        return None
     kinds = [str(mapping.get("kind")) for mapping in mappings]
     if any(kind in KUBEFLOW_KINDS for kind in kinds):
         return InputKind.KUBEFLOW

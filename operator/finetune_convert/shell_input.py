@@ -3,8 +3,7 @@
 import re
 from collections.abc import Sequence
 
-from finetune_convert.conversion import ConversionError, ConversionRequest, Entry, EntryEffect
-from finetune_convert.detect import InputKind
+from finetune_convert.conversion import ConversionError, ConversionRequest, Entry, EntryEffect, InputKind
 from finetune_convert.formats.axolotl import convert_axolotl_command
 from finetune_convert.formats.llamafactory import convert_llamafactory_command
 from finetune_convert.formats.swift import TRAINING_COMMANDS, convert_swift
@@ -110,11 +109,14 @@ def _convert_command(source: ToolInput, tool: InputKind | None) -> tuple[str, Jo
     return _convert_program(source)
 
 
+def _drop_python(launch: Launch) -> tuple[Word, ...]:
+    """Return the words of the program without the Python interpreter."""
+    return launch.program[1:] if _PYTHON.search(launch.program[0].text) else launch.program
+
+
 def _find_swift_script(launch: Launch) -> tuple[str, tuple[Word, ...]]:
     """Return the subcommand of a script or module of ms-swift, and its arguments; empty for another program."""
-    program = launch.program
-    if _PYTHON.search(program[0].text):
-        program = program[1:]
+    program = _drop_python(launch)
     texts = [word.text for word in program]
     if texts[:1] == ["-m"] and len(texts) > 1 and (match := _SWIFT_MODULE.search(texts[1])):
         return match[1], program[2:]
@@ -127,7 +129,7 @@ def _find_swift_script(launch: Launch) -> tuple[str, tuple[Word, ...]]:
 
 def _find_axolotl_config(launch: Launch) -> tuple[Word, ...]:
     """Return the config file of axolotl and its overrides; empty for another program."""
-    program = launch.program[1:] if _PYTHON.search(launch.program[0].text) else launch.program
+    program = _drop_python(launch)
     texts = [word.text for word in program]
     if texts[:2] in (["axolotl", "train"], ["-m", "axolotl.cli.train"]):
         return program[2:]
@@ -135,22 +137,14 @@ def _find_axolotl_config(launch: Launch) -> tuple[Word, ...]:
 
 
 def _convert_llamafactory(source: ToolInput, name: str) -> tuple[str, JobDraft] | None:
-    program = source.launch.program
-    texts = [word.text for word in program]
+    program = _drop_python(source.launch)
     if name in ("llamafactory-cli", "lmf"):
         return convert_llamafactory_command(source, program[2:])
-    is_script = texts[0].endswith(("src/train.py", "src/train_bash.py", "llamafactory/launcher.py"))
-    has_stage = any(text.partition("=")[0] == "--stage" for text in texts)
-    if is_script and has_stage:
-        return convert_llamafactory_command(source, program[1:])
-    if (
-        _PYTHON.search(texts[0])
-        and len(texts) > 1
-        and texts[1].endswith(("src/train.py", "src/train_bash.py"))
-        and has_stage
-    ):
-        return convert_llamafactory_command(source, program[2:])
-    return None
+    is_script = bool(program) and program[0].text.endswith(
+        ("src/train.py", "src/train_bash.py", "llamafactory/launcher.py")
+    )
+    has_stage = any(word.text.partition("=")[0] == "--stage" for word in program)
+    return convert_llamafactory_command(source, program[1:]) if is_script and has_stage else None
 
 
 def _convert_program(source: ToolInput) -> tuple[str, JobDraft]:

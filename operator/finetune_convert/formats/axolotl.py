@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from finetune_convert.conversion import ConversionError, Entry, EntryEffect, Tree
+from finetune_convert.conversion import ConversionError, Entry, EntryEffect, JobForm, Tree
 from finetune_convert.formats.axolotl_trainer import METHODS, TOOL, convert_for_trainer, get_loss, select_axolotl_rules
 from finetune_convert.formats.llamafactory import add_config_map
 from finetune_convert.job_draft import JobDraft
@@ -12,7 +12,6 @@ from finetune_convert.mapping.converters import as_list, read_number, to_bool
 from finetune_convert.mapping.program import build_program_job
 from finetune_convert.mapping.rules import Options, find_program_reasons
 from finetune_convert.mapping.tool_input import (
-    TRAINER,
     ToolInput,
     build_name,
     choose_form,
@@ -43,7 +42,7 @@ def convert_axolotl(source: ToolInput, config: Tree, lines: Mapping[str, int]) -
     reasons = _list_reasons(options)
     form = choose_form(source.request, reasons, is_possible=method in METHODS, what=f"this trainer has no rl: {method}")
     name = build_name(str(model), str(method or "sft"))
-    if form != TRAINER:
+    if form is not JobForm.TRAINER:
         return description, _build_command_job(source, name, reasons)
     draft = start_draft(source, name)
     is_full, is_dpo = adapter is None, METHODS.get(method) == "dpo"

@@ -151,9 +151,7 @@ def _add_memory(conversion: TrainerConversion) -> None:
         to_bool(config.get(key)) for key in ("offload_params", "fsdp_offload_params")
     )
     conversion.add_fsdp(("fsdp", "fsdp_config"), (), offload=offload)
-    checkpoint = options.get("resume_from_checkpoint")
-    message = "a job resumes from its own checkpoints; checkpoints of other programs cannot be read"
-    conversion.note(("resume_from_checkpoint",), EntryEffect.CHANGED if checkpoint else EntryEffect.SAME, message)
+    conversion.note_checkpoint("resume_from_checkpoint")
 
 
 def _add_reporters(conversion: TrainerConversion) -> None:

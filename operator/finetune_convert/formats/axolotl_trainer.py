@@ -18,7 +18,7 @@ from finetune_convert.mapping.converters import (
 )
 from finetune_convert.mapping.rules import Options, Unconvertible, apply_rules
 from finetune_convert.mapping.tool_input import place_on_nodes
-from finetune_convert.mapping.trainer_conversion import TrainerConversion, find_dpo_problem, select_rules
+from finetune_convert.mapping.trainer_conversion import TrainerConversion, select_rules
 from finetune_convert.option_rules.axolotl import RULES
 
 TOOL = "axolotl"
@@ -182,18 +182,7 @@ def _add_rows(conversion: TrainerConversion) -> None:
         conversion.note(("test_datasets",), EntryEffect.MAPPED, f"sources: {len(evaluation)}", "dataset.eval")
     else:
         conversion.note(("test_datasets",), EntryEffect.SAME, "there are no separate evaluation rows")
-    size, rows = read_number(options, "val_set_size"), conversion.source.request.rows
-    ratio = size if size < 1 else size / rows if rows and rows > size else 0
-    if size > 0 and ratio and not evaluation:
-        conversion.state(("val_set_size",), "dataset.splitDatasetRatio", round(ratio, 6), "0")
-    else:
-        unknown = size >= 1 and not ratio and not evaluation
-        message = (
-            f"{size:g} rows are a fraction only with the number of rows: state it with --rows N"
-            if unknown
-            else "no rows are held out"
-        )
-        conversion.note(("val_set_size",), EntryEffect.CHANGED if unknown else EntryEffect.SAME, message)
+    conversion.add_split(("val_set_size",), read_number(options, "val_set_size"), has_evaluation=bool(evaluation))
     conversion.note(("pretraining_dataset",), EntryEffect.CHANGED, "this trainer has no pretraining on plain text")
     conversion.state(("sequence_len",), "dataset.maxLength", read_value(options, to_length, "sequence_len"), "512")
     overlong = _OVERLONG.get(options.get("excess_length_strategy"), "drop")
@@ -295,14 +284,7 @@ def _add_method(conversion: TrainerConversion) -> None:
     if beta != 0.1:
         draft.set("dpo.beta", beta)
     conversion.note(("dpo_beta", "rl_beta"), EntryEffect.MAPPED, f"{beta:g}", "dpo.beta")
-    loss, smoothing = get_loss(options), read_number(options, "dpo_label_smoothing")
-    problem = find_dpo_problem(loss, smoothing)
-    if loss not in (None, "sigmoid") and not problem:
-        draft.set("dpo.lossType", loss)
-    if smoothing and not problem:
-        draft.set("dpo.labelSmoothing", smoothing)
-    effect = EntryEffect.CHANGED if problem else EntryEffect.MAPPED
-    conversion.note(("dpo_loss_type", "dpo_label_smoothing"), effect, problem or str(loss), "dpo.lossType")
+    conversion.add_dpo_loss("dpo_loss_type", "dpo_label_smoothing", get_loss(options))
     if alpha := read_value(options, bounded_float(0, 100), "rpo_alpha"):
         draft.set("dpo.rpoAlpha", alpha)
     conversion.note(("rpo_alpha",), EntryEffect.TAKEN, "", "dpo.rpoAlpha")

@@ -2,10 +2,11 @@
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from finetune_api.v1alpha1.pod_types import VOLUME_SOURCES
-from finetune_convert.conversion import ConversionError, EntryEffect, Tree
+from finetune_convert.conversion import ConversionError, EntryEffect, JobForm, Tree
 from finetune_convert.data_paths import DataPaths
 from finetune_convert.formats.kubeflow_scheduling import convert_metadata, convert_scheduling_policy, get_object
 from finetune_convert.job_draft import JobDraft
@@ -13,7 +14,7 @@ from finetune_convert.launch.environment import NETWORK_VARIABLES, RESERVED_PREF
 from finetune_convert.launch.launchers import Launch, unwrap
 from finetune_convert.launch.topology import DEVICE_VARIABLES
 from finetune_convert.mapping.program import convert_arguments
-from finetune_convert.mapping.tool_input import TRAINER, ToolInput, build_name, start_draft
+from finetune_convert.mapping.tool_input import ToolInput, build_name, start_draft
 from finetune_convert.shell.commands import read_script
 from finetune_convert.shell.words import Word
 from finetune_supervisor.contract import to_camel
@@ -66,7 +67,7 @@ def convert_kubeflow(source: ToolInput, manifests: Sequence[Tree]) -> tuple[str,
     jobs = [manifest for manifest in manifests if manifest.get("kind") in ("PyTorchJob", "TrainJob")]
     if len(jobs) != 1:
         raise ConversionError(f"expected one PyTorchJob or TrainJob, found {len(jobs)}")
-    if source.request.form == TRAINER:
+    if source.request.form is JobForm.TRAINER:
         raise ConversionError("--form trainer: a job of Kubeflow can only run as a command; remove --form")
     (job,) = jobs
     metadata = get_object(job, "metadata")
@@ -121,9 +122,15 @@ def _convert_pytorch_job(draft: JobDraft, spec: Tree) -> None:
         draft.note("nprocPerNode", EntryEffect.TAKEN, "", field="nprocPerNode")
     if "elasticPolicy" in spec:
         draft.note("elasticPolicy", EntryEffect.CHANGED, "the number of nodes is fixed: numNodes")
-    for key in spec.keys() - {"pytorchReplicaSpecs", "runPolicy", "nprocPerNode", "elasticPolicy"}:
-        draft.note(f"spec.{key}", EntryEffect.CHANGED, "has no field in a FineTuneJob")
+    _note_rest(draft, "spec", spec, ("pytorchReplicaSpecs", "runPolicy", "nprocPerNode", "elasticPolicy"))
     _convert_pod(draft, pod, "pytorch")
+
+
+def _note_rest(draft: JobDraft, path: str, node: Tree, handled: Sequence[str]) -> None:
+    """Add an entry for each key of an object that is not handled."""
+    for key in node:
+        if key not in handled:
+            draft.note(f"{path}.{key}", EntryEffect.CHANGED, "has no field in a FineTuneJob")
 
 
 def _strip(pod: Tree) -> Tree:
@@ -171,10 +178,8 @@ def _convert_pod(draft: JobDraft, pod: Tree, main: str) -> None:
         if pod.get(key) is not None:
             draft.set(path, pod[key])
             draft.note(f"template.spec.{key}", EntryEffect.TAKEN, "", field=path)
-    for key in pod.keys() - set(_HANDLED_POD):
-        draft.note(f"template.spec.{key}", EntryEffect.CHANGED, "has no field in a FineTuneJob")
-    for key in container.keys() - set(_HANDLED_CONTAINER):
-        draft.note(f"container.{key}", EntryEffect.CHANGED, "has no field in a FineTuneJob")
+    _note_rest(draft, "template.spec", pod, _HANDLED_POD)
+    _note_rest(draft, "container", container, _HANDLED_CONTAINER)
     _convert_container(draft, container)
     _convert_volumes(draft, pod, container)
 
@@ -227,12 +232,9 @@ def _convert_env(draft: JobDraft, env: Sequence[Any]) -> None:
         draft, plain, handled=DEVICE_VARIABLES if "CUDA_VISIBLE_DEVICES" in plain else (), for_trainer=False
     )
     draft.entries = [
-        entry if entry.option not in {*plain, *NETWORK_VARIABLES} else _without_line(entry) for entry in draft.entries
+        entry if entry.option not in {*plain, *NETWORK_VARIABLES} else replace(entry, line=None)
+        for entry in draft.entries
     ]
-
-
-def _without_line(entry: Any) -> Any:
-    return type(entry)(entry.option, entry.effect, entry.message, entry.field)
 
 
 def _set_command(draft: JobDraft, words: Sequence[str], directory: object) -> None:
@@ -244,7 +246,7 @@ def _set_command(draft: JobDraft, words: Sequence[str], directory: object) -> No
     paths = DataPaths(draft)
     program, *rest = launch.program
     arguments = convert_arguments(rest, draft, paths)
-    draft.entries = [_without_line(entry) for entry in draft.entries]
+    draft.entries = [replace(entry, line=None) for entry in draft.entries]
     if launch.launcher == "torchrun" and program.text.endswith(".py") and not launch.is_module:
         draft.spec["command"] = {"script": program.text, **({"args": arguments} if arguments else {})}
         if launch.ranks_per_node and "nprocPerNode" not in draft.spec:
@@ -349,7 +351,6 @@ def _convert_train_job(draft: JobDraft, spec: Tree) -> None:
             )
             draft.note(f"spec.{key}", effect, reason)
     handled = ("image", "command", "args", "env", "numNodes", "numProcPerNode", "resourcesPerNode")
-    for key in trainer.keys() - set(handled):
-        draft.note(f"trainer.{key}", EntryEffect.CHANGED, "has no field in a FineTuneJob")
+    _note_rest(draft, "trainer", trainer, handled)
     container: Tree = {key: trainer[key] for key in ("image", "command", "args", "env") if key in trainer}
     _convert_container(draft, {**container, "resources": get_object(trainer, "resourcesPerNode")})

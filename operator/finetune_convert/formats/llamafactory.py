@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 
-from finetune_convert.conversion import ConversionError, Entry, EntryEffect, Tree
+from finetune_convert.conversion import ConversionError, Entry, EntryEffect, JobForm, Tree
 from finetune_convert.formats.llamafactory_trainer import TOOL, convert_for_trainer, find_quantization_problem
 from finetune_convert.job_draft import JobDraft
 from finetune_convert.mapping.arguments import is_option, parse_arguments, parse_config
@@ -11,7 +11,6 @@ from finetune_convert.mapping.converters import read_number
 from finetune_convert.mapping.program import build_program_job
 from finetune_convert.mapping.rules import Given, Options, find_program_reasons, list_unknown
 from finetune_convert.mapping.tool_input import (
-    TRAINER,
     ToolInput,
     build_name,
     choose_form,
@@ -96,7 +95,7 @@ def _convert(source: ToolInput, given: dict[str, Given]) -> tuple[str, JobDraft]
     is_possible = stage in METHODS
     form = choose_form(source.request, reasons, is_possible=is_possible, what=f"this trainer has no stage {stage}")
     name = build_name(str(model), stage)
-    if form != TRAINER:
+    if form is not JobForm.TRAINER:
         source.entries += list_unknown(options, TOOL)
         return description, _build_command_job(source, options, name, reasons)
     draft = start_draft(source, name)

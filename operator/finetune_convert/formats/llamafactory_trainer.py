@@ -18,7 +18,7 @@ from finetune_convert.mapping.tool_input import (
     is_vision_model,
     place_on_nodes,
 )
-from finetune_convert.mapping.trainer_conversion import TrainerConversion, find_dpo_problem, select_rules
+from finetune_convert.mapping.trainer_conversion import TrainerConversion, select_rules
 from finetune_convert.mapping.training_settings import SettingNames, TrainerSettings
 from finetune_convert.option_rules.llamafactory import RULES
 
@@ -137,19 +137,10 @@ def _add_method(conversion: TrainerConversion) -> None:
             "full fine-tuning has no adapters",
         )
     conversion.note(("additional_target",), EntryEffect.CHANGED, "this trainer trains adapters only")
-    loss, smoothing = options.get("pref_loss"), read_number(options, "dpo_label_smoothing")
-    names = ("pref_loss", "dpo_label_smoothing")
-    problem = find_dpo_problem(loss, smoothing)
-    if not conversion.is_dpo or problem:
-        conversion.note(
-            names, EntryEffect.CHANGED if conversion.is_dpo else EntryEffect.UNUSED, problem or "only dpo uses it"
-        )
-        return
-    if loss != "sigmoid":
-        draft.set("dpo.lossType", loss)
-    if smoothing:
-        draft.set("dpo.labelSmoothing", smoothing)
-    conversion.note(names, EntryEffect.TAKEN, "", "dpo")
+    if conversion.is_dpo:
+        conversion.add_dpo_loss("pref_loss", "dpo_label_smoothing", options.get("pref_loss"))
+    else:
+        conversion.note(("pref_loss", "dpo_label_smoothing"), EntryEffect.UNUSED, "only dpo uses it")
 
 
 def _add_lora(conversion: TrainerConversion) -> None:
@@ -199,14 +190,13 @@ def _add_rows(conversion: TrainerConversion) -> None:
     else:
         conversion.note(("max_samples",), EntryEffect.SAME, "all rows are used")
     evaluation = _split_names(options.get("eval_dataset"))
-    size = read_number(options, "val_size")
     if evaluation:
         sources = [_build_source(conversion, "eval_dataset", name, folder) for name in evaluation]
         draft.set("dataset.eval", sources)
         conversion.note(("eval_dataset",), EntryEffect.MAPPED, f"sources: {len(evaluation)}", "dataset.eval")
     else:
         conversion.note(("eval_dataset",), EntryEffect.SAME, "there are no separate evaluation rows")
-    _add_split(conversion, size, has_evaluation=bool(evaluation))
+    conversion.add_split(("val_size",), read_number(options, "val_size"), has_evaluation=bool(evaluation))
     _add_lengths(conversion)
     if not conversion.is_dpo:
         _add_loss(conversion)
@@ -252,23 +242,6 @@ def _place_dataset(conversion: TrainerConversion, option: str, name: str, folder
     )
     conversion.draft.note(option, EntryEffect.EDIT, message, field="dataset", line=line)
     return conversion.paths.place(option, path, line=line)
-
-
-def _add_split(conversion: TrainerConversion, size: float, *, has_evaluation: bool) -> None:
-    path, names = "dataset.splitDatasetRatio", ("val_size",)
-    rows = conversion.source.request.rows
-    ratio = size if size < 1 else size / rows if rows and rows > size else 0
-    if size <= 0 or has_evaluation:
-        conversion.note(names, EntryEffect.UNUSED if has_evaluation else EntryEffect.SAME, "no rows are held out")
-    elif ratio:
-        conversion.state(names, path, round(ratio, 6), "0")
-    else:
-        conversion.note(
-            names,
-            EntryEffect.CHANGED,
-            f"{size:g} rows are a fraction only with the number of rows: state it with --rows N",
-            path,
-        )
 
 
 def _add_lengths(conversion: TrainerConversion) -> None:
@@ -339,9 +312,7 @@ def _add_memory(conversion: TrainerConversion) -> None:
     conversion.note((name, "gradient_checkpointing"), EntryEffect.MAPPED, str(bool(draft.get(path))).lower(), path)
     conversion.add_deepspeed(("deepspeed",), options.get("deepspeed"))
     conversion.add_fsdp(("fsdp",), ("fsdp_config",), offload="offload" in str(options.get("fsdp")))
-    checkpoint = options.get("resume_from_checkpoint")
-    message = "a job resumes from its own checkpoints; checkpoints of other programs cannot be read"
-    conversion.note(("resume_from_checkpoint",), EntryEffect.CHANGED if checkpoint else EntryEffect.SAME, message)
+    conversion.note_checkpoint("resume_from_checkpoint")
 
 
 def _add_reporters(conversion: TrainerConversion) -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from finetune_convert.conversion import ConversionError, Entry, EntryEffect
+from finetune_convert.conversion import ConversionError, Entry, EntryEffect, JobForm
 from finetune_convert.formats.swift_options import (
     MODEL,
     find_deepspeed_problem,
@@ -19,7 +19,6 @@ from finetune_convert.mapping.arguments import list_option_names, parse_argument
 from finetune_convert.mapping.program import build_program_job
 from finetune_convert.mapping.rules import Options, find_program_reasons, list_unknown
 from finetune_convert.mapping.tool_input import (
-    TRAINER,
     ToolInput,
     build_name,
     choose_form,
@@ -54,7 +53,7 @@ def convert_swift(source: ToolInput, subcommand: str, words: Sequence[Word]) -> 
     form = choose_form(source.request, reasons, is_possible=is_possible, what=f"this trainer has no {method}")
     model = str(get_first(options, MODEL) or options.get("model_type") or "model")
     name = build_name(model, method if command == "rlhf" else subcommand)
-    if form != TRAINER:
+    if form is not JobForm.TRAINER:
         source.entries += list_unknown(options, f"ms-swift {version}.x")
         return description, _build_command_job(source, name, reasons, subcommand, words)
     draft, is_full = start_draft(source, name), get_tuner(options) == "full"

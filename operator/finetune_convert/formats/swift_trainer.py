@@ -14,7 +14,6 @@ from finetune_convert.formats.swift_options import (
     QUANTIZATION,
     TARGETS,
     TUNER,
-    find_dpo_loss_problem,
     find_loss_problem,
     find_quantization_problem,
     get_dpo_loss,
@@ -112,8 +111,7 @@ def _add_adapter(swift: TrainerConversion) -> None:
         has_adapter = True
         swift.add_adapter(names, str(checkpoint))
     else:
-        message = "a job resumes from its own checkpoints; checkpoints of other programs cannot be read"
-        swift.note(names, EntryEffect.CHANGED if checkpoint else EntryEffect.SAME, message)
+        swift.note_checkpoint(*names)
     swift.note(("lora_modules",), EntryEffect.UNUSED, "it belongs to inference")
     _add_targets(swift, has_adapter=has_adapter)
     swift.add_quantization(
@@ -161,7 +159,7 @@ def _add_method(swift: TrainerConversion) -> None:
             EntryEffect.SAME if options.get("loss_scale") == "last_round" else EntryEffect.CHANGED,
             "the loss covers the text that differs between chosen and rejected",
         )
-        _add_dpo_loss(swift)
+        swift.add_dpo_loss("loss_type", "label_smoothing", get_dpo_loss(options))
         return
     swift.note(("label_smoothing",), EntryEffect.UNUSED, "only dpo uses it")
     scale = "all" if options.command == "pt" else str(options.get("loss_scale") or "default")
@@ -173,20 +171,6 @@ def _add_method(swift: TrainerConversion) -> None:
         f"{scale}: {loss}",
         "sft.lossOn",
     )
-
-
-def _add_dpo_loss(swift: TrainerConversion) -> None:
-    options, draft = swift.options, swift.draft
-    loss, smoothing = get_dpo_loss(options), read_number(options, "label_smoothing")
-    if find_dpo_loss_problem(options):
-        swift.note(("loss_type", "label_smoothing"), EntryEffect.CHANGED, str(find_dpo_loss_problem(options)))
-        return
-    if loss not in (None, "sigmoid"):
-        draft.set("dpo.lossType", loss)
-    swift.note(("loss_type",), EntryEffect.MAPPED, str(loss), "dpo.lossType")
-    if smoothing:
-        draft.set("dpo.labelSmoothing", smoothing)
-    swift.note(("label_smoothing",), EntryEffect.TAKEN if smoothing else EntryEffect.SAME, "", "dpo.labelSmoothing")
 
 
 def _add_freeze(swift: TrainerConversion) -> None:

@@ -3,11 +3,11 @@
 import re
 from collections.abc import Sequence
 
-from finetune_convert.conversion import ConversionError, EntryEffect
+from finetune_convert.conversion import ConversionError, EntryEffect, JobForm
 from finetune_convert.data_paths import DataPaths, is_path
 from finetune_convert.job_draft import JobDraft
 from finetune_convert.launch.launchers import Launch
-from finetune_convert.mapping.tool_input import TRAINER, ToolInput, place_on_nodes, start_draft
+from finetune_convert.mapping.tool_input import ToolInput, place_on_nodes, start_draft
 from finetune_convert.secret_values import is_secret, name_variable
 from finetune_convert.shell.words import ADDED, Word
 
@@ -35,7 +35,7 @@ def build_program_job(source: ToolInput, *, name: str, image: str, ranks_fill_de
 
     image: name of the image that is assumed without --image
     """
-    if source.request.form == TRAINER:
+    if source.request.form is JobForm.TRAINER:
         raise ConversionError("--form trainer: this program can only run as a command; remove --form")
     draft = start_draft(source, name)
     launch = source.launch

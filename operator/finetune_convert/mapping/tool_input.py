@@ -4,8 +4,9 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from finetune_api.v1alpha1.job import MAX_JOB_NAME
 from finetune_api.v1alpha1.name_types import JOB_NAME_PATTERN
-from finetune_convert.conversion import ConversionError, ConversionRequest, Entry, EntryEffect
+from finetune_convert.conversion import ConversionError, ConversionRequest, Entry, EntryEffect, JobForm
 from finetune_convert.job_draft import JobDraft
 from finetune_convert.launch.environment import add_environment
 from finetune_convert.launch.launchers import Launch
@@ -13,12 +14,10 @@ from finetune_convert.launch.topology import DEVICE_VARIABLES, Topology, add_top
 from finetune_convert.mapping.rules import Given, Rule, ToSecret, Unused, find_rule
 from finetune_convert.shell.words import Word
 
-MAX_NAME = 52
 _VISION_NAME = re.compile(
     r"(?<![a-z])(vl|vision|llava|internvl|minicpm-v|omni|ovis|pixtral|gemma-?3|mllm|multimodal)", re.IGNORECASE
 )
 _OTHER_VENDORS = ("huawei", "cambricon")
-TRAINER, COMMAND = "trainer", "command"
 
 
 @dataclass
@@ -38,7 +37,7 @@ def build_name(*parts: str) -> str:
     text = "-".join(part.rstrip("/").rpartition("/")[2] for part in parts if part)
     name = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
     name = name if name[:1].isalpha() else f"job-{name}".rstrip("-")
-    return name[:MAX_NAME].rstrip("-")
+    return name[:MAX_JOB_NAME].rstrip("-")
 
 
 def start_draft(source: ToolInput, name: str) -> JobDraft:
@@ -47,9 +46,9 @@ def start_draft(source: ToolInput, name: str) -> JobDraft:
     Raises: ConversionError if the requested name is invalid
     """
     name = source.request.name or name
-    if not re.fullmatch(JOB_NAME_PATTERN, name) or len(name) > MAX_NAME:
+    if not re.fullmatch(JOB_NAME_PATTERN, name) or len(name) > MAX_JOB_NAME:
         raise ConversionError(
-            f"--name: {name}: expected at most {MAX_NAME} characters of a-z, 0-9 and '-', starting with a-z"
+            f"--name: {name}: expected at most {MAX_JOB_NAME} characters of a-z, 0-9 and '-', starting with a-z"
         )
     return JobDraft(source.request, name, entries=list(source.entries))
 
@@ -85,17 +84,15 @@ def find_device_reasons(source: ToolInput) -> list[str]:
     return [f"{name}: this trainer runs on GPUs" for name in names]
 
 
-def choose_form(request: ConversionRequest, reasons: Sequence[str], *, is_possible: bool, what: str) -> str:
+def choose_form(request: ConversionRequest, reasons: Sequence[str], *, is_possible: bool, what: str) -> JobForm:
     """Return whether our own trainer or the original program runs.
 
     reasons: why the original program is needed. is_possible: whether our trainer has the method at all.
     Raises: ConversionError if the requested form is impossible
     """
-    if request.form == TRAINER and not is_possible:
+    if request.form is JobForm.TRAINER and not is_possible:
         raise ConversionError(f"--form trainer: {what}; use --form command")
-    if request.form in (TRAINER, COMMAND):
-        return request.form
-    return COMMAND if reasons or not is_possible else TRAINER
+    return request.form or (JobForm.COMMAND if reasons or not is_possible else JobForm.TRAINER)
 
 
 def explain_program(source: ToolInput, reasons: Sequence[str]) -> None:

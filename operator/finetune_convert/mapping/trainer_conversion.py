@@ -10,7 +10,7 @@ from finetune_convert.conversion import ConversionError, EntryEffect
 from finetune_convert.data_paths import DataPaths, is_path
 from finetune_convert.job_draft import JobDraft
 from finetune_convert.mapping.consistency import make_consistent
-from finetune_convert.mapping.converters import to_deepspeed_preset, to_float, to_target_modules
+from finetune_convert.mapping.converters import read_number, to_deepspeed_preset, to_float, to_target_modules
 from finetune_convert.mapping.rules import Options, Rule, ToField, Unconvertible, Unused
 from finetune_convert.mapping.tool_input import ToolInput
 
@@ -150,6 +150,38 @@ class TrainerConversion:
         )
         message = "only reshardAfterForward and cpuOffload exist; the rest is chosen by the trainer"
         self.note(config_names, EntryEffect.MAPPED if is_on else EntryEffect.UNUSED, message, "fsdp")
+
+    def add_split(self, names: Sequence[str], size: float, *, has_evaluation: bool) -> None:
+        """Hold out training rows for the evaluation. size: their fraction, or if it is at least 1 their number."""
+        rows = self.source.request.rows
+        ratio = size if size < 1 else size / rows if rows and rows > size else 0
+        if size <= 0 or has_evaluation:
+            self.note(names, EntryEffect.UNUSED if has_evaluation else EntryEffect.SAME, "no rows are held out")
+        elif ratio:
+            self.state(names, "dataset.splitDatasetRatio", round(ratio, 6), "0")
+        else:
+            message = f"{size:g} rows are a fraction only with the number of rows: state it with --rows N"
+            self.note(names, EntryEffect.CHANGED, message, "dataset.splitDatasetRatio")
+
+    def add_dpo_loss(self, loss_name: str, smoothing_name: str, loss: Any) -> None:
+        """Set the loss of dpo and its label smoothing, if our trainer has them."""
+        smoothing = read_number(self.options, smoothing_name)
+        if problem := find_dpo_problem(loss, smoothing):
+            self.note((loss_name, smoothing_name), EntryEffect.CHANGED, problem)
+            return
+        if loss not in (None, "sigmoid"):
+            self.draft.set("dpo.lossType", loss)
+        self.note((loss_name,), EntryEffect.TAKEN, "", "dpo.lossType")
+        if smoothing:
+            self.draft.set("dpo.labelSmoothing", smoothing)
+        effect = EntryEffect.TAKEN if smoothing else EntryEffect.SAME
+        self.note((smoothing_name,), effect, "", "dpo.labelSmoothing")
+
+    def note_checkpoint(self, *names: str) -> None:
+        """Add an entry for the checkpoint of another program from which the input continues."""
+        has_checkpoint = bool(self.options.get(names[0]))
+        message = "a job resumes from its own checkpoints; checkpoints of other programs cannot be read"
+        self.note(names, EntryEffect.CHANGED if has_checkpoint else EntryEffect.SAME, message)
 
     def finish(self) -> None:
         """Resolve contradictions, and add volumes and output; an option without an entry gets one."""

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from finetune_convert.conversion import MAX_INPUT_BYTES, ConversionError, ConversionRequest
+from finetune_convert.conversion import MAX_INPUT_BYTES, ConversionError, ConversionRequest, InputKind, JobForm
 from finetune_convert.convert import convert
 
 SWIFT = "swift sft --model a/b --dataset /data/x.jsonl"
@@ -93,8 +93,8 @@ def test_a_megabyte_of_arguments_is_converted_or_refused_within_a_few_seconds() 
     [
         ({"name": "Bad_Name"}, "--name"),
         ({"tool_version": 7}, "versions 2, 3 and 4"),
-        ({"source": "axolotl"}, "expected a YAML mapping"),
-        ({"source": "llamafactory"}, "expected llamafactory-cli train"),
+        ({"source": InputKind.AXOLOTL}, "expected a YAML mapping"),
+        ({"source": InputKind.LLAMAFACTORY}, "expected llamafactory-cli train"),
         ({"gpus": 1000}, "number of GPUs"),
     ],
 )
@@ -105,15 +105,15 @@ def test_a_flag_that_does_not_fit_is_an_error(fields: dict[str, object], problem
 
 def test_the_form_of_an_unsupported_method_cannot_be_forced() -> None:
     with pytest.raises(ConversionError, match="--form trainer: this trainer has no grpo"):
-        convert("swift rlhf --rlhf_type grpo --model a/b --dataset c", ConversionRequest(form="trainer"))
+        convert("swift rlhf --rlhf_type grpo --model a/b --dataset c", ConversionRequest(form=JobForm.TRAINER))
 
 
 @pytest.mark.parametrize(
     ("text", "fields", "problem"),
     [
-        ("torchrun train.py", {"form": "trainer"}, "can only run as a command"),
+        ("torchrun train.py", {"form": JobForm.TRAINER}, "can only run as a command"),
         ("torchrun train.py", {"tool_version": 3}, "--tool-version applies to ms-swift only"),
-        ("base_model: a/b\nrl: kto\ndatasets: []", {"form": "trainer"}, "this trainer has no rl: kto"),
+        ("base_model: a/b\nrl: kto\ndatasets: []", {"form": JobForm.TRAINER}, "this trainer has no rl: kto"),
     ],
 )
 def test_a_flag_without_effect_is_an_error(text: str, fields: dict[str, object], problem: str) -> None:

@@ -4,7 +4,14 @@ from typing import Any
 
 import pytest
 
-from finetune_convert.conversion import Conversion, ConversionError, ConversionRequest, EntryEffect, VolumeMount
+from finetune_convert.conversion import (
+    Conversion,
+    ConversionError,
+    ConversionRequest,
+    EntryEffect,
+    JobForm,
+    VolumeMount,
+)
 from finetune_convert.convert import convert
 
 SWIFT = "NPROC_PER_NODE=2 swift sft --model Qwen/Qwen2.5-VL-7B --dataset /data/x.jsonl"
@@ -85,7 +92,7 @@ def test_ranks_that_share_a_device_get_one_each() -> None:
     text = "CUDA_VISIBLE_DEVICES=0 NPROC_PER_NODE=2 swift sft --model a/b --dataset c/d"
 
     assert read_field(text, "resources.limits") == {"nvidia.com/gpu": 2}
-    assert read_field(text, "nprocPerNode", form="command") == 2
+    assert read_field(text, "nprocPerNode", form=JobForm.COMMAND) == 2
 
 
 def test_an_effective_batch_that_is_not_possible_is_a_difference() -> None:

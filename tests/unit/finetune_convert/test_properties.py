@@ -8,13 +8,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from finetune_convert.conversion import Conversion, ConversionError, ConversionRequest
+from finetune_convert.conversion import Conversion, ConversionError, ConversionRequest, InputKind, JobForm
 from finetune_convert.convert import convert, find_problems
 from finetune_convert.mapping.trainer_conversion import NOT_CONVERTED
 from finetune_convert.option_table import Option, OptionTable, load_table
 
 QUICK = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-FORMS = ("trainer", "command")
+FORMS = tuple(JobForm)
 FIXED = [
     "model",
     "model_id_or_path",
@@ -76,7 +76,7 @@ def assert_nothing_is_lost(conversion: Conversion, names: set[str]) -> None:
 )
 @QUICK
 @given(data=st.data())
-def test_no_option_of_ms_swift_is_lost(data: st.DataObject, version: int, command: str, form: str) -> None:
+def test_no_option_of_ms_swift_is_lost(data: st.DataObject, version: int, command: str, form: JobForm) -> None:
     options = data.draw(build_options(load_table(f"swift-{version}")))
     model = "--model_id_or_path" if version == 2 else "--model"
     words = [word for name, value in options.items() for word in (f"--{name}", value)]
@@ -87,16 +87,16 @@ def test_no_option_of_ms_swift_is_lost(data: st.DataObject, version: int, comman
         assert_nothing_is_lost(conversion, set(options))
 
 
-@pytest.mark.parametrize("form", ["trainer", "command"])
+@pytest.mark.parametrize("form", JobForm)
 @pytest.mark.parametrize("stage", ["sft", "dpo"])
 @QUICK
 @given(options=build_options(load_table("llamafactory")))
-def test_no_option_of_llamafactory_is_lost(options: dict[str, str], stage: str, form: str) -> None:
+def test_no_option_of_llamafactory_is_lost(options: dict[str, str], stage: str, form: JobForm) -> None:
     lines = [f"{name}: {value}" for name, value in options.items()]
     text = "\n".join(["model_name_or_path: a/b-vl", f"stage: {stage}", "dataset: /data/x.json", *lines])
     conversion = try_convert(text, form=form)
 
-    if conversion is not None and form == "trainer":
+    if conversion is not None and form is JobForm.TRAINER:
         assert_nothing_is_lost(conversion, set(options))
 
 
@@ -107,7 +107,7 @@ def test_no_option_of_axolotl_is_lost(options: dict[str, str], method: str) -> N
     lines = [f"{name}: {value}" for name, value in {"learning_rate": "1e-4", **options}.items()]
     rows = "datasets: [{path: /data/x.jsonl, type: chat_template}]"
     text = "\n".join(["base_model: a/b", rows, *lines, method])
-    conversion = try_convert(text, form="trainer")
+    conversion = try_convert(text, form=JobForm.TRAINER)
 
     if conversion is not None:
         assert_nothing_is_lost(conversion, set(options))
@@ -129,7 +129,7 @@ def test_every_argument_of_a_script_is_in_the_command(words: list[str]) -> None:
 @given(text=st.text(max_size=200))
 def test_any_text_is_converted_or_refused(text: str) -> None:
     try_convert(text)
-    for kind in ("swift", "llamafactory", "axolotl", "torchrun", "kubeflow"):
+    for kind in InputKind:
         try_convert(text, source=kind)
 
 
@@ -175,7 +175,7 @@ def test_any_manifest_is_converted_or_refused(data: st.DataObject, kind: str) ->
     trainer = {"command": ["torchrun", "a.py"], **data.draw(st.dictionaries(KEYS, tree, max_size=4))}
     manifest = {"apiVersion": "x/v1", "kind": kind, "metadata": {"name": "a"}, "spec": {"trainer": trainer, **spec}}
     with contextlib.suppress(ConversionError):
-        convert(json.dumps(manifest, indent=1), ConversionRequest(source="kubeflow"))
+        convert(json.dumps(manifest, indent=1), ConversionRequest(source=InputKind.KUBEFLOW))
 
 
 @pytest.mark.parametrize("steps", ["0.5", "100"])
