@@ -1,7 +1,6 @@
 """Starts pods like those of a job, but without devices and data, and checks image, DNS and network."""
 
 import asyncio
-import json
 import secrets
 from collections.abc import Iterator
 from contextlib import aclosing
@@ -15,6 +14,7 @@ from finetune_client.pod_check_objects import CHECK_LABEL, build_check_objects
 from finetune_client.temporary_object import open_temporary_object
 from finetune_operator.kube.api_paths import collection_path, object_path
 from finetune_operator.observation.ownership import RawBody
+from finetune_supervisor.contract import parse_json
 
 IMAGE, DNS, NETWORK = "image", "DNS", "pod network"
 NETWORK_SECONDS = 45.0  # time for the tests after all pods have started; a DNS cache may keep a negative response 30 s
@@ -141,7 +141,7 @@ async def _read_result(connection: ClusterConnection, pod: str) -> dict[str, str
 
 def _parse_result(pod: str, line: str) -> dict[str, str]:
     try:
-        parsed = json.loads(line)
+        parsed = parse_json(line)
     except ValueError:
         parsed = None
     if not isinstance(parsed, dict):

@@ -3,7 +3,6 @@
 Source: https://kubernetes.io/docs/reference/using-api/ and KEP-4006, protocol v4.channel.k8s.io.
 """
 
-import json
 from collections.abc import AsyncGenerator, Sequence
 
 import aiohttp
@@ -12,6 +11,7 @@ from finetune_client.connection import ClusterConnection
 from finetune_client.errors import ClientError
 from finetune_operator import names
 from finetune_operator.kube.api_paths import object_path
+from finetune_supervisor.contract import parse_json
 
 PROTOCOL = "v4.channel.k8s.io"
 STDOUT, STDERR, STATUS = 1, 2, 3  # the first byte of a message is its channel
@@ -50,7 +50,7 @@ def _check_status(what: str, status: bytes, errors: bytes) -> None:
     if not status:
         raise ClientError(f"{what}: the connection was lost before the program ended")
     try:
-        parsed = json.loads(status)
+        parsed = parse_json(status)
     except ValueError:
         parsed = {"message": status.decode(errors="replace")}
     if parsed.get("status") != "Success":

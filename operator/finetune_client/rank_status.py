@@ -1,10 +1,8 @@
 """Status of each rank of a running job, which the supervisor of each node serves on its status port."""
 
 import asyncio
-import json
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.alias_generators import to_camel
@@ -14,6 +12,7 @@ from finetune_client.errors import ClientError
 from finetune_client.job import Job
 from finetune_operator import names
 from finetune_operator.kube.api_paths import object_path
+from finetune_supervisor.contract import parse_json
 
 TIMEOUT_SECONDS = 10
 MAX_RANKS = 1024
@@ -62,7 +61,7 @@ async def _read_node(connection: ClusterConnection, job: Job, node_rank: int) ->
     lines = connection.stream_lines(path, what=f"pod {job.namespace}/{pod}", params={})
     try:
         async with asyncio.timeout(TIMEOUT_SECONDS):
-            report = NodeReport.model_validate(_parse_json(await anext(lines, b"")))
+            report = NodeReport.model_validate(parse_json(await anext(lines, b"")))
     except TimeoutError:
         return NodeRanks(node_rank, problem=f"pod {pod}: no answer for {TIMEOUT_SECONDS} s")
     except (ClientError, ValueError, ValidationError) as error:
@@ -80,10 +79,3 @@ def _get_status_port(job: Job) -> int:
         return job.spec.status_port
     except ClientError:  # a newer release may have accepted a spec that this one cannot parse
         return names.STATUS_PORT
-
-
-def _parse_json(line: bytes) -> Any:
-    try:
-        return json.loads(line)
-    except RecursionError as error:
-        raise ValueError("nested too deeply") from error

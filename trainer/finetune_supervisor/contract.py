@@ -5,9 +5,11 @@ The API and the operator import this module, so it may import only the standard 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 NAMESPACE = "FINETUNE_NAMESPACE"
 JOB = "FINETUNE_JOB"
@@ -197,6 +199,17 @@ def read_int(env: Mapping[str, str], name: str, *, default: int | None = None) -
     if not value.isdigit():
         raise InvalidEnvironment(f"environment variable {name} must be a whole number, not {value!r}")
     return int(value)
+
+
+def parse_json(content: str | bytes) -> Any:
+    """Parse JSON that others wrote. Raises json.JSONDecodeError, also for what json.loads answers with other errors."""
+    try:
+        return json.loads(content)
+    except json.JSONDecodeError:
+        raise
+    except (ValueError, RecursionError) as error:
+        problem = "nested too deeply, a number with too many digits, or not UTF-8"
+        raise json.JSONDecodeError(problem, "", 0) from error
 
 
 def to_camel(name: str) -> str:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
+
+from finetune_supervisor.contract import parse_json
 
 
 def get_success_marker_path(output: Path) -> Path:
@@ -14,7 +15,7 @@ def get_success_marker_path(output: Path) -> Path:
 def is_result_published(output: Path, *, uid: str) -> bool:
     """Return whether the job with this UID has published its result in the output folder."""
     try:
-        marker = json.loads(get_success_marker_path(output).read_text(encoding="utf-8"))
+        marker = parse_json(get_success_marker_path(output).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return False
     return isinstance(marker, dict) and marker.get("uid") == uid

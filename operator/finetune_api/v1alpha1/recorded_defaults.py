@@ -11,6 +11,8 @@ from typing import Any, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
+from finetune_supervisor.contract import parse_json
+
 M = TypeVar("M", bound=BaseModel)
 
 
@@ -28,7 +30,7 @@ def apply_defaults(model: M, recorded: str) -> M:
     if not recorded or recorded == render_defaults(type(model)):
         return model
     try:
-        values = json.loads(recorded)
+        values = parse_json(recorded)
     except ValueError:
         return model
     return _apply(model, values) if isinstance(values, dict) else model

@@ -1,6 +1,5 @@
 """Converts what the tools have in common to a job of our own trainer: adapters, learning rate and sharding."""
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from finetune_convert.mapping.consistency import make_consistent
 from finetune_convert.mapping.converters import read_number, to_deepspeed_preset, to_float, to_target_modules
 from finetune_convert.mapping.rules import Options, Rule, ToField, Unconvertible, Unused
 from finetune_convert.mapping.tool_input import ToolInput
+from finetune_supervisor.contract import parse_json
 
 ADAPTER_SHAPE = ("lora.r", "lora.loraAlpha", "lora.targetModules", "lora.useRslora", "lora.useDora")
 DPO_LOSSES = ("sigmoid", "ipo", "hinge", "robust")
@@ -232,8 +232,8 @@ def parse_json_config(value: Any) -> dict[str, Any] | None:
     if not isinstance(value, str) or not value.lstrip().startswith("{"):
         return None
     try:
-        config = json.loads(value)
-    except (ValueError, RecursionError):
+        config = parse_json(value)
+    except ValueError:
         return None
     return config if isinstance(config, dict) else None
 

@@ -12,6 +12,7 @@ from finetune_operator.kube.credentials import RedirectRefused
 from finetune_operator.kube.missing_rights import MissingRights
 from finetune_operator.observation.ownership import RawBody
 from finetune_operator.tasks.fair_slots import FairSlots
+from finetune_supervisor.contract import parse_json
 
 RETRY_DELAYS_SECONDS = (0.1, 0.5)  # delays before the two retries; the work queue handles longer outages
 MAX_RETRY_AFTER_SECONDS = 2.0  # the work queue handles a longer Retry-After
@@ -130,7 +131,7 @@ class ApiClient:
             self.missing_rights.record(method, path, status=refusal.status, message=refusal.message)
             raise refusal
         self.missing_rights.record(method, path, status=response.status)
-        parsed: RawBody = json.loads(content)
+        parsed: RawBody = parse_json(content)
         return parsed
 
     async def list_pages(
@@ -177,7 +178,7 @@ class ApiClient:
                     raise refusal
                 self.missing_rights.record("WATCH", path, status=response.status)
                 async for line in response.content:
-                    yield json.loads(line)
+                    yield parse_json(line)
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:  # ValueError if a line is truncated
             raise _build_connection_error("WATCH", path, error) from error
 
@@ -208,7 +209,7 @@ def encode_json(body: RawBody) -> bytes:
 def parse_error(status: int, content: bytes, headers: Mapping[str, str]) -> ApiError:
     """Build the exception for an error response, which contains no Status object if a proxy sent it."""
     try:
-        parsed = json.loads(content)
+        parsed = parse_json(content)
     except ValueError:
         parsed = None
     body: RawBody = parsed if isinstance(parsed, dict) and parsed.get("kind") == "Status" else {}

@@ -12,6 +12,8 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+from finetune_supervisor.contract import parse_json
+
 API_VERSIONS = ("client.authentication.k8s.io/v1", "client.authentication.k8s.io/v1beta1")
 TIMEOUT_SECONDS = 300  # a plugin may wait for a login in a browser
 EXPIRY_MARGIN = timedelta(seconds=30)
@@ -106,7 +108,7 @@ class ExecLogin:
 
     def _parse_credential(self, output: bytes) -> LoginCredential:
         try:
-            status = json.loads(output)["status"]
+            status = parse_json(output)["status"]
             expiry = status.get("expirationTimestamp")
             credential = LoginCredential(
                 token=status.get("token"),

@@ -170,11 +170,11 @@ async def test_a_job_on_one_node_needs_one_pod_and_no_network(api: CheckApi, tmp
     assert len(api.find_requests("POST", "pods")) == 1
 
 
-@pytest.mark.parametrize("line", ["PermissionError: port 80", "[]"])
+@pytest.mark.parametrize("line", ["PermissionError: port 80", "[]", "[" * 8000], ids=["text", "list", "nested"])
 async def test_a_crashed_probe_is_an_error_with_its_last_line(line: str, api: CheckApi, tmp_path: Path) -> None:
     api.results[0] = line
 
-    with pytest.raises(ClientError, match=re.escape(f"the check has ended with: {line}")):
+    with pytest.raises(ClientError, match=re.escape(f"the check has ended with: {line[:500]}")):
         await check(tmp_path)
 
     assert api.find_requests("DELETE", "pods")

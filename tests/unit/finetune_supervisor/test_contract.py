@@ -1,6 +1,7 @@
 """Tests of the supervisor's environment variables and of its compatibility with old Python versions."""
 
 import ast
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,7 @@ from typing import Any
 import pytest
 
 import finetune_supervisor
-from finetune_supervisor.contract import InvalidEnvironment, Node
+from finetune_supervisor.contract import InvalidEnvironment, Node, parse_json
 
 MODULES = sorted(Path(finetune_supervisor.__file__).parent.rglob("*.py"))
 ENVIRONMENT = {
@@ -61,3 +62,9 @@ def test_module_supports_python_3_9_and_imports_only_the_standard_library(path: 
         "the bundle contains no other package"
     )
     assert not any(isinstance(node, ast.Match) for node in ast.walk(tree))
+
+
+@pytest.mark.parametrize("content", ["[" * 100_000, "9" * 5000, b"\xff", "{"], ids=["nested", "digits", "bytes", "end"])
+def test_json_that_python_cannot_parse_is_one_kind_of_error(content: str | bytes) -> None:
+    with pytest.raises(json.JSONDecodeError):
+        parse_json(content)

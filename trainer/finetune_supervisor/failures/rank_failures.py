@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import signal
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from finetune_supervisor.contract import RunFolder
+from finetune_supervisor.contract import RunFolder, parse_json
 from finetune_supervisor.peer_loss import is_victim
 
 
@@ -107,7 +106,7 @@ def _parse_error_file(path: Path) -> tuple[str, str, str]:
     """Return type, message and stack; a file in an unknown format is returned as the message."""
     text = path.read_text(encoding="utf-8", errors="replace")
     try:
-        record = json.loads(text)["message"]
+        record = parse_json(text)["message"]
         error, stack = str(record["message"]), str(record["extraInfo"]["py_callstack"])
     except (ValueError, KeyError, TypeError):
         return "UnknownError", text.strip(), ""
@@ -117,7 +116,7 @@ def _parse_error_file(path: Path) -> tuple[str, str, str]:
 
 def _read_rank_exits(path: Path) -> dict[int, RankExit]:
     try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
+        raw = parse_json(path.read_text(encoding="utf-8"))
         return {
             int(local_rank): RankExit(int(value["code"]), float(value["time"])) for local_rank, value in raw.items()
         }

@@ -9,6 +9,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+from finetune_supervisor.contract import parse_json
 from finetune_supervisor.messages import (
     Degradation,
     NetworkBandwidth,
@@ -53,7 +54,7 @@ def read_heartbeats(folder: Path) -> tuple[Heartbeat, ...]:
 
 def _read_heartbeat(path: Path) -> Heartbeat | None:
     try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
+        raw = parse_json(path.read_text(encoding="utf-8"))
         progress = _drop_unknown_fields(TrainingProgress, raw.pop("progress"))
         if progress.get("memory"):
             progress["memory"] = PeakMemory(**_drop_unknown_fields(PeakMemory, progress["memory"]))

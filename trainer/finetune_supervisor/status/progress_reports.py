@@ -6,14 +6,13 @@ See decisions/305.
 from __future__ import annotations
 
 import hmac
-import json
 import os
 import secrets
 import time
 from collections.abc import Mapping
 from dataclasses import replace
 
-from finetune_supervisor.contract import Node
+from finetune_supervisor.contract import Node, parse_json
 from finetune_supervisor.liveness.heartbeat import write_heartbeat
 from finetune_supervisor.messages import TrainingProgress
 from finetune_supervisor.status.command_heartbeat import CommandHeartbeatBuilder
@@ -65,7 +64,7 @@ class ProgressReports:
 def parse_report(body: bytes, previous_progress: TrainingProgress) -> TrainingProgress | None:
     """Return the progress updated with the changed metrics of a report, or None if the report is invalid."""
     try:
-        status = json.loads(body)["trainerStatus"]
+        status = parse_json(body)["trainerStatus"]
         texts = {str(metric["name"]): str(metric["value"]) for metric in status.get("metrics") or ()}
         eta, percent = status.get("estimatedRemainingSeconds"), status.get("progressPercentage")
     except (ValueError, KeyError, TypeError, AttributeError):

@@ -1,12 +1,12 @@
 """Writes, validates and prunes checkpoints. Training never resumes from an incomplete checkpoint."""
 
-import json
 import time
 from collections import ChainMap
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from finetune_supervisor.contract import parse_json
 from finetune_trainer.atomic_files import fsync_files, remove_path, translate_disk_errors, write_json
 from finetune_trainer.checkpoint.output_folder import CHECKPOINT_PREFIX, OutputFolder
 from finetune_trainer.errors import CheckpointCorrupt, DiskFull
@@ -131,7 +131,7 @@ class Checkpoints:
     def _find_defect(self, folder: Path) -> str | None:
         """Return the reason why training cannot resume from the checkpoint, or None if it is complete."""
         try:
-            manifest = json.loads((folder / _MANIFEST).read_text(encoding="utf-8"))
+            manifest = parse_json((folder / _MANIFEST).read_text(encoding="utf-8"))
             files = dict(manifest["files"])
             uid, fingerprint = manifest["uid"], manifest["fingerprint"]
         except FileNotFoundError:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from finetune_supervisor.contract import parse_json
 from finetune_supervisor.success_marker import get_success_marker_path, is_result_published
 from finetune_trainer.atomic_files import fsync_tree, remove_path, translate_disk_errors, write_json
 from finetune_trainer.errors import OutputError
@@ -207,7 +208,7 @@ class OutputFolder:
 def _read_json_object(path: Path) -> dict[str, object] | None:
     """Return the JSON object in a file, or None if the file is missing or damaged."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = parse_json(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError, json.JSONDecodeError):
         return None
     return value if isinstance(value, dict) else None

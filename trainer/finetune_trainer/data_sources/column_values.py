@@ -2,6 +2,7 @@
 
 import json
 
+from finetune_supervisor.contract import parse_json
 from finetune_trainer.data_sources.readers import Row, describe_value
 from finetune_trainer.errors import DatasetError
 
@@ -16,7 +17,7 @@ def get_list(row: Row, name: str) -> list[object]:
     value = row.columns[name]
     if isinstance(value, str):
         try:
-            value = json.loads(value)
+            value = parse_json(value)
         except json.JSONDecodeError as error:
             raise DatasetError(
                 f"{row.origin}, column {name}: expected a list of turns, found text that is not JSON"

@@ -9,6 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from finetune_supervisor.contract import parse_json
 from finetune_trainer.errors import DatasetError
 
 
@@ -50,7 +51,7 @@ def _read_jsonl(path: Path) -> Iterator[Row | DatasetError]:
                 continue
             origin = f"{path} line {number}"
             try:
-                value = json.loads(line.rstrip())
+                value = parse_json(line.rstrip())
             except json.JSONDecodeError as error:
                 yield DatasetError(
                     f"{origin}, column {error.colno}: expected one JSON object, found a syntax error ({error.msg})"
@@ -61,7 +62,7 @@ def _read_jsonl(path: Path) -> Iterator[Row | DatasetError]:
 
 def _read_json(path: Path) -> Iterator[Row | DatasetError]:
     try:
-        rows = json.loads(path.read_text(encoding="utf-8-sig"))
+        rows = parse_json(path.read_text(encoding="utf-8-sig"))
     except json.JSONDecodeError as error:
         raise DatasetError(
             f"{path} line {error.lineno}, column {error.colno}: expected a JSON array of objects,"

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from finetune_api.v1alpha1.chat_template_kwargs import describe_invalid_name
+from finetune_supervisor.contract import parse_json
 from finetune_trainer.data_sources.column_values import check_object, check_text
 from finetune_trainer.data_sources.readers import Row, describe_value
 from finetune_trainer.errors import DatasetError
@@ -91,7 +92,7 @@ def _parse_json_text(location: str, value: object, *, expected: str) -> object:
     if not value.strip():
         return None
     try:
-        return json.loads(value)
+        return parse_json(value)
     except json.JSONDecodeError as error:
         raise DatasetError(
             f"{location}: expected {expected}, found text that is not JSON (at character {error.pos + 1}: {error.msg})"
