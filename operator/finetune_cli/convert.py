@@ -1,6 +1,5 @@
 """Command `finetune convert`, which prints a job for a command or config of another training tool."""
 
-import re
 import sys
 from collections.abc import Iterable
 from enum import StrEnum
@@ -9,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from finetune_api.v1alpha1.name_types import is_object_name
 from finetune_cli.errors import BadInput
 from finetune_convert.conversion import (
     MAX_INPUT_BYTES,
@@ -139,7 +139,7 @@ def _read_input(file: str) -> str:
 def _parse_volumes(texts: Iterable[str]) -> Iterable[VolumeMount]:
     for text in texts:
         claim, separator, path = text.partition(":")
-        if not separator or not re.fullmatch(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?", claim) or not path.startswith("/"):
+        if not separator or not is_object_name(claim) or not path.startswith("/"):
             raise BadInput(f"--volume: {text}: expected CLAIM:/PATH, such as datasets:/data")
         yield VolumeMount(claim, path.rstrip("/") or "/")
 

@@ -19,6 +19,7 @@ class CopyLimits:
 
     max_bytes: int = 2**40
     max_entries: int = 100_000
+    remedy: str = ""  # end of the error for a larger result, such as what raises the limits
 
 
 class _MeteredStream:
@@ -73,10 +74,8 @@ def _check_members(
         _check_member(member, path, folder, root)
         entries, size = entries + (path != root), size + (member.size if member.isreg() else 0)
         if entries > limits.max_entries or size > limits.max_bytes:
-            raise ClientError(
-                f"the copy has more than {limits.max_entries} entries or {limits.max_bytes} bytes; raise the limit with"
-                " --max-entries or --max-size"
-            )
+            bounds = f"{limits.max_entries} entries or {limits.max_bytes} bytes"
+            raise ClientError(f"the copy has more than {bounds}{limits.remedy}")
         # release the memory of many headers
         member.pax_headers, archive.pax_headers, archive.members = {}, {}, []  # type: ignore[attr-defined]  # typeshed
         if member.issym():

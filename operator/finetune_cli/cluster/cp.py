@@ -11,6 +11,7 @@ from finetune_client.output_files import RESULT
 from finetune_client.tar_archive import CopyLimits
 
 GIB = 2**30
+REMEDY = "; raise the limit with --max-entries or --max-size"
 
 
 def cp(  # noqa: PLR0913  each flag is a parameter
@@ -31,5 +32,6 @@ def cp(  # noqa: PLR0913  each flag is a parameter
     the job runs, a restricted pod reads the output; that needs the rights to create pods and pods/exec.
     """
     name, _, path = source.partition(":")
+    limits = CopyLimits(max_size * GIB, max_entries, REMEDY)
     with Client(namespace=namespace, context=context, kubeconfig=kubeconfig) as client:
-        print(client.download(name, destination, path=path or RESULT, limits=CopyLimits(max_size * GIB, max_entries)))
+        print(client.download(name, destination, path=path or RESULT, limits=limits))

@@ -1,5 +1,6 @@
 """Command `finetune logs`, which prints the logs of one, several or all nodes of a job."""
 
+import re
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import closing
@@ -112,13 +113,13 @@ def parse_ranks(text: str) -> tuple[int, ...] | None:
     """Parse node ranks such as 0-3,7; None for all. Raises BadInput if the text is not such a list."""
     if text == ALL:
         return None
-    ranks: list[int] = []
+    ranks: dict[int, None] = {}
     for part in text.split(","):
-        first, separator, last = part.partition("-")
-        if not first.isdecimal() or (separator and not last.isdecimal()) or len(part) > 9:
-            raise BadInput(f"--node {text}: expected node ranks such as 0 or 0-3,7, or {ALL}")
-        ranks += range(int(first), int(last or first) + 1)
-    return tuple(dict.fromkeys(ranks))
+        match = re.fullmatch(r"(\d{1,4})(?:-(\d{1,4}))?", part, re.ASCII)
+        if match is None:
+            raise BadInput(f"--node {text[:100]}: expected node ranks such as 0 or 0-3,7, or {ALL}")
+        ranks |= dict.fromkeys(range(int(match[1]), int(match[2] or match[1]) + 1))
+    return tuple(ranks)
 
 
 def format_line(line: LogLine, *, shows_node: bool, shows_time: bool) -> str:

@@ -15,7 +15,7 @@ from finetune_client.client import Client
 from finetune_client.tar_archive import CopyLimits
 
 REPORT = "result/report.html"
-LIMITS = CopyLimits(max_bytes=64 * 2**20)
+LIMITS = CopyLimits(max_bytes=64 * 2**20, remedy="; finetune cp copies it")
 # The frame has no scripts, forms, pop-ups and refreshes, and inherits the policy, which forbids all requests.
 PAGE = """<!doctype html>
 <meta charset="utf-8">

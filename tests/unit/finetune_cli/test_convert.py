@@ -99,6 +99,7 @@ def test_strict_fails_if_an_option_was_not_taken_over(command_file: Path) -> Non
     [
         (("missing.sh",), "missing.sh: No such file"),
         (("-", "--volume", "datasets"), "--volume: datasets: expected CLAIM:/PATH"),
+        (("-", "--volume", "-a:/data"), "--volume: -a:/data: expected CLAIM:/PATH"),
         (("-", "--dataset", "alpaca"), "--dataset: alpaca: expected NAME=SOURCE"),
     ],
 )

@@ -173,7 +173,7 @@ def test_node_ranks_are_parsed(text: str, ranks: tuple[int, ...] | None) -> None
     assert parse_ranks(text) == ranks
 
 
-@pytest.mark.parametrize("text", ["", "a", "1-", "-1", "1,,2", "0-999999999"])
+@pytest.mark.parametrize("text", ["", "a", "1-", "-1", "1,,2", "0-999999999", "0-9999999"])
 def test_invalid_node_ranks_are_bad_input(text: str) -> None:
     with pytest.raises(BadInput, match=f"--node {text}: expected node ranks"):
         parse_ranks(text)

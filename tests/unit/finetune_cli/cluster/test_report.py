@@ -117,6 +117,7 @@ async def test_the_limits_of_a_copy_are_options(api: ExecApi, tmp_path: Path) ->
 
     refused = await run_finetune(tmp_path, "cp", "bert", str(tmp_path / "copy"), "--max-entries", "1")
     assert isinstance(refused.exception, ClientError)
+    assert str(refused.exception).endswith("; raise the limit with --max-entries or --max-size")
     assert not (tmp_path / "copy").exists()
 
     assert (await run_finetune(tmp_path, "cp", "bert", str(tmp_path / "copy"), "--max-entries", "2")).exit_code == 0
