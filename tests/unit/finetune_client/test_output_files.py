@@ -236,7 +236,7 @@ async def test_links_of_the_user_lead_to_the_copy(client: AsyncClient, api: Exec
 async def test_a_copy_above_the_limits_is_refused(client: AsyncClient, api: ExecApi, tmp_path: Path) -> None:
     api.put_job(ENDED)
 
-    with pytest.raises(ClientError, match="more than 1 entries or 1099511627776 bytes, ask for more$"):
+    with pytest.raises(ClientError, match=r"more than 1 entries or 1099511627776 bytes, ask for more$"):
         await client.download("bert", tmp_path / "copy", limits=CopyLimits(max_entries=1, remedy=", ask for more"))
 
     assert not (tmp_path / "copy").exists()
