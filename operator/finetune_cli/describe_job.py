@@ -74,7 +74,7 @@ def _list_job_attributes(job: Job, now: datetime) -> Iterator[tuple[str, str]]:
     if batch := status.batch:
         factors = (batch.per_device_train_batch_size, batch.gradient_accumulation_steps, batch.world_size)
         yield "Batch", f"{' x '.join(map(str, factors))} = {batch.effective} (per device x accumulation x ranks)"
-    yield "Network", _format_network(status)
+    yield "Network", str(status.progress.network) if status.progress and status.progress.network else ""
     yield "GPU time", _format_gpu_time(job, now)
     yield "Restarts", str(status.restarts) if status.restarts else ""
     yield "Output", status.output or ""
@@ -124,18 +124,6 @@ def _format_gpu_time(job: Job, now: datetime) -> str:
     shares = sorted(gpu_time.items(), key=lambda item: item[1], reverse=True)
     parts = (f"{time / total:.0%} {phase}{f' ({fault})' if fault else ''}" for (phase, fault), time in shares)
     return f"{total / MICROSECONDS / 3600:.1f} GPU hours: {', '.join(parts)}"
-
-
-def _format_network(status: JobStatus) -> str:
-    network = status.progress.network if status.progress else None
-    if network is None:
-        return ""
-    parts = [f"all-reduce {network.all_reduce_gbps:g} Gbit/s"]
-    if network.intra_node_gbps is not None:
-        parts.append(f"within a node {network.intra_node_gbps:g}")
-    if network.pairs:
-        parts.append(f"slowest pair of nodes {network.pairs[0].nodes} {network.pairs[0].gbps:g}")
-    return ", ".join(parts)
 
 
 def _format_attempt(record: AttemptRecord, now: datetime) -> Iterator[str]:

@@ -59,6 +59,14 @@ class NetworkBandwidth:
         },
     )
 
+    def __str__(self) -> str:
+        parts = [f"all-reduce {self.all_reduce_gbps:g} Gbit/s"]
+        if self.intra_node_gbps is not None:
+            parts.append(f"within a node {self.intra_node_gbps:g}")
+        if self.pairs:
+            parts.append(f"slowest pair of nodes {self.pairs[0].nodes} {self.pairs[0].gbps:g}")
+        return ", ".join(parts)
+
 
 @dataclass(frozen=True)
 class Degradation:

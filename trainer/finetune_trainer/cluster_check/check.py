@@ -30,13 +30,7 @@ class ClusterReport:
         """Return the log line about the checks."""
         if self.network is None:
             return f"preflight: devices compute correctly ({self.seconds:.1f} s)"
-        parts = [f"all-reduce {self.network.all_reduce_gbps:g} Gbit/s"]
-        if self.network.intra_node_gbps is not None:
-            parts.append(f"within a node {self.network.intra_node_gbps:g}")
-        if self.network.pairs:
-            slowest = self.network.pairs[0]
-            parts.append(f"slowest pair of nodes {slowest.nodes} {slowest.gbps:g}")
-        return f"preflight: devices compute correctly; {', '.join(parts)} ({self.seconds:.1f} s)"
+        return f"preflight: devices compute correctly; {self.network} ({self.seconds:.1f} s)"
 
 
 def check_cluster(
