@@ -101,7 +101,7 @@ def summarise_run(trainer: GlobalMeanTrainer, output: OutputFolder, outcome: Tra
         outcome=f"{steps}; {outcome.message}" if outcome else f"{steps}; the weights are those of the last step",
         batch=f"{inputs.plan.batch.effective} ({inputs.plan.batch}: per device x accumulation x ranks)",
         best_evaluation=f"{policy.metric} {best.value:.4g} at step {best.step}" if best else None,
-        peak_bytes=last_interval.memory.highest_bytes if last_interval else None,
+        peak_bytes=last_interval.memory.peak_highest if last_interval else None,
         forecast_bytes=inputs.forecast_bytes,
         on_gpu=trainer.args.device.type == "cuda",
         history=build_history(read_attempts(output.logs, uid=output.identity.uid), now=time.time()),

@@ -6,11 +6,23 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from finetune_trainer.metrics.memory_peaks import MemoryPeaks, find_memory_peaks
+from finetune_supervisor.messages import PeakMemory
+from finetune_trainer.metrics.memory_peaks import find_memory_peaks
 from finetune_trainer.metrics.step_meter import MeasuredInterval
 from finetune_trainer.units import GIB
 
 DATA_BOUND_SHARE = 0.20  # a run is data-bound if steps spend more than this share waiting for data
+SPEED_METRICS = (  # fields of CrossRankSummary and of TrainingProgress
+    "step_seconds",
+    "tokens_per_second",
+    "samples_per_second",
+    "mfu",
+    "tokens_per_second_per_rank",
+    "scaling_efficiency",
+    "gpu_utilization",
+    "data_wait_share",
+)
+LOGGED_METRICS = (*SPEED_METRICS, "peak_memory_gib")
 
 
 @dataclass(frozen=True)
@@ -27,35 +39,13 @@ class CrossRankSummary:
     data_wait_share: float  # maximum over the ranks, because the slowest rank determines the step time
     own_step_seconds: tuple[float, ...]  # one value per rank, see MeasuredInterval.own_step_seconds
     peak_bytes: tuple[int, ...]  # one value per rank
-    memory: MemoryPeaks
+    memory: PeakMemory  # without the forecast
 
     def to_log_values(self) -> dict[str, float]:
         """Return the values for trainer_state.json and the trackers by name."""
-        values = {
-            "step_seconds": self.step_seconds,
-            "tokens_per_second": self.tokens_per_second,
-            "samples_per_second": self.samples_per_second,
-            "mfu": self.mfu,
-            "tokens_per_second_per_rank": self.tokens_per_second_per_rank,
-            "scaling_efficiency": self.scaling_efficiency,
-            "gpu_utilization": self.gpu_utilization,
-            "data_wait_share": self.data_wait_share,
-            "peak_memory_gib": self.memory.highest_bytes / GIB,
-        }
+        values = {name: getattr(self, name) for name in SPEED_METRICS}
+        values["peak_memory_gib"] = self.memory.peak_highest / GIB
         return {name: _round_value(value) for name, value in values.items() if value is not None}
-
-
-LOGGED_METRICS = (
-    "step_seconds",
-    "tokens_per_second",
-    "samples_per_second",
-    "mfu",
-    "tokens_per_second_per_rank",
-    "scaling_efficiency",
-    "gpu_utilization",
-    "data_wait_share",
-    "peak_memory_gib",
-)
 
 
 def summarise_ranks(intervals: Sequence[MeasuredInterval], *, peak_flops: float | None) -> CrossRankSummary:
@@ -84,7 +74,7 @@ def summarise_ranks(intervals: Sequence[MeasuredInterval], *, peak_flops: float 
 
 def describe_speed(summary: CrossRankSummary) -> dict[str, Any]:
     """Return the speed of all ranks as fields of TrainingProgress; unknown values are None."""
-    return {name: summary.to_log_values().get(name) for name in LOGGED_METRICS if name != "peak_memory_gib"}
+    return {name: summary.to_log_values().get(name) for name in SPEED_METRICS}
 
 
 def _estimate_efficiency(intervals: Sequence[MeasuredInterval], seconds: float) -> float:

@@ -1,7 +1,7 @@
 """Experiment trackers that receive the training log: TensorBoard, Weights & Biases, MLflow, SwanLab."""
 
 import importlib.util
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 
 from transformers import TrainerCallback
@@ -11,6 +11,7 @@ from finetune_trainer.errors import InvalidSpec
 
 NONE = "none"
 _DEFAULT = "tensorboard"
+_CALLBACKS = {"wandb": "WandbCallback", "mlflow": "MLflowCallback", "swanlab": "SwanLabCallback"}
 
 
 def select_trackers(training: Training) -> tuple[str, ...]:
@@ -33,8 +34,13 @@ def select_trackers(training: Training) -> tuple[str, ...]:
 
 def build_trackers(names: Iterable[str], *, logs: Path, first_step: int) -> tuple[TrainerCallback, ...]:
     """Build the tracker callbacks. Called on rank 0 only, because importing their packages may take seconds."""
+    from transformers import integrations
+
     return tuple(
-        _build_tensorboard_callback(logs, first_step) if name == "tensorboard" else _BUILDERS[name]() for name in names
+        getattr(integrations, _CALLBACKS[name])()
+        if name in _CALLBACKS
+        else _build_tensorboard_callback(logs, first_step)
+        for name in names
     )
 
 
@@ -45,28 +51,3 @@ def _build_tensorboard_callback(logs: Path, first_step: int) -> TrainerCallback:
     # purge_step hides the entries of an earlier attempt for steps that are trained again
     folder = str(logs / "tensorboard")
     return TensorBoardCallback(SummaryWriter(folder, purge_step=first_step + 1))
-
-
-def _build_wandb_callback() -> TrainerCallback:
-    from transformers.integrations import WandbCallback
-
-    return WandbCallback()
-
-
-def _build_mlflow_callback() -> TrainerCallback:
-    from transformers.integrations import MLflowCallback
-
-    return MLflowCallback()
-
-
-def _build_swanlab_callback() -> TrainerCallback:
-    from transformers.integrations import SwanLabCallback
-
-    return SwanLabCallback()
-
-
-_BUILDERS: dict[str, Callable[[], TrainerCallback]] = {
-    "wandb": _build_wandb_callback,
-    "mlflow": _build_mlflow_callback,
-    "swanlab": _build_swanlab_callback,
-}

@@ -11,7 +11,6 @@ from finetune_supervisor.messages import Degradation
 from finetune_trainer.cluster_check.degradations import DATA_BOUND
 from finetune_trainer.errors import Degraded
 from finetune_trainer.metrics.log_line import format_log_line
-from finetune_trainer.metrics.memory_peaks import describe_memory
 from finetune_trainer.metrics.throughput import DATA_BOUND_SHARE, CrossRankSummary, describe_speed
 from finetune_trainer.training.base_trainer import GlobalMeanTrainer
 
@@ -72,7 +71,7 @@ class ProgressCallback(TrainerCallback):  # type: ignore[misc]
             learning_rate=logs.get("learning_rate"),
             **describe_speed(monitor.latest_summary),
             slow_rank=str(monitor.slow_rank) if monitor.slow_rank else None,
-            memory=describe_memory(monitor.latest_summary.memory, forecast_bytes=self._trainer.inputs.forecast_bytes),
+            memory=replace(monitor.latest_summary.memory, forecast=self._trainer.inputs.forecast_bytes),
         )
         own_seconds = monitor.own_step_seconds[self._trainer.inputs.ranks.rank]
         self._heartbeat.update_measurements(progress, own_step_seconds=own_seconds)

@@ -2,7 +2,6 @@
 
 from finetune_supervisor.messages import TrainingProgress
 from finetune_trainer.metrics.log_line import format_log_line
-from finetune_trainer.metrics.memory_peaks import describe_memory
 from finetune_trainer.metrics.slow_rank import find_slow_rank
 from finetune_trainer.metrics.step_meter import MeasuredInterval
 from finetune_trainer.metrics.throughput import describe_speed, summarise_ranks
@@ -27,7 +26,7 @@ def test_log_line_contains_loss_speed_memory_and_method_metrics() -> None:
         total_steps=9,
         eta_seconds=75,
         slow_rank=str(find_slow_rank(summary.own_step_seconds)),
-        memory=describe_memory(summary.memory, forecast_bytes=None),
+        memory=summary.memory,
         **describe_speed(summary),
     )
 

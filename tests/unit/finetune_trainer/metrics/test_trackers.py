@@ -53,7 +53,7 @@ def test_none_cannot_be_combined_with_a_tracker() -> None:
 
 
 def test_every_tracker_of_the_api_has_a_builder() -> None:
-    assert sorted(REPORTERS) == sorted((*trackers._BUILDERS, "tensorboard"))
+    assert sorted(REPORTERS) == sorted((*trackers._CALLBACKS, "tensorboard"))
 
 
 def test_resumed_attempt_replaces_tensorboard_events_of_repeated_steps(tmp_path: Path) -> None:
