@@ -46,51 +46,42 @@ def judge(finished_node: FinishedNode) -> TerminationMessage:
 
 
 def _judge_trainer(finished_node: FinishedNode) -> TerminationMessage:
+    running_message, now = finished_node.running_message, finished_node.time
     # The node succeeded if all ranks finished or the result is complete.
     if (finished_node.exit_code == 0 and finished_node.phases == {contract.DONE}) or finished_node.is_published:
-        return build_success_message(finished_node.running_message, now=finished_node.time)
+        return build_success_message(running_message, now=now)
     # The node was stopped if its ranks saved a checkpoint or were terminated without one.
     if finished_node.phases == {contract.STOPPED}:
-        return build_stop_message(
-            finished_node.running_message, "stopped on request; a checkpoint was saved", now=finished_node.time
-        )
+        return build_stop_message(running_message, "stopped on request; a checkpoint was saved", now=now)
     if finished_node.stop_request.reason:
-        return build_stop_message(
-            finished_node.running_message, finished_node.stop_request.reason, now=finished_node.time
-        )
+        return build_stop_message(running_message, finished_node.stop_request.reason, now=now)
     # A rank failed. After a stop request, victims do not count, because they failed only when their peers were stopped.
     failure = find_first_failure(finished_node.failures)
     if finished_node.stop_request.is_requested and (failure is None or failure.victim):
-        return build_stop_message(
-            finished_node.running_message,
-            "stopped, but other nodes ended before a checkpoint was saved",
-            now=finished_node.time,
-        )
+        reason = "stopped, but other nodes ended before a checkpoint was saved"
+        return build_stop_message(running_message, reason, now=now)
     if failure is not None:
         return build_rank_failure_message(finished_node, failure)
     # The cause of the failure is unknown.
     if finished_node.exit_code == 0:
         message = "the ranks ended without an error and without a result"
-        return build_failure_message(finished_node.running_message, "RankExited", message, now=finished_node.time)
+        return build_failure_message(running_message, "RankExited", message, now=now)
     ending = (
         f"ended by signal {-finished_node.exit_code}"
         if finished_node.exit_code < 0
         else f"exited with code {finished_node.exit_code}"
     )
     message = f"the launcher {ending}; the end of its output:\n{finished_node.output_tail[-_MAX_TAIL_CHARACTERS:]}"
-    return build_failure_message(finished_node.running_message, "LauncherFailed", message, now=finished_node.time)
+    return build_failure_message(running_message, "LauncherFailed", message, now=now)
 
 
 def _judge_command(finished_node: FinishedNode) -> TerminationMessage:
+    running_message, now = finished_node.running_message, finished_node.time
     # After a stop request, exit code 0 is not a success, because many scripts save at SIGTERM and exit with 0.
     if finished_node.stop_request.is_requested:
-        return build_stop_message(
-            finished_node.running_message,
-            finished_node.stop_request.reason or "stopped on request",
-            now=finished_node.time,
-        )
+        return build_stop_message(running_message, finished_node.stop_request.reason or "stopped on request", now=now)
     if finished_node.exit_code == 0:
-        return build_success_message(finished_node.running_message, now=finished_node.time)
+        return build_success_message(running_message, now=now)
     # Use the first failure that torchrun recorded, or else parse the output.
     explained = explain_failures(
         finished_node.failures,
