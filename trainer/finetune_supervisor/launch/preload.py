@@ -25,6 +25,8 @@ from pathlib import Path
 PRELOADABLE_LIBRARIES = frozenset(
     {"accelerate", "datasets", "numpy", "peft", "safetensors", "torch", "transformers", "trl"}
 )
+# Python 3.9 has no list of all; there, fewer scripts are preloaded.
+_STANDARD_MODULES = frozenset(getattr(sys, "stdlib_module_names", sys.builtin_module_names))
 _HARMLESS_CALLS = ("sys.path.append", "sys.path.insert", "warnings.filterwarnings", "warnings.simplefilter")
 _CUDA_ERROR_NOT_INITIALIZED = 3
 _OPTIMIZER_DEPENDENCY = "torch.distributed.tensor"  # importing this module and sympy takes 0.5 s of CPU time
@@ -53,7 +55,7 @@ def find_leading_imports(source: str) -> Iterator[ast.stmt]:
             roots = set(_list_imported_packages(statement))
             if roots <= PRELOADABLE_LIBRARIES:
                 yield statement
-            elif not roots <= _list_standard_modules():
+            elif not roots <= _STANDARD_MODULES:
                 return
         elif not _is_harmless(statement):
             return
@@ -69,24 +71,6 @@ def _list_imported_packages(statement: ast.Import | ast.ImportFrom) -> Iterator[
         yield from (name.name.partition(".")[0] for name in statement.names)
     else:
         yield "" if statement.level else (statement.module or "").partition(".")[0]
-
-
-def _list_standard_modules() -> frozenset[str]:
-    """Return the names of standard library modules, or only of common ones on Python 3.9, which has no list."""
-    common_modules = (
-        "__future__",
-        "argparse",
-        "collections",
-        "dataclasses",
-        "functools",
-        "gc",
-        "json",
-        "logging",
-        "math",
-        "os",
-    )
-    more_modules = ("pathlib", "random", "re", "signal", "sys", "time", "typing", "warnings", "contextlib", "datetime")
-    return frozenset(getattr(sys, "stdlib_module_names", (*common_modules, *more_modules)))
 
 
 def _is_harmless(statement: ast.stmt) -> bool:
