@@ -12,8 +12,7 @@ from finetune_api.schema.validation_errors import (
     explain_unknown_field,
 )
 from finetune_api.v1alpha1.job import MAX_JOB_NAME, FineTuneJob
-from finetune_api.v1alpha1.name_types import JOB_NAME_PATTERN
-from finetune_client.dns_label import DNS_LABEL_RULE, is_dns_label
+from finetune_api.v1alpha1.name_types import JOB_NAME_PATTERN, LABEL_PATTERN, NAME_RULES, has_pattern
 from finetune_client.errors import ClientError
 from finetune_operator.observation.ownership import RawBody
 
@@ -55,8 +54,8 @@ def _find_name_problems(body: RawBody) -> tuple[str, ...]:
     """
     name, namespace = (body["metadata"].get(key) for key in ("name", "namespace"))
     problems: tuple[str, ...] = ()
-    if isinstance(namespace, str) and not is_dns_label(namespace):
-        problems = (f"metadata.namespace: {namespace!r}: {DNS_LABEL_RULE}",)
+    if isinstance(namespace, str) and not has_pattern(namespace, LABEL_PATTERN):
+        problems = (f"metadata.namespace: {namespace!r}: {NAME_RULES[LABEL_PATTERN]}",)
     if not isinstance(name, str):
         return problems
     if not re.fullmatch(JOB_NAME_PATTERN, name):

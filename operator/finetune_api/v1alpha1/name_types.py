@@ -13,7 +13,7 @@ SUBDOMAIN_PATTERN = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-
 _REVISION_CHARACTER = r"[^/\x00-\x20\x7f~^:?*\[\\]"
 _REVISION_PART = rf"{_REVISION_CHARACTER.replace('/', '/.')}{_REVISION_CHARACTER}*"
 _REVISION_PATTERN = rf"^{_REVISION_PART}(/{_REVISION_PART})*$"
-_RULES = {
+NAME_RULES = {
     LABEL_PATTERN: "must have at most 63 characters a-z, 0-9 and '-', and start and end with a letter or digit",
     SUBDOMAIN_PATTERN: "must have at most 253 characters a-z, 0-9, '-' and '.', and each part between dots must start"
     " and end with a letter or digit",
@@ -29,7 +29,7 @@ def has_pattern(name: str, pattern: str) -> bool:
 def check_name(name: str, pattern: str) -> None:
     """Raise ValueError unless the name has one of the patterns of this module."""
     if not has_pattern(name, pattern):
-        raise ValueError(f"{name[:100]!r} is not a name of Kubernetes: it {_RULES[pattern]}")
+        raise ValueError(f"{name[:100]!r} is not a name of Kubernetes: it {NAME_RULES[pattern]}")
 
 
 def is_object_name(name: str) -> bool:

@@ -92,7 +92,7 @@ def test_name_that_is_invalid_for_pods_and_services_is_rejected(name: str, expec
 @pytest.mark.parametrize("namespace", ["../../../escaped", "a/b", "..", "Team", "n" * 64])
 def test_namespace_that_is_no_dns_label_is_rejected(namespace: str, tmp_path: Path) -> None:
     """A local run would write to a folder of this name, and a client sends it in a path."""
-    problem = f"metadata.namespace: {namespace!r}: expected at most 63 of a-z, 0-9 and '-', with a letter or digit at"
+    problem = f"metadata.namespace: {namespace!r}: must have at most 63 characters a-z, 0-9 and '-', and start"
     body = job_body()
     path = write_yaml(tmp_path, {**body, "metadata": {**body["metadata"], "namespace": namespace}})
     assert [text.startswith(problem) for text in list_problems(path)] == [True]

@@ -116,7 +116,7 @@ async def test_names_that_no_job_can_have_are_refused_before_a_request(
 async def test_namespaces_that_cannot_exist_are_refused_before_a_request(
     namespace: str, api: JobApi, tmp_path: Path
 ) -> None:
-    with pytest.raises(ClientError, match=r"namespace .*: no valid name; expected at most 63 of a-z"):
+    with pytest.raises(ClientError, match=r"namespace .*: must have at most 63 characters a-z"):
         async with AsyncClient(kubeconfig=str(tmp_path / "kubeconfig"), namespace=namespace):
             pass
 
