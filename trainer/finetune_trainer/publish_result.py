@@ -1,6 +1,7 @@
 """Publish the result of a run: the weights with tokenizer, log, report and model card, then the success marker."""
 
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from finetune_api.v1alpha1.training import EVAL_LOSS
@@ -39,7 +40,10 @@ def publish_result(
     weights = gather_weights(trainer.model, build_state_access(trainer), keep_result=is_rank_zero, dtype=dtype)
     outcome = run_on_rank_zero(lambda: report_outcome(trainer))
     if outcome:
-        trainer.inputs.heartbeat.record_outcome(outcome.message, stopped_early=outcome.stopped_early)
+        progress = replace(
+            trainer.inputs.heartbeat.progress, ended=outcome.message, stopped_early=outcome.stopped_early
+        )
+        trainer.inputs.heartbeat.record_progress(progress)
 
     def write_result(folder: Path) -> None:
         if outcome and outcome.checkpoint:

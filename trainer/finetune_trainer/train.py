@@ -111,7 +111,7 @@ def run(spec: TrainerSpec, context: RankContext, heartbeat: HeartbeatWriter) -> 
     foreign_bytes = measure_foreign_memory(device)
     downloads = build_download_settings(spec, context, heartbeat)
     model = pin_revision(spec.model, downloads)
-    heartbeat.record_model_revision(model.revision)
+    heartbeat.record_progress(replace(heartbeat.progress, model_revision=model.revision))
     print_on_rank_zero(context, describe_revision(spec.model, commit=model.revision))
     local_model = download_model(model, choose_model_downloads(model, context, downloads))
     model_description = describe_model(local_model, device)
@@ -127,7 +127,7 @@ def run(spec: TrainerSpec, context: RankContext, heartbeat: HeartbeatWriter) -> 
     cluster = check_cluster(
         spec.training.preflight, context.ranks, device, foreign_bytes=foreign_bytes, nccl_log=nccl_log
     )
-    heartbeat.record_network(cluster.network)
+    heartbeat.record_progress(replace(heartbeat.progress, network=cluster.network))
     print_on_rank_zero(context, [cluster.describe()] if spec.training.preflight.enabled else [])
 
     # Claim the output, and create the Hub repository now, to fail early if the push is not possible.

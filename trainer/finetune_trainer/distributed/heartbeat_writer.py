@@ -11,7 +11,7 @@ import torch
 
 from finetune_supervisor import contract
 from finetune_supervisor.liveness.heartbeat import Heartbeat, write_heartbeat
-from finetune_supervisor.messages import Degradation, NetworkBandwidth, TrainingProgress
+from finetune_supervisor.messages import Degradation, TrainingProgress
 
 _MIN_INTERVAL_SECONDS = 0.5
 
@@ -44,22 +44,14 @@ class HeartbeatWriter:
         self._heartbeat = replace(self._heartbeat, phase=phase)
         self._write()
 
+    def record_progress(self, progress: TrainingProgress) -> None:
+        """Replace the progress and write the heartbeat at once, so that it is reported even if the attempt fails."""
+        self._heartbeat = replace(self._heartbeat, progress=progress)
+        self._write()
+
     def record_batch_size(self, micro_batch_size: int) -> None:
-        """Write the micro-batch size, so that it is reported even if the attempt fails."""
-        self._heartbeat = replace(
-            self._heartbeat, progress=replace(self.progress, per_device_train_batch_size=micro_batch_size)
-        )
-        self._write()
-
-    def record_model_revision(self, commit: str | None) -> None:
-        """Write the commit of the model on the Hub; None for a path."""
-        self._heartbeat = replace(self._heartbeat, progress=replace(self.progress, model_revision=commit))
-        self._write()
-
-    def record_network(self, network: NetworkBandwidth | None) -> None:
-        """Write the bandwidth between the ranks; None for a single rank."""
-        self._heartbeat = replace(self._heartbeat, progress=replace(self.progress, network=network))
-        self._write()
+        """Write the micro-batch size at once."""
+        self.record_progress(replace(self.progress, per_device_train_batch_size=micro_batch_size))
 
     def record_degradations(self, degraded: tuple[Degradation, ...]) -> None:
         """Write the circumstances that slow the job down."""
@@ -68,9 +60,8 @@ class HeartbeatWriter:
 
     def start_training(self, step: int, *, total_steps: int, checkpoint: str | None) -> None:
         """Write the step at which training starts or resumes, and the checkpoint from which it resumes."""
-        progress = replace(self.progress, step=step, total_steps=total_steps, last_checkpoint=checkpoint)
-        self._heartbeat = replace(self._heartbeat, first_step=step, progress=progress)
-        self._write()
+        self._heartbeat = replace(self._heartbeat, first_step=step)
+        self.record_progress(replace(self.progress, step=step, total_steps=total_steps, last_checkpoint=checkpoint))
 
     def update_progress(self, progress: TrainingProgress) -> None:
         """Replace the progress; the next heartbeat contains it."""
@@ -84,17 +75,6 @@ class HeartbeatWriter:
         """Replace the progress and this rank's time per step, excluding the wait for other ranks."""
         self._heartbeat = replace(self._heartbeat, own_step_seconds=own_step_seconds)
         self.update_progress(progress)
-
-    def record_checkpoint(self, checkpoint: str) -> None:
-        """Write the name of the newest checkpoint."""
-        self._heartbeat = replace(self._heartbeat, progress=replace(self.progress, last_checkpoint=checkpoint))
-        self._write()
-
-    def record_outcome(self, message: str, *, stopped_early: bool) -> None:
-        """Write the outcome of training: how it ended and which weights are published."""
-        progress = replace(self.progress, ended=message, stopped_early=stopped_early)
-        self._heartbeat = replace(self._heartbeat, progress=progress)
-        self._write()
 
     def touch(self) -> None:
         """Refresh the heartbeat, even if unchanged, unless the last write was less than half a second ago."""

@@ -5,6 +5,7 @@ Each training method is a subclass that adds its loss.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -234,7 +235,8 @@ class GlobalMeanTrainer(Trainer):  # type: ignore[misc]
     def finish_save(self) -> None:
         """Wait for the checkpoint that is being saved, if any, and report it. Raises: DiskFull or OutputError."""
         if saved := self.checkpoint_saver.wait():
-            self.inputs.heartbeat.record_checkpoint(saved.name)
+            heartbeat = self.inputs.heartbeat
+            heartbeat.record_progress(replace(heartbeat.progress, last_checkpoint=saved.name))
             if self.inputs.ranks.is_rank_zero:
                 grace_seconds = self.inputs.plan.spec.termination_grace_period_seconds
                 print(describe_save(saved, grace_seconds=grace_seconds), flush=True)

@@ -48,7 +48,7 @@ def test_invalid_heartbeat_file_is_skipped(tmp_path: Path, text: str) -> None:
 
 def test_heartbeats_are_throttled_except_for_phase_changes(tmp_path: Path) -> None:
     reporter = HeartbeatWriter(tmp_path, rank=2, local_rank=0)
-    reporter.record_model_revision("5eed")
+    reporter.record_progress(replace(reporter.progress, model_revision="5eed"))
     reporter.start_training(10, total_steps=40, checkpoint="step-00000010")
     for step in range(11, 20):
         reporter.update_progress(replace(reporter.progress, step=step))
