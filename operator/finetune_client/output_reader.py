@@ -11,7 +11,7 @@ from finetune_api.v1alpha1.job import KIND
 from finetune_client.connection import ClusterConnection
 from finetune_client.errors import ClientError
 from finetune_client.job import Job
-from finetune_client.temporary_object import open_temporary_object
+from finetune_client.temporary_object import find_wait, open_temporary_object
 from finetune_operator import names
 from finetune_operator.kube.api_paths import ApiPath, InvalidName, object_path
 from finetune_operator.observation.ownership import RawBody
@@ -124,19 +124,9 @@ async def _wait_until_running(connection: ClusterConnection, path: ApiPath, what
         async with asyncio.timeout(START_TIMEOUT_SECONDS):
             while status.get("phase") != "Running":
                 status = (await connection.get(path, what=what)).get("status") or {}
-                if status.get("phase") in ("Succeeded", "Failed"):
-                    raise ClientError(f"{what}: {status.get('message') or status.get('reason') or 'it has ended'}")
+                wait, is_permanent = find_wait(status)
+                if is_permanent or status.get("phase") == "Succeeded":
+                    raise ClientError(f"{what}: {wait or 'it has ended'}")
                 await asyncio.sleep(POLL_SECONDS)
     except TimeoutError:
-        raise ClientError(f"{what}: not running after {START_TIMEOUT_SECONDS} s{_describe_wait(status)}") from None
-
-
-def _describe_wait(status: RawBody) -> str:
-    """Return why a pod is not running, from its container or its conditions."""
-    for container in status.get("containerStatuses") or ():
-        if waiting := (container.get("state") or {}).get("waiting"):
-            return f": {waiting.get('reason')}: {waiting.get('message', '')}".rstrip(": ")
-    for condition in status.get("conditions") or ():
-        if condition.get("status") == "False" and condition.get("message"):
-            return f": {condition['message']}"
-    return ""
+        raise ClientError(f"{what}: not running after {START_TIMEOUT_SECONDS} s: {find_wait(status)[0]}") from None

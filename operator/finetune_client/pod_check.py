@@ -11,7 +11,7 @@ from finetune_client.connection import ClusterConnection
 from finetune_client.doctor import OPERATOR_NAMESPACE, CheckOutcome, ClusterCheck, read_default_image
 from finetune_client.errors import ClientError
 from finetune_client.pod_check_objects import CHECK_LABEL, build_check_objects
-from finetune_client.temporary_object import open_temporary_object
+from finetune_client.temporary_object import find_wait, open_temporary_object
 from finetune_operator.kube.api_paths import collection_path, object_path
 from finetune_operator.observation.ownership import RawBody
 from finetune_supervisor.contract import parse_json
@@ -20,10 +20,6 @@ IMAGE, DNS, NETWORK = "image", "DNS", "pod network"
 NETWORK_SECONDS = 45.0  # time for the tests after all pods have started; a DNS cache may keep a negative response 30 s
 POLL_SECONDS = 1.0
 MAX_RESULT_BYTES = 8192
-# The kubelet does not start a container in these states, unless something is changed.
-PERMANENT_WAITS = frozenset(
-    {"ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "CreateContainerConfigError", "CreateContainerError"}
-)
 
 
 @dataclass(frozen=True)
@@ -91,26 +87,8 @@ async def _list_pods(connection: ClusterConnection, check: str) -> tuple[CheckPo
 
 
 def _parse_pod(body: RawBody) -> CheckPod:
-    wait, is_permanent = _find_wait(body.get("status") or {})
+    wait, is_permanent = find_wait(body.get("status") or {})
     return CheckPod(body["metadata"]["name"], body["spec"].get("nodeName") or "", wait, is_permanent)
-
-
-def _find_wait(status: RawBody) -> tuple[str, bool]:
-    """Return why the container has not started, "" if it has, and whether it will not start."""
-    phase = status.get("phase") or "Pending"
-    state = next((container.get("state") or {} for container in status.get("containerStatuses") or ()), {})
-    if waiting := state.get("waiting"):
-        reason = waiting.get("reason")
-        return f"{reason}: {waiting.get('message') or 'no message'}", reason in PERMANENT_WAITS
-    if phase == "Failed":
-        end = state.get("terminated") or status
-        return f"{end.get('reason')}: {end.get('message') or 'exit code {}'.format(end.get('exitCode'))}", True
-    if state:
-        return "", False
-    for condition in status.get("conditions") or ():
-        if (condition.get("type"), condition.get("status")) == ("PodScheduled", "False"):
-            return f"not scheduled: {condition.get('message') or condition.get('reason')}", False
-    return phase, False
 
 
 async def _wait_for_results(connection: ClusterConnection, pods: tuple[CheckPod, ...]) -> dict[str, dict[str, str]]:

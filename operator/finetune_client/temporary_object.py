@@ -1,4 +1,4 @@
-"""An object that exists only while a command runs."""
+"""An object that exists only while a command runs, and why it does not start if it is a pod."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -8,6 +8,11 @@ from finetune_client.connection import ClusterConnection
 from finetune_client.errors import ClientError
 from finetune_operator.kube.api_paths import collection_path, object_path
 from finetune_operator.observation.ownership import RawBody
+
+# The kubelet does not start a container in these states, unless something is changed.
+PERMANENT_WAITS = frozenset(
+    {"ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "CreateContainerConfigError", "CreateContainerError"}
+)
 
 
 @asynccontextmanager
@@ -41,3 +46,21 @@ async def open_temporary_object(
         yield await asyncio.shield(creation)
     finally:
         await asyncio.shield(delete())
+
+
+def find_wait(status: RawBody) -> tuple[str, bool]:
+    """Return why the container of a pod has not started, "" if it has, and whether it will not start."""
+    phase = status.get("phase") or "Pending"
+    state = next((container.get("state") or {} for container in status.get("containerStatuses") or ()), {})
+    if waiting := state.get("waiting"):
+        reason = waiting.get("reason")
+        return f"{reason}: {waiting.get('message') or 'no message'}", reason in PERMANENT_WAITS
+    if phase == "Failed":
+        end = state.get("terminated") or status
+        return f"{end.get('reason')}: {end.get('message') or 'exit code {}'.format(end.get('exitCode'))}", True
+    if state:
+        return "", False
+    for condition in status.get("conditions") or ():
+        if (condition.get("type"), condition.get("status")) == ("PodScheduled", "False"):
+            return f"not scheduled: {condition.get('message') or condition.get('reason')}", False
+    return phase, False
