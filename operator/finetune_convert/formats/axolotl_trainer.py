@@ -90,11 +90,7 @@ def _add_model(conversion: TrainerConversion) -> None:
         (dtype for dtype, names in dtypes.items() if any(options.get(key) in (True, "full") for key in names)), None
     )
     names = ("bf16", "bfloat16", "fp16", "float16", "float32")
-    if dtype:
-        draft.set("model.torchDtype", dtype)
-    conversion.note(
-        names, EntryEffect.MAPPED if dtype else EntryEffect.SAME, dtype or "the dtype of the model", "model.torchDtype"
-    )
+    conversion.choose(names, "model.torchDtype", dtype, absent="the dtype of the model")
     _add_attention(conversion)
 
 
@@ -127,13 +123,7 @@ def _add_adapter(conversion: TrainerConversion) -> None:
         )
         return
     draft.set("lora", {})
-    if quantized:
-        draft.set("lora.quantization", "nf4")
-    conversion.note(
-        ("load_in_4bit",),
-        EntryEffect.MAPPED if quantized else EntryEffect.SAME,
-        "QLoRA" if quantized else "not quantized",
-    )
+    conversion.choose(("load_in_4bit",), "lora.quantization", "nf4" if quantized else None, absent="not quantized")
     is_8_bit = to_bool(options.get("load_in_8bit"))
     conversion.note(
         ("load_in_8bit",),
@@ -189,15 +179,7 @@ def _add_rows(conversion: TrainerConversion) -> None:
     if overlong != "drop":
         draft.set("dataset.overlong", overlong)
     conversion.note(("excess_length_strategy",), EntryEffect.MAPPED, overlong, "dataset.overlong")
-    packing = to_bool(options.get("sample_packing"))
-    if packing and not conversion.is_dpo:
-        draft.set("dataset.packing", True)
-    conversion.note(
-        ("sample_packing",),
-        EntryEffect.MAPPED if packing else EntryEffect.SAME,
-        str(packing).lower(),
-        "dataset.packing",
-    )
+    conversion.add_packing("sample_packing")
 
 
 def _build_sources(conversion: TrainerConversion, option: str, entry: Any) -> list[dict[str, str]]:
@@ -264,15 +246,8 @@ def _add_method(conversion: TrainerConversion) -> None:
         draft.set("dataset.chatTemplateKwargs", kwargs)
     conversion.note(("chat_template_kwargs",), EntryEffect.TAKEN, "", "dataset.chatTemplateKwargs")
     if not conversion.is_dpo:
-        on_inputs = to_bool(options.get("train_on_inputs"))
-        if on_inputs:
-            draft.set("sft.lossOn", "all")
-        conversion.note(
-            ("train_on_inputs",),
-            EntryEffect.MAPPED if on_inputs else EntryEffect.SAME,
-            "all tokens" if on_inputs else "assistant turns only",
-            "sft.lossOn",
-        )
+        loss_on = "all" if to_bool(options.get("train_on_inputs")) else None
+        conversion.choose(("train_on_inputs",), "sft.lossOn", loss_on, absent="assistant turns only")
         conversion.note(
             ("rl_beta", "dpo_beta", "dpo_loss_type", "dpo_label_smoothing", "rpo_alpha"),
             EntryEffect.UNUSED,

@@ -158,15 +158,7 @@ def _add_lengths(swift: TrainerConversion) -> None:
             )
     else:
         swift.note(("max_length", "packing_length"), EntryEffect.SAME, "the model's own limit")
-    if packing:
-        draft.set("dataset.packing", True)
-        swift.note(("packing",), EntryEffect.TAKEN, "", "dataset.packing")
-    else:
-        swift.note(
-            ("packing",),
-            EntryEffect.CHANGED if to_bool(options.get("packing")) else EntryEffect.SAME,
-            "rows are not packed",
-        )
+    swift.add_packing("packing")
     strategy = options.get("truncation_strategy")
     overlong = OVERLONG.get(strategy)
     if overlong is None:

@@ -9,7 +9,7 @@ from finetune_convert.conversion import ConversionError, EntryEffect
 from finetune_convert.data_paths import DataPaths, is_path
 from finetune_convert.job_draft import JobDraft
 from finetune_convert.mapping.consistency import make_consistent
-from finetune_convert.mapping.converters import read_number, to_deepspeed_preset, to_float, to_target_modules
+from finetune_convert.mapping.converters import read_number, to_bool, to_deepspeed_preset, to_float, to_target_modules
 from finetune_convert.mapping.rules import Options, Rule, ToField, Unconvertible, Unused
 from finetune_convert.mapping.tool_input import ToolInput
 from finetune_supervisor.contract import parse_json
@@ -59,6 +59,23 @@ class TrainerConversion:
                 message = "" if is_same else f"{given.text} is {value}"
                 effect = EntryEffect.TAKEN if is_same else EntryEffect.MAPPED
                 self.draft.note(name, effect, message, field=path, line=given.line)
+
+    def choose(self, names: Sequence[str], path: str, value: object, *, absent: str) -> None:
+        """Set a field to the value that the names mean together; None: `absent` explains why there is none."""
+        if value is not None:
+            self.draft.set(path, value)
+        effect = EntryEffect.SAME if value is None else EntryEffect.MAPPED
+        self.note(names, effect, absent if value is None else str(value), path)
+
+    def add_packing(self, name: str) -> None:
+        """Set packing, which only sft has."""
+        is_requested, path = to_bool(self.options.get(name)), "dataset.packing"
+        if is_requested and not self.is_dpo:
+            self.draft.set(path, True)
+            self.note((name,), EntryEffect.TAKEN, "", path)
+        else:
+            effect = EntryEffect.CHANGED if is_requested else EntryEffect.SAME
+            self.note((name,), effect, "rows are not packed", path)
 
     def place_model(self, names: Sequence[str], name: str) -> str:
         """Return the Hub id, or the path on a volume, of a model."""
