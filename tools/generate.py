@@ -9,9 +9,9 @@ from typing import Any
 import yaml
 
 from chart_values import render_values_reference
+from crd import build_crd, build_json_schema
 from dashboards import DASHBOARDS, render_dashboard
-from finetune_api.schema.crd import build_crd, build_json_schema
-from finetune_api.schema.reference import render_reference
+from field_reference import render_reference
 from finetune_api.v1alpha1.job import GROUP, KIND
 from finetune_operator.failures.guide import render_failure_guide
 from free_strings import render_free_strings

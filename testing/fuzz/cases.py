@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from finetune_api.schema.crd import build_crd
+from crd import build_crd
 from finetune_api.termination import Termination
 from finetune_api.v1alpha1.status import JobStatus
 from finetune_operator import names

@@ -1,1 +1,1 @@
-"""Derives the CRD, CEL rules, JSON schema, field reference and validation messages from the models."""
+"""Derives CEL rules, JSON schema, bounds of the status and validation messages from the models."""

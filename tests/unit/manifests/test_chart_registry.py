@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from finetune_api.schema.crd import build_crd
+from crd import build_crd
 from finetune_api.v1alpha1.job import FineTuneJob
 from go_programs import find_program
 from helm import CHART, render_chart

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from finetune_api.schema.crd import build_crd
+from crd import build_crd
 from finetune_api.v1alpha1.job import GROUP, KIND, PLURAL, VERSION
 from finetune_operator.controller.reconcile import render_status
 from kubernetes_schema import load_kubernetes_schema

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from finetune_api.schema.crd import build_crd
+from crd import build_crd
 from finetune_api.schema.json_schema import iterate_fields
 from finetune_api.v1alpha1.dataset import DatasetSource
 from finetune_api.v1alpha1.job import FineTuneJob

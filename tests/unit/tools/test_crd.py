@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from crd import build_crd, build_json_schema
+from field_reference import CONDITIONS, render_reference
 from finetune_api.schema.cel_rules import MUTABLE, MUTABLE_WHILE_SUSPENDED, list_spec_rules, list_transition_rules
-from finetune_api.schema.crd import build_crd, build_json_schema
-from finetune_api.schema.reference import CONDITIONS, render_reference
 from finetune_api.v1alpha1.job import FineTuneJobSpec
 from finetune_api.v1alpha1.methods import METHODS
 from finetune_api.v1alpha1.reasons import Reason
@@ -165,7 +165,7 @@ def test_reference_lists_every_reason_with_fault_and_meaning() -> None:
 
 
 def test_operator_folder_is_not_a_package() -> None:
-    operator = Path(__file__).parents[4] / "operator"
+    operator = Path(__file__).parents[3] / "operator"
 
     assert (operator / "finetune_api" / "__init__.py").exists()
     assert not (operator / "__init__.py").exists(), "it would shadow the standard library's module `operator`"
