@@ -19,7 +19,6 @@ class JobDraft:
     name: str
     spec: Tree = field(default_factory=dict)
     entries: list[Entry] = field(default_factory=list)
-    secret_keys: list[str] = field(default_factory=list)
 
     @property
     def secret_name(self) -> str:

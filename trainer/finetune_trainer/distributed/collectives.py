@@ -53,13 +53,6 @@ def broadcast_from_rank_zero(result: Any, group: dist.ProcessGroup | None = None
     return results[0]
 
 
-def gather_on_rank_zero(local_value: T) -> list[T]:
-    """Gather one value per rank; return the values in rank order on rank 0, and an empty list on other ranks."""
-    gathered_values: list[T | None] | None = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
-    dist.gather_object(local_value, gathered_values)
-    return gathered_values or []  # type: ignore[return-value]
-
-
 def all_gather_objects(local_value: T, group: dist.ProcessGroup | None = None) -> list[T]:
     """Gather one value per rank; return the values in rank order on every rank. group: None is the default group."""
     gathered_values: list[T | None] = [None] * dist.get_world_size()

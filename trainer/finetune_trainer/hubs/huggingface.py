@@ -19,6 +19,7 @@ from finetune_api.v1alpha1.output import PushToHub
 from finetune_trainer.card_marker import CARD_FILE, is_generated
 from finetune_trainer.errors import HubUnavailable, InvalidSpec, first_line
 
+_REJECTIONS = (LocalTokenNotFoundError, HFValidationError, OfflineModeIsEnabled)
 _PERMANENT_STATUSES = (400, 401, 403, 404, 409)  # HTTP status codes of errors that a retry cannot fix
 
 
@@ -60,22 +61,17 @@ def _translate_hub_errors(target: PushToHub) -> Iterator[None]:
     """Raise InvalidSpec for errors that the user must fix, and HubUnavailable for retryable errors."""
     try:
         yield
-    except HfHubHTTPError as error:
-        if error.response is None or error.response.status_code not in _PERMANENT_STATUSES:
-            raise _build_hub_unavailable(target, error) from error
-        raise _build_invalid_spec(target, error) from error
-    except (LocalTokenNotFoundError, HFValidationError, OfflineModeIsEnabled) as error:
-        raise _build_invalid_spec(target, error) from error
-    except (httpx2.HTTPError, OSError) as error:
-        raise _build_hub_unavailable(target, error) from error
+    except (httpx2.HTTPError, OSError, *_REJECTIONS) as error:
+        if not _is_permanent(error):
+            raise HubUnavailable(f'publishing "{target.repo}" on the Hub failed: {first_line(error)}') from error
+        raise InvalidSpec(
+            f'spec.output.pushToHub: the Hub rejected "{target.repo}" ({first_line(error)}); set HF_TOKEN, from a'
+            " Secret in spec.env, to a token with write access, or correct repo"
+        ) from error
 
 
-def _build_hub_unavailable(target: PushToHub, error: Exception) -> HubUnavailable:
-    return HubUnavailable(f'publishing "{target.repo}" on the Hub failed: {first_line(error)}')
-
-
-def _build_invalid_spec(target: PushToHub, error: Exception) -> InvalidSpec:
-    return InvalidSpec(
-        f'spec.output.pushToHub: the Hub rejected "{target.repo}" ({first_line(error)}); set HF_TOKEN, from a Secret in'
-        " spec.env, to a token with write access, or correct repo"
-    )
+def _is_permanent(error: Exception) -> bool:
+    """Return whether a retry cannot help."""
+    if isinstance(error, HfHubHTTPError):
+        return error.response is not None and error.response.status_code in _PERMANENT_STATUSES
+    return isinstance(error, _REJECTIONS)

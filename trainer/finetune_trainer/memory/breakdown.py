@@ -41,11 +41,6 @@ class MemoryBreakdown:
         """Return the sum of all parts in bytes."""
         return sum_bytes(self.parts)
 
-    @property
-    def largest_part(self) -> MemoryPart:
-        """Return the part with the maximum size."""
-        return max(self.parts, key=lambda part: part.size)
-
 
 @dataclass(frozen=True)
 class ModelStateFootprint:

@@ -49,12 +49,6 @@ class AttentionChoice:
 
     name: str  # value of attn_implementation in transformers
     reason: str
-    lacks_sdpa: bool = False  # True: the model has no SDPA, so that eager attention was the baseline
-
-    @property
-    def is_eager_fallback(self) -> bool:
-        """Whether eager attention, which needs more time and memory, was chosen only because there is no SDPA."""
-        return self.lacks_sdpa and self.name == EAGER
 
 
 @dataclass(frozen=True)
@@ -95,8 +89,8 @@ def select_attention(
         choice = AttentionChoice(trial.baseline, "the default for vision-language models")
     else:
         choice = choose_fastest_backend(trial, find_installed_backends(), checkpoint_folder / _FILE)
-    choice = choice if has_sdpa else _explain_missing_sdpa(choice, trial.config)
-    return replace(choice, reason=f"{choice.reason}; {VARLEN} is not supported: {obstacle}")
+    missing_sdpa = "" if has_sdpa else f"models of type {trial.config.model_type} have no {SDPA}; "
+    return replace(choice, reason=f"{missing_sdpa}{choice.reason}; {VARLEN} is not supported: {obstacle}")
 
 
 def disable_cudnn_attention() -> None:
@@ -152,12 +146,6 @@ def _build_varlen_error(spec: TrainerSpec, obstacle: str) -> InvalidSpec:
     return InvalidSpec(
         f'spec.model.attnImplementation: {VARLEN} does not work with model "{spec.model.name}": {obstacle}; set auto'
     )
-
-
-def _explain_missing_sdpa(choice: AttentionChoice, config: PretrainedConfig) -> AttentionChoice:
-    """Return the choice for a model without SDPA, with that fact in the reason."""
-    reason = f"models of type {config.model_type} have no {SDPA}; {choice.reason}"
-    return AttentionChoice(choice.name, reason, lacks_sdpa=True)
 
 
 def describe_linear_attention(config: PretrainedConfig) -> Iterator[str]:

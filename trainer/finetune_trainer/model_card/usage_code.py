@@ -38,26 +38,20 @@ def write_usage_code(result: LoadableResult) -> str:
     """Return Python code that loads the result and generates a completion."""
     tokenizer = "processor" if result.has_vision else "tokenizer"
     auto_tokenizer = "AutoProcessor" if result.has_vision else "AutoTokenizer"
+    # An adapter has no config.json, from which AutoProcessor could be loaded.
+    needs_base_processor = result.is_adapter and result.has_vision
+    processor_source = f"{_quote(result.base_model)}{_format_revision(result)}" if needs_base_processor else "result"
     lines = [
         *(["from peft import PeftModel"] if result.is_adapter else []),
         f"from transformers import {result.auto_class}, {auto_tokenizer}",
         "",
         f"result = {_quote(result.location)}" + ("  # the folder with this file" if result.location == "." else ""),
         *_load_model(result),
-        f"{tokenizer} = {auto_tokenizer}.from_pretrained({_choose_processor_source(result)})",
+        f"{tokenizer} = {auto_tokenizer}.from_pretrained({processor_source})",
         "",
         _IMAGE_MESSAGES if result.has_vision else _TEXT_MESSAGES,
     ]
     return "\n".join(lines) + _GENERATE.format(tokenizer=tokenizer)
-
-
-def _choose_processor_source(result: LoadableResult) -> str:
-    return f"{_quote(result.base_model)}{_format_revision(result)}" if _needs_base_processor(result) else "result"
-
-
-def _needs_base_processor(result: LoadableResult) -> bool:
-    """Return whether the result is an adapter without config.json, from which AutoProcessor cannot be loaded."""
-    return result.is_adapter and result.has_vision
 
 
 def _load_model(result: LoadableResult) -> Iterator[str]:

@@ -265,7 +265,6 @@ def test_auto_falls_back_to_eager_for_a_model_without_sdpa(
     choice = select_attention(parse_spec(), trial, tmp_path, is_multimodal=is_multimodal)
 
     assert choice.name == EAGER
-    assert choice.is_eager_fallback
     assert choice.reason.startswith(f"models of type {model_type} have no sdpa; ")
 
 
@@ -295,7 +294,6 @@ def test_eager_that_the_user_sets_is_no_fallback(tmp_path: Path) -> None:
     )
 
     assert choice == AttentionChoice(EAGER, "set in spec.model.attnImplementation")
-    assert not choice.is_eager_fallback
 
 
 @pytest.mark.parametrize("model_type", tiny_vision.RECIPES)
