@@ -14,6 +14,7 @@ from finetune_client.tar_archive import CopyLimits, extract_archive
 
 Member = tuple[str, bytes, dict[str, Any]]
 GIB = 2**30
+DEFAULT_LIMITS = CopyLimits()
 
 
 def file(name: str, content: bytes = b"x", **fields: Any) -> Member:
@@ -45,9 +46,9 @@ def pack(*members: Member, is_pax: bool = False) -> bytes:
     return archive + b"\0" * 10240
 
 
-def extract(archive: bytes, target: Path, **limits: int) -> None:
+def extract(archive: bytes, target: Path, limits: CopyLimits = DEFAULT_LIMITS) -> None:
     target.mkdir(exist_ok=True)
-    extract_archive(io.BytesIO(archive), target, name="result", limits=CopyLimits(**limits))
+    extract_archive(io.BytesIO(archive), target, name="result", limits=limits)
 
 
 def test_files_modes_and_links_of_a_result_are_copied(tmp_path: Path) -> None:
@@ -186,11 +187,11 @@ def test_a_huge_sparse_map_is_refused(tmp_path: Path) -> None:
 def test_limits_of_bytes_and_entries_count_the_content_of_the_result(tmp_path: Path) -> None:
     archive = pack(folder("result"), file("result/a", b"x" * 600), file("result/b", b"x" * 400))
 
-    extract(archive, tmp_path / "fits", max_bytes=1000, max_entries=2)
+    extract(archive, tmp_path / "fits", CopyLimits(max_bytes=1000, max_entries=2))
 
-    for limits in ({"max_bytes": 999}, {"max_entries": 1}):
+    for limits in (CopyLimits(max_bytes=999), CopyLimits(max_entries=1)):
         with pytest.raises(ClientError, match=r"the copy has more than \d+ entries or \d+ bytes$"):
-            extract(archive, tmp_path / "copy", **limits)
+            extract(archive, tmp_path / "copy", limits)
 
 
 def test_the_default_limits_allow_a_result_of_one_tebibyte_and_a_hundred_thousand_entries() -> None:
