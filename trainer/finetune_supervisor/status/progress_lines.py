@@ -97,7 +97,7 @@ class ProgressLines:
     def _read_metrics(self, line: str) -> dict[str, Any]:
         """Return the values of a dict that transformers or ms-swift prints; other dicts have no loss and no epoch."""
         texts = {match[1]: match[2] for match in _ITEM.finditer(line)}
-        numbers = {name: _parse_number(text) for name, text in texts.items()}
+        numbers = {name: parse_number(text) for name, text in texts.items()}
         values: dict[str, Any] = {
             name: number
             for name in ("loss", "eval_loss", "grad_norm", "learning_rate", "epoch")
@@ -122,7 +122,7 @@ class ProgressLines:
             return {}
         position = _EpochPosition(int(match[1]), self._epochs, step=int(bar[1]), steps=int(bar[2]))
         self._training_total = 0  # bars without a description belong to one epoch
-        return {**position.to_progress(_parse_clock(bar[3])), "step": int(match[2]), "loss": _parse_number(match[3])}
+        return {**position.to_progress(_parse_clock(bar[3])), "step": int(match[2]), "loss": parse_number(match[3])}
 
     def _read_minimind(self, line: str) -> dict[str, Any]:
         match = _MINIMIND.search(line)
@@ -130,7 +130,7 @@ class ProgressLines:
             return {}
         metrics: dict[str, float | None] = {}
         for metric in _MINIMIND_METRIC.finditer(line, match.end()):
-            metrics.setdefault(metric[1].lower(), _parse_number(metric[2]))
+            metrics.setdefault(metric[1].lower(), parse_number(metric[2]))
         minutes = metrics.get("epoch_time")
         position = _EpochPosition(int(match[1]), int(match[2]), step=int(match[3]), steps=int(match[4]))
         values = position.to_progress(None if minutes is None else 60 * minutes)
@@ -139,7 +139,8 @@ class ProgressLines:
         return {**values, **{name: number for name, number in measured.items() if number is not None}}
 
 
-def _parse_number(text: str) -> float | None:
+def parse_number(text: str) -> float | None:
+    """Return the number that a program has written, or None if the text is no number."""
     try:
         return float(text)
     except ValueError:

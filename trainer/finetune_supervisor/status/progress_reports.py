@@ -16,6 +16,7 @@ from finetune_supervisor.contract import Node, parse_json
 from finetune_supervisor.liveness.heartbeat import write_heartbeat
 from finetune_supervisor.messages import TrainingProgress
 from finetune_supervisor.status.command_heartbeat import CommandHeartbeatBuilder
+from finetune_supervisor.status.progress_lines import parse_number
 
 REPORT_PATH = "/progress"
 MAX_REPORT_BYTES = 64 * 1024
@@ -69,7 +70,7 @@ def parse_report(body: bytes, previous_progress: TrainingProgress) -> TrainingPr
         eta, percent = status.get("estimatedRemainingSeconds"), status.get("progressPercentage")
     except (ValueError, KeyError, TypeError, AttributeError):
         return None
-    metrics = {name: number for name, text in texts.items() if (number := _parse_number(text)) is not None}
+    metrics = {name: number for name, text in texts.items() if (number := parse_number(text)) is not None}
     total_steps = _to_valid_int(metrics.get("total_steps"), previous_progress.total_steps)
     default_step = total_steps if percent == 100 and total_steps is not None else previous_progress.step
     step = _to_valid_int(metrics.get("current_step"), default_step)
@@ -85,13 +86,6 @@ def parse_report(body: bytes, previous_progress: TrainingProgress) -> TrainingPr
         tokens_per_second=metrics.get("tokens_per_second", previous_progress.tokens_per_second),
         eta_seconds=eta if isinstance(eta, int) else previous_progress.eta_seconds,
     )
-
-
-def _parse_number(text: str) -> float | None:
-    try:
-        return float(text)
-    except ValueError:
-        return None
 
 
 def _to_valid_int(number: float | None, default: int | None) -> int | None:
