@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from finetune_api.schema.crd import build_crd
+from crd import build_crd
 
 Schema = Mapping[str, Any]
 DATA = Path(__file__).with_suffix(".yaml")

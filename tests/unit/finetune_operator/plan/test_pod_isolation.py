@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from finetune_api.schema.crd import build_crd
+from crd import build_crd
 from finetune_api.v1alpha1.job import FineTuneJob
 from finetune_api.v1alpha1.pod_types import RESERVED_ENV_PREFIXES
 from finetune_operator.plan.manifests import build_children
