@@ -1,4 +1,4 @@
-"""States in one condition of a job what the operator may not do for it in this installation."""
+"""States in one condition of a job what the operator may not do for it in this installation (decisions/140)."""
 
 from collections.abc import Iterable, Sequence
 
