@@ -18,6 +18,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.versions]
 RawBody = dict[str, Any]
 
 UP = "../../../../../../.."
+UIDS = tuple(f"abcd{number}" for number in range(6))
 OBSERVED_SECONDS = 8  # the operator looks for quota of deleted jobs every two seconds
 CONTAINER = {
     "name": names.CONTAINER,
@@ -60,8 +61,9 @@ def victim(deployment: OperatorInstallation) -> Iterator[str]:
     """Create a namespace with objects whose deletion the attack aims at."""
     namespace = f"victim-{secrets.token_hex(3)}"
     deployment.kubectl("create", "namespace", namespace)
-    deployment.kubectl("create", "service", "clusterip", "dns-abcde", "--tcp=53", "--namespace", namespace)
-    deployment.kubectl("create", "configmap", "settings-abcde", "--namespace", namespace)
+    for uid in UIDS[:3]:
+        deployment.kubectl("create", "service", "clusterip", f"dns-{uid}", "--tcp=53", "--namespace", namespace)
+        deployment.kubectl("create", "configmap", f"settings-{uid}", "--namespace", namespace)
     yield namespace
     deployment.kubectl("delete", "namespace", namespace, "--wait=false")
 
@@ -72,6 +74,10 @@ def read_operator_requests(deployment: OperatorInstallation, since: str) -> list
     lines = (deployment.provider.cluster.layout.root / "audit.log").read_text().splitlines()
     records = [json.loads(line) for line in lines if '"name"' in line]
     return [each for each in records if each["requestReceivedTimestamp"] >= since and each["objectRef"].get("name")]
+
+
+def list_objects(deployment: OperatorInstallation, namespace: str) -> list[str]:
+    return deployment.kubectl("get", "service,configmap", "--namespace", namespace, "-o", "name").split()
 
 
 def list_operator_pods(deployment: OperatorInstallation) -> dict[str, int]:
@@ -85,19 +91,22 @@ def test_pods_with_hostile_owners_reach_nothing_outside_of_their_namespace(
 ) -> None:
     """The user has the role edit. The policy for children permits him all, so that only the operator's checks count."""
     since, operators = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime()), list_operator_pods(deployment)
-    names_of_owners = [
+    objects = list_objects(deployment, victim)
+    # the operator appends a part of the uid to the name of an owner
+    owner_names = [
         f"{UP}/api/v1/namespaces/{victim}/services/dns",
         f"{UP}/api/v1/namespaces/{victim}/configmaps/settings",
+        f"{UP}/api/v1/namespaces/{victim}/services/dns",
         f"{UP}/version?x=",
         f"../../{victim}/services/dns",
         "..",
     ]
-    kinds = [("v1", "ConfigMap"), (names.API_VERSION, "FineTuneJob")]
-    pods = [
-        build_pod(f"{number}-{kind.lower()}-0-0", {"apiVersion": version, "kind": kind, "name": name, "uid": "abcde"})
-        for number, name in enumerate(names_of_owners)
-        for version, kind in kinds
-    ]
+    kinds = (("v1", "ConfigMap"), (names.API_VERSION, "FineTuneJob"))
+    pods = []
+    for number, (owner_name, uid) in enumerate(zip(owner_names, UIDS, strict=True)):
+        version, kind = kinds[number % 2]
+        owner = {"apiVersion": version, "kind": kind, "name": owner_name, "uid": uid}
+        pods.append(build_pod(f"{number}-0", owner))  # the name of a node, after any name of an owner
     apply_as_editor(deployment, *pods)
     pod_names = [pod["metadata"]["name"] for pod in pods]
     deployment.kubectl("delete", "pod", *pod_names, "--wait=false")
@@ -108,9 +117,8 @@ def test_pods_with_hostile_owners_reach_nothing_outside_of_their_namespace(
                 assert ".." not in request["requestURI"], request
                 assert request["objectRef"].get("namespace") not in (victim, "kube-system"), request
         assert list_operator_pods(deployment) == operators
-        assert "service/dns-abcde" in deployment.kubectl("get", "service", "--namespace", victim, "-o", "name")
-        assert "settings-abcde" in deployment.kubectl("get", "configmap", "--namespace", victim, "-o", "name")
-        hostile_claim = {"persistentVolumeClaim": {"claimName": f"../../{victim}/services/dns-abcde"}}
+        assert list_objects(deployment, victim) == objects
+        hostile_claim = {"persistentVolumeClaim": {"claimName": f"../../{victim}/services/dns-{UIDS[0]}"}}
         job = build_example_job("hostile", volumes=[{"name": "data", "mountPath": "/data", **hostile_claim}])
         with pytest.raises(RuntimeError, match="claimName"):
             apply_as_editor(deployment, job)
