@@ -7,7 +7,8 @@ NEXT_RELEASE_EDITS = (
     (
         f"{API}/job.py",
         "    num_nodes: int = Field(",
-        '    note: Literal["set by a user"] | None = Field(default=None, description="A note.")\n    num_nodes: int = Field(',
+        '    note: Literal["set by a user"] | None = Field(default=None, description="A note.")\n'
+        "    num_nodes: int = Field(",
     ),
     (
         f"{API}/job.py",
