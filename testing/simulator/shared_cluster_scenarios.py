@@ -60,7 +60,7 @@ def two_releases(choices: Choices) -> Scenario:
     incidents = (*(3 * ROLLOUTS), *(2 * (kill_rank, kill_container, suspend_job_temporarily)))
     scenario = build_shared_scenario(choices, incidents)
     first, *others = scenario.further_jobs
-    new_job = replace(first, spec_fields={**first.spec_fields, "note": "a field of the next release"})
+    new_job = replace(first, spec_fields={**first.spec_fields, "note": "set by a user"})
     begins_with_next_release = choices.draw_boolean(50)
     scenario = replace(scenario, further_jobs=(new_job, *others), begins_with_next_release=begins_with_next_release)
     return add_leader_election(scenario, replicas=1, overlaps=scenario.network_faults is not NO_FAULTS)
