@@ -58,13 +58,16 @@ def parse_flags(arguments: Sequence[str], environment: Mapping[str, str]) -> arg
     """Parse the flags, with defaults from environment variables; exit with code 2 if a value is invalid."""
     parser = argparse.ArgumentParser(prog="finetune-operator", description="Runs FineTuneJobs.")
 
+    def name_variable(flag: str) -> str:
+        return "FINETUNE_" + flag.removeprefix("--").replace("-", "_").upper()
+
     def add_flag(flag: str, description: str, *, default: str = "", parse: Callable[[str], Any] = str) -> None:
-        variable = "FINETUNE_" + flag.removeprefix("--").replace("-", "_").upper()
+        variable = name_variable(flag)
         value = environment.get(variable, default)  # argparse also applies `type` to a default that is a string
         parser.add_argument(flag, default=value, type=parse, help=f"{description} [{variable}]")
 
     def add_switch(flag: str, description: str) -> None:
-        variable = "FINETUNE_" + flag.removeprefix("--").replace("-", "_").upper()
+        variable = name_variable(flag)
         if (value := environment.get(variable, "true").lower()) not in ("true", "false"):
             parser.error(f"{variable}: found {value}; set it to true or false")
         description = f"{description} [{variable}, true or false]"
