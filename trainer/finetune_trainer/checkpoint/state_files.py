@@ -14,6 +14,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
+from finetune_supervisor.contract import parse_json
 from finetune_trainer.parallel.model_state import TensorRange
 
 READ_ERRORS = (OSError, ValueError, RuntimeError, KeyError, TypeError, SafetensorError)  # that damaged files may cause
@@ -73,7 +74,7 @@ class StateReader:
         self._parts: dict[str, list[_Part]] = {}
         for path in sorted((folder / STATE_FOLDER).iterdir()):
             file: Any = safe_open(path, framework="pt")
-            offsets = json.loads(file.metadata()[_OFFSETS_BY_KEY])
+            offsets = parse_json(file.metadata()[_OFFSETS_BY_KEY])
             for key in file.keys():  # noqa: SIM118 -- safe_open returns no dict
                 start = offsets[key][_OFFSETS][0]
                 size = torch.Size(file.get_slice(key).get_shape()).numel()
