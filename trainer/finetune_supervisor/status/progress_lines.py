@@ -140,7 +140,7 @@ class ProgressLines:
 
 
 def parse_number(text: str) -> float | None:
-    """Return the number that a program has written, or None if the text is no number."""
+    """Parse a number in the output of a program; return None if the text cannot be parsed."""
     try:
         return float(text)
     except ValueError:

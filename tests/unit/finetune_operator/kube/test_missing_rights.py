@@ -21,7 +21,7 @@ VERSIONS = {
     "localqueues": "visibility.kueue.x-k8s.io/v1beta2",
     "podgroups": API_VERSIONS[SchedulingProvider.POD_GROUP][0],
 }
-# asked for only by an admission plugin
+# The operator sends no such request; an admission plugin checks the right when a child is created.
 NOT_REQUESTED = {"update finetunejobs/finalizers"}
 Request = Callable[[ApiClient, ApiPath], Awaitable[object]]
 
