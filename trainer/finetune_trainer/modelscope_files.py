@@ -22,12 +22,11 @@ from modelscope_hub.errors import (
 from pydantic import TypeAdapter
 from requests import RequestException
 
+from finetune_api.v1alpha1.name_types import COMMIT_PATTERN, HUB_ID_PATTERN
 from finetune_trainer.atomic_files import translate_disk_errors, write_json
 from finetune_trainer.errors import HubUnavailable, first_line
 
 MAIN_BRANCH = "master"
-_COMMIT = re.compile(r"[0-9a-f]{40}")
-_ID = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*/[A-Za-z0-9_-][A-Za-z0-9_.-]*")
 _NOT_READABLE = (AuthenticationError, PermissionDeniedError, NotExistError)
 
 
@@ -78,7 +77,7 @@ class ModelScopeRepository:
 
     def __post_init__(self) -> None:
         """Check the id, which becomes a part of URLs and of a path below the cache. Raises: MissingRepository"""
-        if not _ID.fullmatch(self.name):
+        if not re.fullmatch(HUB_ID_PATTERN, self.name):
             raise MissingRepository("expected an id OWNER/NAME")
 
     def find_snapshot(self, revision: str | None) -> Snapshot:
@@ -89,7 +88,7 @@ class ModelScopeRepository:
         """
         revision = revision or MAIN_BRANCH
         known_snapshot = self._read_list(revision)
-        if known_snapshot is not None and _COMMIT.fullmatch(revision):
+        if known_snapshot is not None and re.fullmatch(COMMIT_PATTERN, revision):
             return known_snapshot
         try:
             snapshot = self._list_files(revision)
@@ -180,7 +179,7 @@ def _parse_list(entries: Sequence[Mapping[str, Any]], revision: str) -> Snapshot
     ]
     files.sort(key=lambda file: file.path)
     newest = str(max(blobs, key=_get_time, default={}).get("Revision"))
-    commits = (name for name in (revision, newest) if _COMMIT.fullmatch(name))
+    commits = (name for name in (revision, newest) if re.fullmatch(COMMIT_PATTERN, name))
     return Snapshot(next(commits, _compute_hash(files)[:40]), tuple(files))
 
 

@@ -1,4 +1,4 @@
-"""Types of names and keys that Kubernetes defines."""
+"""Types of names and keys that Kubernetes, Git and the Hubs define."""
 
 import re
 from typing import Annotated
@@ -10,6 +10,8 @@ from finetune_api.v1alpha1.base import has_begun
 LABEL_PATTERN = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
 JOB_NAME_PATTERN = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"  # DNS-1035, because a Service is named after the job
 SUBDOMAIN_PATTERN = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$"
+HUB_ID_PATTERN = r"^[A-Za-z0-9_-][A-Za-z0-9_.-]*/[A-Za-z0-9_-][A-Za-z0-9_.-]*$"  # owner/name
+COMMIT_PATTERN = r"^[0-9a-f]{40}$"
 _REVISION_CHARACTER = r"[^/\x00-\x20\x7f~^:?*\[\\]"
 _REVISION_PART = rf"{_REVISION_CHARACTER.replace('/', '/.')}{_REVISION_CHARACTER}*"
 _REVISION_PATTERN = rf"^{_REVISION_PART}(/{_REVISION_PART})*$"

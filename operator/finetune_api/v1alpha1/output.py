@@ -5,6 +5,7 @@ from typing import Annotated
 from pydantic import Field, StringConstraints
 
 from finetune_api.v1alpha1.base import HubName, Model
+from finetune_api.v1alpha1.name_types import HUB_ID_PATTERN
 from finetune_api.v1alpha1.pod_types import PersistentVolumeClaimSource, RelativePath
 
 
@@ -15,9 +16,9 @@ class PushToHub(Model):
         default="huggingface",
         description="The Hugging Face Hub, with HF_TOKEN, or ModelScope, with MODELSCOPE_API_TOKEN.",
     )
-    repo: Annotated[
-        str, StringConstraints(pattern=r"^[A-Za-z0-9_-][A-Za-z0-9_.-]*/[A-Za-z0-9_-][A-Za-z0-9_.-]*$", max_length=96)
-    ] = Field(description="owner/name; created if it does not exist.")
+    repo: Annotated[str, StringConstraints(pattern=HUB_ID_PATTERN, max_length=96)] = Field(
+        description="owner/name; created if it does not exist."
+    )
     private: bool = Field(default=True, description="Create the repository as private.")
 
 

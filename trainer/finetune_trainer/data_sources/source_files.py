@@ -9,6 +9,7 @@ from huggingface_hub import HfApi, snapshot_download
 from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
 
 from finetune_api.v1alpha1.dataset import DatasetSource
+from finetune_api.v1alpha1.name_types import COMMIT_PATTERN, HUB_ID_PATTERN
 from finetune_trainer.atomic_files import translate_disk_errors
 from finetune_trainer.data_sources.readers import READERS
 from finetune_trainer.errors import DatasetError, HubUnavailable, first_line
@@ -16,8 +17,6 @@ from finetune_trainer.once_per_job import DownloadSettings, fetch_once_per_job
 
 TRAIN_FIELD, EVAL_FIELD = "spec.dataset.train", "spec.dataset.eval"
 
-_HUB_ID = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*/[A-Za-z0-9_-][A-Za-z0-9_.-]*")
-_COMMIT = re.compile(r"[0-9a-f]{40}")
 # default splits of Hub datasets, in order of preference
 _DEFAULT_SPLITS = {TRAIN_FIELD: ("train",), EVAL_FIELD: ("validation", "test")}
 _SPLIT_ALIASES = {
@@ -42,7 +41,7 @@ def find_files(source: DatasetSource, downloads: DownloadSettings, *, spec_field
         raise DatasetError(
             f'{spec_field}: "{source.path}" is neither a {", ".join(READERS)} file nor a folder with such files'
         )
-    if not _HUB_ID.fullmatch(source.path):
+    if not re.fullmatch(HUB_ID_PATTERN, source.path):
         raise DatasetError(
             f'{spec_field}: "{source.path}" does not exist; mount the volume that holds it (spec.volumes) or correct'
             " the path"
@@ -52,7 +51,7 @@ def find_files(source: DatasetSource, downloads: DownloadSettings, *, spec_field
 
 def is_hub_dataset(source: DatasetSource) -> bool:
     """Return whether the source is a dataset on the Hub; an existing path has precedence over a Hub id."""
-    return not Path(source.path).exists() and _HUB_ID.fullmatch(source.path) is not None
+    return not Path(source.path).exists() and re.fullmatch(HUB_ID_PATTERN, source.path) is not None
 
 
 def select_files(
@@ -105,7 +104,8 @@ def _download(source: DatasetSource, downloads: DownloadSettings, *, spec_field:
         repository = HfApi().dataset_info(source.path, revision=source.revision)
         names = (file.rfilename for file in repository.siblings or ())
         selected = _select_hub_files(names, source, spec_field=spec_field)
-        if not _COMMIT.fullmatch(str(repository.sha)):  # a server that the job chooses must not choose the folder
+        # a server that the job chooses must not choose the folder
+        if not re.fullmatch(COMMIT_PATTERN, str(repository.sha)):
             raise HubUnavailable(f'the Hub returned the commit {str(repository.sha)[:50]!r} of "{source.path}"')
         folder = downloads.folder / f"{source.path.replace('/', '--')}@{repository.sha}"
         with translate_disk_errors(downloads.folder):  # report a full disk as DiskFull, not as a Hub failure
