@@ -236,11 +236,11 @@ def ignore_obligations_of_unreadable_jobs(patch: pytest.MonkeyPatch) -> None:
 # Bug, kind of history, and a seed that finds it. After a change of the simulator, the search continues from there.
 PLANTED_BUGS = (
     (end_workers_of_leader, "paused_operators", 2),
-    (accept_progress_of_labelled_pods, "strangers", 2),
-    (ignore_predecessor_pods, "strangers", 71),
+    (accept_progress_of_labelled_pods, "strangers", 19),
+    (ignore_predecessor_pods, "strangers", 1),
     (accept_forged_config_map, "strangers", 1),
     (accept_pods_of_other_ranks, "strangers", 3),
-    (ignore_recorded_uids, "strangers", 516),
+    (ignore_recorded_uids, "strangers", 35),
     (use_tombstones_of_predecessors, "strangers", 12),
     (fail_watch_on_unreadable_job, "poisoned_jobs", 2),
     (ignore_obligations_of_unreadable_jobs, "poisoned_jobs", 12),

@@ -18,8 +18,8 @@ def compute_write_delay(
 ) -> timedelta | None:
     """Return how long to postpone the write of a changed status; None if it has to be written now.
 
-    That all pods were created may be recorded later while none has written output: an operator that starts before
-    the record at most creates a deleted pod again.
+    That all pods were created, and their uids, may be recorded later while none has written output: an operator that
+    starts before the record at most creates a deleted pod again. Until then, pods are recognised by their start key.
 
     nodes: the observed nodes of the attempt of the new status.
     since_write: time since the last write.
@@ -28,7 +28,8 @@ def compute_write_delay(
     limits = [interval - since_write]
     if current.attempt == new.attempt and new.attempts and new.attempts[-1].created != current.attempts[-1].created:
         limits += [_compute_unrecorded_time(node, now) for node in nodes if node.phase is not PodPhase.PENDING]
-        record = new.attempts[-1].model_copy(update={"created": current.attempts[-1].created})
+        last = current.attempts[-1]
+        record = new.attempts[-1].model_copy(update={"created": last.created, "pod_uids": last.pod_uids})
         new = new.model_copy(update={"attempts": (*new.attempts[:-1], record)})
     is_cosmetic = _without_cosmetic_fields(current) == _without_cosmetic_fields(new)
     return min(limits) if is_cosmetic and min(limits) > timedelta() else None

@@ -40,12 +40,13 @@ def create_decoy_pod(world: World, job: SimulatedJob) -> None:
 
 
 def forge_pod(world: World, job: SimulatedJob) -> None:
-    """Create a pod that the job seems to control, with its start key: of another rank, or in place of a deleted pod."""
+    """Create a pod that the job seems to control, with its start key: of another rank, or in place of a recorded pod."""
     record = (job.status.get("attempts") or [{"attempt": 0}])[-1]
-    attempt, rank = record["attempt"], world.choices.pick((FORGED_RANK, 0)) if record.get("created") else FORGED_RANK
+    attempt, rank = record["attempt"], world.choices.pick((FORGED_RANK, 0)) if record.get("podUids") else FORGED_RANK
     key = ObjectKey("Pod", job.key.namespace, names.pod_name(job.key.name, attempt, rank))
-    if job.body is None or world.server.get(key) is not None:
+    if job.body is None:
         return
+    world.delete(key, {"gracePeriodSeconds": 0})
     world.server.pod_quotas.pop(job.key.namespace, None)
     owner = {"apiVersion": names.API_VERSION, "kind": names.FINETUNEJOB_KIND, "name": job.key.name, "uid": job.uid}
     labels = {names.JOB_NAME: job.key.name, names.JOB_UID: job.uid, names.ATTEMPT: str(attempt)}

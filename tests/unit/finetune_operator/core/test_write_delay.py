@@ -70,13 +70,13 @@ def test_creation_of_all_pods_is_recorded_before_a_node_can_write_output(
     node: RawBody, run_time: timedelta, delay: timedelta | None
 ) -> None:
     before = build_status_with_attempts(AttemptState.STARTING)
-    after = build_status_with_attempts(AttemptState.STARTING, created=True)
+    after = build_status_with_attempts(AttemptState.STARTING, created=True, pod_uids="aaaaaaaabbbbbbbb")
     assert compute_delay(before, after, running_pod(JOB, 0, started_at=NOW), node, run_time=run_time) == delay
 
 
 def test_creation_of_all_pods_is_recorded_after_an_interval_if_none_starts() -> None:
     before = build_status_with_attempts(AttemptState.STARTING)
-    after = build_status_with_attempts(AttemptState.STARTING, created=True)
+    after = build_status_with_attempts(AttemptState.STARTING, created=True, pod_uids="aaaaaaaabbbbbbbb")
     assert compute_delay(before, after, pod(JOB, 0), pod(JOB, 1)) == WRITE_INTERVAL - SECOND
     assert compute_delay(before, after, pod(JOB, 0), pod(JOB, 1), since_write=WRITE_INTERVAL) is None
 
