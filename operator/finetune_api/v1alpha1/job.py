@@ -107,7 +107,9 @@ class RestartPolicy(Model):
         le=3600,
         description="Delay in seconds before the second restart, doubled for each further one; the first is immediate.",
     )
-    max_backoff_seconds: int = Field(default=300, ge=0, le=86_400, description="Maximum delay of a restart in seconds.")
+    max_backoff_seconds: int = Field(
+        default=300, ge=0, le=86_400, description="Maximum delay of a restart in seconds, before the jitter of up to 20 %."
+    )
     avoid_failing_nodes: bool = Field(
         default=True,
         description="Avoid Kubernetes nodes with broken GPUs and those on which the job failed twice within a day.",

@@ -58,8 +58,9 @@ def plan_restart(
     # the pods of the next attempt wait until there is room for all of them (decisions/217)
     if verdict.preemptor or (limits.starts_as_group and verdict.reason is Reason.PREEMPTED):
         return RestartPlan(True, timedelta(), counts, verdict.message)
+    seed = f"{limits.uid}/{failed_attempt.attempt}"
     if verdict.reason is Reason.GANG_INCOMPLETE:  # the attempt did not fail, but the cluster still lacks resources
-        return RestartPlan(True, timedelta(seconds=policy.max_backoff_seconds), counts, verdict.message)
+        return RestartPlan(True, _add_jitter(policy.max_backoff_seconds, seed=seed), counts, verdict.message)
     is_infrastructure = verdict.fault in INFRASTRUCTURE_FAULTS
     used_restarts = counts.infrastructure if is_infrastructure else counts.counted
     limit = policy.max_infrastructure_restarts if is_infrastructure else policy.max_restarts
@@ -67,9 +68,7 @@ def plan_restart(
         field = "maxInfrastructureRestarts" if is_infrastructure else "maxRestarts"
         message = f"restarted {used_restarts} times without progress (restartPolicy.{field}); last: {verdict.message}"
         return RestartPlan(False, timedelta(), counts, message)
-    delay = compute_restart_delay(
-        counts.counted + counts.infrastructure, policy, seed=f"{limits.uid}/{failed_attempt.attempt}"
-    )
+    delay = compute_restart_delay(counts.counted + counts.infrastructure, policy, seed=seed)
     update = {"infrastructure": used_restarts + 1} if is_infrastructure else {"counted": used_restarts + 1}
     return RestartPlan(True, delay, counts.model_copy(update=update), verdict.message)
 
@@ -77,11 +76,16 @@ def plan_restart(
 def compute_restart_delay(previous_restarts: int, policy: RestartPolicy, *, seed: str) -> timedelta:
     """Return the delay before a restart: 0 for the first restart, then backoffSeconds, doubled up to the maximum.
 
-    A jitter of up to 20 % is added, which depends only on the seed.
+    A jitter is added.
     """
     if previous_restarts == 0:
         return timedelta()
     seconds = min(policy.backoff_seconds * 2.0 ** min(previous_restarts - 1, 32), policy.max_backoff_seconds)
+    return _add_jitter(seconds, seed=seed)
+
+
+def _add_jitter(seconds: float, *, seed: str) -> timedelta:
+    """Return a delay that is up to 20 % longer, depending only on the seed, so that jobs do not restart together."""
     jitter = hashlib.sha256(seed.encode()).digest()[0] / 255 / 5
     return timedelta(seconds=round(seconds * (1 + jitter), 3))
 

@@ -130,7 +130,8 @@ def test_running_nodes_are_released_at_the_startup_deadline_and_restarted_later(
     released, following = ftjob.status.attempts
     assert (released.reason, ftjob.status.restarts) == ("GangIncomplete", 1)
     assert "1 of 2 pods cannot be placed: 0/3 nodes fit" in released.message
-    assert following.not_before == released_at + timedelta(seconds=300)
+    assert following.not_before is not None
+    assert timedelta(seconds=300) <= following.not_before - released_at <= timedelta(seconds=360)
     assert ftjob.status.without_progress.infrastructure == 0
 
 
@@ -150,7 +151,8 @@ def test_rendezvous_timeout_caused_by_an_unschedulable_node_is_not_a_failure() -
     released, following = ftjob.status.attempts
     assert (released.reason, following.state) == ("GangIncomplete", AttemptState.STARTING)
     assert "gave up waiting for others: 1 of 2 pods cannot be placed: 0/3 nodes fit" in released.message
-    assert (ftjob.status.without_progress.counted, following.not_before) == (0, NOW + timedelta(seconds=300))
+    assert ftjob.status.without_progress.counted == 0
+    assert following.not_before is not None and following.not_before >= NOW + timedelta(seconds=300)
 
 
 def test_user_error_ends_the_attempt_even_if_another_node_is_unschedulable() -> None:
