@@ -377,7 +377,7 @@ INTERFERENCE_BUGS: tuple[tuple[PlantBug, tuple[Incident, ...], int], ...] = (
     (never_check_config_map, (delete_config_map, exhaust_quota), 10),
     (ignore_edited_services, (edit_service, occupy_k8s_nodes), 422),
     (ignore_unlisted_pods, (edit_labels, suspend_job_temporarily), 5),
-    (accept_relabelled_pods, (edit_labels, delete_pod), 910),
+    (accept_relabelled_pods, (edit_labels, delete_pod), 1962),
 )
 
 
