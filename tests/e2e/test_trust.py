@@ -3,7 +3,7 @@
 import json
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -177,6 +177,30 @@ def test_only_the_operator_makes_children_of_jobs(deployment: OperatorInstallati
                     deployment.kubectl(*command)
     finally:
         deployment.kubectl("delete", "configmap", job_name)
+
+
+def test_an_administrator_annotates_debugs_and_deletes_a_pod_of_a_job(
+    deployment: OperatorInstallation, start_program: Callable[..., str]
+) -> None:
+    """The policy for children refuses an administrator only changes of the reserved labels."""
+    name = start_program("sleep 600")
+    deployment.wait_until(name, lambda job: is_running(job, attempt=0), description="running")
+    pod, image = names.pod_name(name, 0, 0), ("--image=localhost/pause:1", "--image-pull-policy=Never")
+    deployment.kubectl("annotate", "pod", pod, "example.com/note=seen")
+    deployment.kubectl("label", "pod", pod, "example.com/team=a")
+    deployment.kubectl("debug", pod, *image, f"--target={names.CONTAINER}", "--profile=restricted")
+    deployment.kubectl("debug", pod, *image, f"--copy-to={pod}-copy", "--profile=restricted")
+    for label in (names.ATTEMPT, names.NODE_RANK):
+        with pytest.raises(RuntimeError, match="may only be set by the operator"):
+            deployment.kubectl("label", "pod", pod, "--overwrite", f"{label}=7")
+    deployment.kubectl("delete", "pod", f"{pod}-copy", pod, "--grace-period=1")
+    deployment.wait_until(name, lambda job: is_running(job, attempt=1), description="running again")
+
+
+def is_running(job: RawBody, *, attempt: int) -> bool:
+    """Return whether this attempt of the job runs."""
+    status = job.get("status", {})
+    return bool(status.get("phase") == "Running" and status["attempt"] == attempt)
 
 
 def test_the_operator_of_another_release_makes_children(deployment: OperatorInstallation, job_name: str) -> None:
