@@ -108,7 +108,10 @@ class RestartPolicy(Model):
         description="Delay in seconds before the second restart, doubled for each further one; the first is immediate.",
     )
     max_backoff_seconds: int = Field(
-        default=300, ge=0, le=86_400, description="Maximum delay of a restart in seconds, before the jitter of up to 20 %."
+        default=300,
+        ge=0,
+        le=86_400,
+        description="Maximum delay of a restart in seconds, before the jitter of up to 20 %.",
     )
     avoid_failing_nodes: bool = Field(
         default=True,

@@ -40,7 +40,7 @@ def create_decoy_pod(world: World, job: SimulatedJob) -> None:
 
 
 def forge_pod(world: World, job: SimulatedJob) -> None:
-    """Create a pod that the job seems to control, with its start key: of another rank, or in place of a recorded pod."""
+    """Create a pod that the job seems to control, with its start key: of another rank, or replacing a recorded one."""
     record = (job.status.get("attempts") or [{"attempt": 0}])[-1]
     attempt, rank = record["attempt"], world.choices.pick((FORGED_RANK, 0)) if record.get("podUids") else FORGED_RANK
     key = ObjectKey("Pod", job.key.namespace, names.pod_name(job.key.name, attempt, rank))

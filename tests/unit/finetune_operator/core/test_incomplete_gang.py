@@ -152,7 +152,8 @@ def test_rendezvous_timeout_caused_by_an_unschedulable_node_is_not_a_failure() -
     assert (released.reason, following.state) == ("GangIncomplete", AttemptState.STARTING)
     assert "gave up waiting for others: 1 of 2 pods cannot be placed: 0/3 nodes fit" in released.message
     assert ftjob.status.without_progress.counted == 0
-    assert following.not_before is not None and following.not_before >= NOW + timedelta(seconds=300)
+    assert following.not_before is not None
+    assert following.not_before >= NOW + timedelta(seconds=300)
 
 
 def test_user_error_ends_the_attempt_even_if_another_node_is_unschedulable() -> None:
