@@ -116,7 +116,6 @@ async def test_a_blocked_event_loop_is_measured(monkeypatch: pytest.MonkeyPatch)
     lag = EventLoopLag(metrics)
     task = asyncio.create_task(lag.run())
     await asyncio.sleep(0.12)
-    assert lag.worst_seconds < 0.2
     busy_until = asyncio.get_running_loop().time() + 0.4
     while asyncio.get_running_loop().time() < busy_until:
         pass

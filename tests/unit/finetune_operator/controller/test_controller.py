@@ -126,7 +126,7 @@ async def test_workers_raise_instead_of_starting_a_pass_after_losing_the_lease()
             controller.queue.add(get_job_key(job))
         await asyncio.sleep(0.2)
         with pytest.raises(LeaseLost):
-            await asyncio.wait_for(controller.run_worker(), timeout=2)
+            await asyncio.wait_for(controller.run_worker(), timeout=20)
     assert list_pod_names(api) == []
     assert api.find_requests("PUT", "finetunejobs") == []
 

@@ -142,11 +142,11 @@ async def test_a_new_watch_continues_at_the_version_of_the_previous_one() -> Non
 
 async def test_a_bookmark_advances_the_version_of_the_next_watch() -> None:
     api = HttpApi()
-    async with running_informer(api) as (_, recorder):
+    async with running_informer(api) as (informer, recorder):
         await wait_in_event_loop(lambda: api.open_watch_count == 1)
         api.compact()
         api.send({"type": "BOOKMARK", "object": {"kind": "Pod", "metadata": {"resourceVersion": api.version}}})
-        await asyncio.sleep(0.05)
+        await wait_in_event_loop(lambda: informer._version == str(api.version))
         api.close_watches()
         await wait_in_event_loop(lambda: len([r for r in api.find_requests("GET", "pods") if "watch" in r.params]) == 2)
         put_pod(api, "a")

@@ -297,6 +297,7 @@ async def test_an_unreachable_sink_is_logged_once_without_url_and_secrets(
     with caplog.at_level(logging.DEBUG, logger="finetune_operator"):
         notifier.report(metadata(), started())
         async with running(notifier):
+            await wait_in_event_loop(lambda: caplog.records)
             await asyncio.sleep(0.3)
 
     assert [record.getMessage() for record in caplog.records] == [
