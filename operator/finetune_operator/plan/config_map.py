@@ -11,7 +11,10 @@ from finetune_operator.plan.run_plan import RunPlan
 # Reads the file once, and runs a copy of these bytes, so that nobody can exchange the file after the check.
 # The python3 of a user's image may be old: the program must run with 3.4, so that the bundle can report its version.
 # Kubernetes replaces $(NAME) in commands, so the program must not contain it.
+# The kernel drops signals for which PID 1 has no handler, but not blocked ones: SIGTERM waits for the supervisor.
 _VERIFY_AND_RUN = f"""\
+import signal
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
 import hashlib, os, sys
 path, expected, config_map = sys.argv[1:]
 try:

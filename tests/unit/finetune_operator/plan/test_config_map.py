@@ -2,10 +2,14 @@
 
 import ast
 import base64
+import json
+import os
+import signal
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from subprocess import PIPE
 from typing import Any
 
 import pytest
@@ -16,6 +20,7 @@ from finetune_operator.plan.config_map import build_config_map, build_supervisor
 from finetune_operator.plan.supervisor_bundle import pack_supervisor
 from testing.builders.jobs import SETTINGS, command
 from testing.builders.manifests import build_run_plan, build_trainer_container
+from testing.processes.supervisor_environment import build_supervisor_environment
 
 BUNDLED = replace(SETTINGS, supervisor=pack_supervisor())
 PROGRAM = command({"exec": ["true"]})
@@ -33,14 +38,19 @@ class Mount:
         self.file = self.folder / names.SUPERVISOR_KEY
         self.file.write_bytes(base64.b64decode(config_map["binaryData"][names.SUPERVISOR_KEY]))
 
-    def run_container(self, **env: str) -> subprocess.CompletedProcess[str]:
-        """Run the command of the container with this Python."""
+    def start_container(self, **env: str) -> subprocess.Popen[str]:
+        """Start the command of the container with this Python."""
         arguments = build_supervisor_start(build_run_plan(settings=BUNDLED, **PROGRAM))
         mounted = str(Path(names.CONFIG_DIR, names.SUPERVISOR_KEY))
         assert (arguments[0], arguments.count(mounted)) == ("python3", 1)
         local = [sys.executable, *(str(self.file) if part == mounted else part for part in arguments[1:])]
         env = {names.ENV_RUN_DIR: str(self.run), names.ENV_TERMINATION_LOG: str(self.termination_log), **env}
-        return subprocess.run(local, env=env, cwd=self.working_dir, capture_output=True, text=True, check=False)
+        return subprocess.Popen(local, env=env, cwd=self.working_dir, stdout=PIPE, stderr=PIPE, text=True)
+
+    def run_container(self, **env: str) -> subprocess.CompletedProcess[str]:
+        process = self.start_container(**env)
+        output, errors = process.communicate()
+        return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
 
     def read_termination(self) -> Termination:
         termination = parse_termination(self.termination_log.read_text())
@@ -59,6 +69,21 @@ def test_the_supervisor_of_the_operator_is_run_from_a_private_copy(mount: Mount)
     assert (process.returncode, process.stderr.count("FINETUNE_NAMESPACE is missing")) == (2, 1), process.stderr
     assert (mount.run / names.SUPERVISOR_KEY).read_bytes() == mount.file.read_bytes()
     assert not mount.termination_log.exists()
+
+
+def test_a_signal_before_the_supervisor_runs_stops_it(mount: Mount, tmp_path: Path) -> None:
+    content, pod = mount.file.read_bytes(), tmp_path / "pod"
+    mount.file.unlink()
+    os.mkfifo(mount.file)
+    pod.mkdir()
+    process = mount.start_container(**build_supervisor_environment(pod))
+    with mount.file.open("wb") as file:  # blocks until the program opens the file
+        process.send_signal(signal.SIGTERM)
+        file.write(content)
+    process.communicate()
+
+    assert process.returncode == 128 + signal.SIGTERM
+    assert json.loads((pod / "termination-log").read_text())["message"] == "stopped before training began"
 
 
 def test_another_supervisor_is_not_run(mount: Mount) -> None:
