@@ -49,7 +49,7 @@ def test_weights_are_in_the_host_memory_of_rank_zero_only(results_by_rank: list[
     first, second = (results["untied"] for results in results_by_rank)
 
     assert first["weight_bytes"] == second["weight_bytes"] > 240 * MEGABYTE
-    assert first["added_bytes"] > 0.95 * first["weight_bytes"]
+    assert first["added_bytes"] > 0.8 * first["weight_bytes"]  # memory from before may be freed meanwhile
     assert second["added_bytes"] < 0.1 * second["weight_bytes"]
 
 
