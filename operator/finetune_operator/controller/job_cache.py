@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from finetune_operator import names
 from finetune_operator.controller.child_cache import JobKey
 from finetune_operator.kube.resource_versions import StateRolledBack, is_later_version
-from finetune_operator.observation.ownership import JobOwner, RawBody, find_owning_job, get_start_key
+from finetune_operator.observation.ownership import JobOwner, RawBody, get_start_key, is_controlled
 from finetune_operator.observation.pod_identity import PodIdentities, read_pod_identities
 from finetune_operator.observation.projection import project_job
 
@@ -127,8 +127,8 @@ class JobCache:
 
     def is_current_pod(self, key: JobKey, pod: RawBody) -> bool:
         """Return whether the operator created the pod for the current attempt of the job."""
-        cached, owner = self._jobs.get(key), find_owning_job(pod)
-        if cached is None or owner != JobOwner(cached.name, key.uid):
+        cached = self._jobs.get(key)
+        if cached is None or not is_controlled(pod, JobOwner(cached.name, key.uid)):
             return False
         metadata = pod["metadata"]
         attempt, node_rank = names.parse_pod_name(metadata["name"], cached.name) or (None, 0)

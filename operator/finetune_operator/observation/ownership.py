@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterable
 from datetime import datetime
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from finetune_api.untrusted_json import drop_invalid_time
 from finetune_api.v1alpha1.job import MAX_JOB_NAME
@@ -24,8 +24,10 @@ class JobOwner(NamedTuple):
 
 def find_controlling_owner(child: RawBody) -> RawBody:
     """Return the owner reference with `controller: true`, or an empty dict."""
-    owners = child["metadata"].get("ownerReferences") or ()
-    return next((owner for owner in owners if owner.get("controller")), {})
+    for owner in child["metadata"].get("ownerReferences") or ():
+        if owner.get("controller"):
+            return cast("RawBody", owner)
+    return {}
 
 
 def get_controller_uid(child: RawBody) -> str | None:
@@ -39,15 +41,24 @@ def find_owning_job(child: RawBody) -> JobOwner | None:
     Whoever creates an object writes its owner references: Kubernetes requires only that their fields are not empty.
     """
     owner = find_controlling_owner(child)
-    group, kind, name = get_group_kind_name(owner)
-    uid = owner.get("uid") or ""
-    is_job = (group, kind) == (names.FINETUNEJOB[0], names.FINETUNEJOB_KIND) and len(name) <= MAX_JOB_NAME
+    name, uid = owner.get("name", ""), owner.get("uid") or ""
+    is_job = _is_job_reference(owner) and len(name) <= MAX_JOB_NAME
     return JobOwner(name, uid) if is_job and _JOB_NAME.fullmatch(name) and _UID.fullmatch(uid) else None
 
 
 def select_children(job: JobOwner, bodies: Iterable[RawBody]) -> list[RawBody]:
-    """Return the objects that the job controls."""
-    return [body for body in bodies if find_owning_job(body) == job]
+    """Return the objects that the job controls; each pass of a job does this several times for all of its pods."""
+    return [body for body in bodies if is_controlled(body, job)]
+
+
+def is_controlled(child: RawBody, job: JobOwner) -> bool:
+    """Return whether the job controls a child, by group, kind, name and uid."""
+    owner = find_controlling_owner(child)
+    return owner.get("uid") == job.uid and owner.get("name") == job.name and _is_job_reference(owner)
+
+
+def _is_job_reference(owner: RawBody) -> bool:
+    return get_group_kind_name(owner)[:2] == (names.FINETUNEJOB[0], names.FINETUNEJOB_KIND)
 
 
 def get_group_kind_name(owner: RawBody) -> tuple[str, str, str]:
