@@ -12,7 +12,13 @@ import yaml
 from finetune_operator import names
 from testing.cluster.images.project_images import get_image_name
 from testing.cluster.provider import ThrowawayProvider
-from testing.processes.operator_stack import FORGER, OPERATOR_NAMESPACE, OperatorInstallation, build_example_job
+from testing.processes.operator_stack import (
+    FORGER,
+    OPERATOR_NAMESPACE,
+    OperatorInstallation,
+    build_example_job,
+    has_condition,
+)
 
 pytestmark = [pytest.mark.cluster, pytest.mark.versions]
 RawBody = dict[str, Any]
@@ -184,7 +190,7 @@ def test_an_administrator_annotates_debugs_and_deletes_a_pod_of_a_job(
 ) -> None:
     """The policy for children refuses an administrator only changes of the reserved labels."""
     name = start_program("sleep 600")
-    deployment.wait_until(name, lambda job: is_running(job, attempt=0), description="running")
+    deployment.wait_until(name, lambda job: has_condition(job, "Running"), description="running")
     pod, image = names.pod_name(name, 0, 0), ("--image=localhost/pause:1", "--image-pull-policy=Never")
     deployment.kubectl("annotate", "pod", pod, "example.com/note=seen")
     deployment.kubectl("label", "pod", pod, "example.com/team=a")
@@ -194,13 +200,9 @@ def test_an_administrator_annotates_debugs_and_deletes_a_pod_of_a_job(
         with pytest.raises(RuntimeError, match="may only be set by the operator"):
             deployment.kubectl("label", "pod", pod, "--overwrite", f"{label}=7")
     deployment.kubectl("delete", "pod", f"{pod}-copy", pod, "--grace-period=1")
-    deployment.wait_until(name, lambda job: is_running(job, attempt=1), description="running again")
-
-
-def is_running(job: RawBody, *, attempt: int) -> bool:
-    """Return whether this attempt of the job runs."""
-    status = job.get("status", {})
-    return bool(status.get("phase") == "Running" and status["attempt"] == attempt)
+    deployment.wait_until(
+        name, lambda job: job["status"]["attempt"] == 1 and has_condition(job, "Running"), description="running again"
+    )
 
 
 def test_the_operator_of_another_release_makes_children(deployment: OperatorInstallation, job_name: str) -> None:

@@ -13,7 +13,7 @@ from finetune_operator import names
 from finetune_operator.controller.child_cache import ChildCache, JobKey
 from finetune_operator.controller.job_cache import JobCache
 from finetune_operator.kube.cluster import Cluster, ClusterError, ObjectRef
-from finetune_operator.observation.ownership import JobOwner, RawBody, find_owning_job, select_children
+from finetune_operator.observation.ownership import JobOwner, RawBody, find_owning_job, is_controlled, select_children
 from finetune_operator.observation.pods import NodeObservation, observe_pods
 from finetune_operator.tasks.error_net import ErrorNet
 
@@ -113,7 +113,7 @@ class OrphanSweeper:
         job = await self._cluster.get(names.FINETUNEJOB_KIND, key.namespace, owner.name)
         if job is not None and job["metadata"]["uid"] == key.uid:
             return  # the watch has not delivered the creation of the job yet
-        children = [(kind, body) for kind, body in self._list_children(key) if find_owning_job(body) == owner]
+        children = [(kind, body) for kind, body in self._list_children(key) if is_controlled(body, owner)]
         chosen = children[:MAX_ORPHANS_PER_JOB]
         orphans = [ref for kind, body in chosen if (ref := await self._read_orphan(kind, body, key, owner))]
         if not orphans:
@@ -145,8 +145,8 @@ class OrphanSweeper:
         current = await self._cluster.get(kind, key.namespace, name)
         if current is None or "deletionTimestamp" in current["metadata"]:
             return None
-        is_child = find_owning_job(current) == owner
-        return ObjectRef(kind, key.namespace, name, current["metadata"]["uid"]) if is_child else None
+        uid = current["metadata"]["uid"]
+        return ObjectRef(kind, key.namespace, name, uid) if is_controlled(current, owner) else None
 
 
 def _choose_fairly(keys: Iterable[JobKey]) -> list[JobKey]:

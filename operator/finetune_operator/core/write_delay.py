@@ -19,7 +19,7 @@ def compute_write_delay(
     """Return how long to postpone the write of a changed status; None if it has to be written now.
 
     That all pods were created, and their uids, may be recorded later while none has written output: an operator that
-    starts before the record at most creates a deleted pod again. Until then, pods are recognised by their start key.
+    starts before the record at most creates a deleted pod again, and recognises pods by their start key.
 
     nodes: the observed nodes of the attempt of the new status.
     since_write: time since the last write.

@@ -74,10 +74,7 @@ def plan_restart(
 
 
 def compute_restart_delay(previous_restarts: int, policy: RestartPolicy, *, seed: str) -> timedelta:
-    """Return the delay before a restart: 0 for the first restart, then backoffSeconds, doubled up to the maximum.
-
-    A jitter is added.
-    """
+    """Return the delay of a restart: 0 for the first, then backoffSeconds, doubled up to the maximum, plus jitter."""
     if previous_restarts == 0:
         return timedelta()
     seconds = min(policy.backoff_seconds * 2.0 ** min(previous_restarts - 1, 32), policy.max_backoff_seconds)

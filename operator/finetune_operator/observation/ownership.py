@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterable
 from datetime import datetime
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 from finetune_api.untrusted_json import drop_invalid_time
 from finetune_api.v1alpha1.job import MAX_JOB_NAME
@@ -24,9 +24,10 @@ class JobOwner(NamedTuple):
 
 def find_controlling_owner(child: RawBody) -> RawBody:
     """Return the owner reference with `controller: true`, or an empty dict."""
-    for owner in child["metadata"].get("ownerReferences") or ():
+    owners: Iterable[RawBody] = child["metadata"].get("ownerReferences") or ()
+    for owner in owners:  # without a generator expression, because each pass does this for all pods
         if owner.get("controller"):
-            return cast("RawBody", owner)
+            return owner
     return {}
 
 
@@ -47,12 +48,12 @@ def find_owning_job(child: RawBody) -> JobOwner | None:
 
 
 def select_children(job: JobOwner, bodies: Iterable[RawBody]) -> list[RawBody]:
-    """Return the objects that the job controls; each pass of a job does this several times for all of its pods."""
+    """Return the objects that the job controls."""
     return [body for body in bodies if is_controlled(body, job)]
 
 
 def is_controlled(child: RawBody, job: JobOwner) -> bool:
-    """Return whether the job controls a child, by group, kind, name and uid."""
+    """Return whether an existing job controls a child, by group, kind, name and uid."""
     owner = find_controlling_owner(child)
     return owner.get("uid") == job.uid and owner.get("name") == job.name and _is_job_reference(owner)
 
