@@ -210,7 +210,8 @@ class FineTuneJobSpec(ModelWithRules):
         default=600,
         ge=0,
         description="Seconds that running nodes wait for others that cannot start (capacity, quota, missing volume);"
-        " then all pods are deleted and created again after restartPolicy.maxBackoffSeconds; 0: wait without limit.",
+        " then all pods are deleted, and created again after restartPolicy.maxBackoffSeconds, at least 5 seconds;"
+        " 0: wait without limit.",
     )
     termination_grace_period_seconds: int = Field(
         default=GRACE_SECONDS,

@@ -13,6 +13,7 @@ from finetune_api.v1alpha1.status import AttemptRecord, Evidence, Fault, Restart
 from finetune_operator.failures.verdict import Verdict
 
 INFRASTRUCTURE_FAULTS = (Fault.INFRASTRUCTURE, Fault.PREEMPTION)
+MIN_GANG_DELAY_SECONDS = 5  # without a delay, two gangs that each hold a part of one quota would start together again
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,8 @@ def plan_restart(
         return RestartPlan(True, timedelta(), counts, verdict.message)
     seed = f"{limits.uid}/{failed_attempt.attempt}"
     if verdict.reason is Reason.GANG_INCOMPLETE:  # the attempt did not fail, but the cluster still lacks resources
-        return RestartPlan(True, _add_jitter(policy.max_backoff_seconds, seed=seed), counts, verdict.message)
+        seconds = max(policy.max_backoff_seconds, MIN_GANG_DELAY_SECONDS)
+        return RestartPlan(True, _add_jitter(seconds, seed=seed), counts, verdict.message)
     is_infrastructure = verdict.fault in INFRASTRUCTURE_FAULTS
     used_restarts = counts.infrastructure if is_infrastructure else counts.counted
     limit = policy.max_infrastructure_restarts if is_infrastructure else policy.max_restarts

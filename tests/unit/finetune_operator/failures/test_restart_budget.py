@@ -58,15 +58,19 @@ def test_the_seed_determines_the_jitter() -> None:
     )
 
 
-def test_jobs_that_were_released_together_start_again_at_different_times_and_use_no_restart() -> None:
-    incomplete, policy = Verdict(Reason.GANG_INCOMPLETE, "m"), RestartPolicy()
+@pytest.mark.parametrize(("max_backoff_seconds", "delay_seconds"), [(0, 5), (1, 5), (300, 300)])
+def test_jobs_that_were_released_together_start_again_at_different_times_and_use_no_restart(
+    max_backoff_seconds: int, delay_seconds: int
+) -> None:
+    incomplete = Verdict(Reason.GANG_INCOMPLETE, "m")
+    policy = RestartPolicy(max_backoff_seconds=max_backoff_seconds)
     first, second = (
         plan_restart(incomplete, attempt_record(None), (), RestartCounts(), RestartLimits(uid, policy))
         for uid in ("a", "b")
     )
     assert first.delay != second.delay
     for restart in (first, second):
-        assert 1 <= restart.delay.total_seconds() / policy.max_backoff_seconds <= 1.2
+        assert 1 <= restart.delay.total_seconds() / delay_seconds <= 1.2
         assert restart.counts == RestartCounts()
 
 
