@@ -45,6 +45,7 @@ class WorkQueue(Generic[Key]):
         self._ready: dict[Key, float] = {}  # key -> time of the add
         self._ready_by_group: dict[str, dict[Key, None]] = {}
         self._running: dict[Key, float] = {}  # key -> start time of the pass
+        self._running_by_group: Counter[str] = Counter()
         self._added_while_running: dict[Key, float] = {}  # key -> time of the add; queued once the pass ends
         self._timers: dict[Key, asyncio.TimerHandle] = {}
         self._failures: dict[Key, int] = {}
@@ -104,12 +105,17 @@ class WorkQueue(Generic[Key]):
         added_at = self._take(key) or 0.0
         now = self._last_start = self._running[key] = _now()
         self._bucket_full_at[key] = max(now, self._bucket_full_at.get(key, 0.0)) + SECONDS_PER_PASS
+        group = self._get_group(key)
+        self._running_by_group[group] += 1
         if self._on_wait is not None:
             self._on_wait(now - added_at)
         try:
             yield key
         finally:
             del self._running[key]
+            self._running_by_group[group] -= 1
+            if not self._running_by_group[group]:
+                del self._running_by_group[group]
             if self._ready:
                 self._changed.set()  # its group may have another running pass
             if (added_again_at := self._added_while_running.pop(key, None)) is not None:
@@ -117,7 +123,7 @@ class WorkQueue(Generic[Key]):
 
     def _choose(self) -> Key | None:
         """Return the next key; None if no key is ready whose group may have another running pass."""
-        running, limit = Counter(map(self._get_group, self._running)), self._max_per_group
+        running, limit = self._running_by_group, self._max_per_group
         groups = [group for group in self._ready_by_group if limit is None or running[group] < limit]
         return next(iter(self._ready_by_group[min(groups, key=running.__getitem__)])) if groups else None
 
