@@ -19,7 +19,7 @@ from finetune_api.v1alpha1.status import Progress
 from finetune_operator import names
 from finetune_operator.controller.child_cache import ChildCache, JobKey
 from finetune_operator.controller.job_cache import JobCache
-from finetune_operator.observation.ownership import JobOwner, RawBody, select_children
+from finetune_operator.observation.ownership import JobOwner, RawBody, is_controlled
 from finetune_operator.tasks.error_net import ErrorNet
 from finetune_operator.tasks.fair_slots import FairSlots
 from finetune_supervisor.messages import Degradation
@@ -260,7 +260,7 @@ def _find_rank_zero_pod(pods: tuple[RawBody, ...], *, job: JobOwner, attempt: in
     Labels alone do not identify the pod: whoever may create pods can set them.
     """
     name = names.pod_name(job.name, attempt, 0)
-    return next((pod for pod in select_children(job, pods) if pod["metadata"]["name"] == name), {})
+    return next((pod for pod in pods if pod["metadata"]["name"] == name and is_controlled(pod, job)), {})
 
 
 def _without_update_time(progress: Progress) -> Progress:
