@@ -11,6 +11,7 @@ from pathlib import Path
 
 from finetune_supervisor import contract
 from finetune_supervisor.contract import Node
+from finetune_supervisor.error_text import condense_error
 from finetune_supervisor.failures.full_volumes import SHARED_MEMORY, append_full_volumes
 from finetune_supervisor.failures.redact import find_secrets, redact_termination
 from finetune_supervisor.failures.termination_message import write_termination
@@ -78,10 +79,11 @@ class NodeReporter:
         self._write_message(self.build_running_message())
 
     def write_final_message(self, message: TerminationMessage) -> None:
-        """Add the names of full volumes to the final message, redact secrets, and write and log it."""
-        if message.outcome == contract.FAILED:
-            message = replace(message, message=append_full_volumes(message.message, self._list_volumes()))
+        """Redact secrets, choose the decisive lines, add the names of full volumes, and write and log the message."""
         message = redact_termination(message, self._secrets)
+        text = condense_error(message.error_type, message.message)
+        volumes = self._list_volumes() if message.outcome == contract.FAILED else ()
+        message = replace(message, message=append_full_volumes(text, volumes))
         self.outcome = message.outcome
         self._write_message(message)
         if self._node.final_message:  # the report of a later attempt contains the causes of restarts
