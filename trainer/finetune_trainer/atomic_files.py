@@ -3,18 +3,17 @@
 import errno
 import json
 import os
-import re
 import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from finetune_supervisor.failures.full_volumes import is_volume_full
-from finetune_trainer.errors import DiskFull, OutputError, StorageFault, TrainerError, first_line, iterate_causes
+from finetune_trainer.errors import DiskFull, OutputError, StorageFault, TrainerError, first_line
+from finetune_trainer.storage_faults import find_errno, is_storage_fault
 
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 _NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS)
-_IO_FAILED = (errno.EIO, errno.EREMOTEIO, errno.ESTALE, errno.ENOTCONN, errno.ESHUTDOWN, errno.EUCLEAN)
 
 
 def write_json(path: Path, value: object, *, staging_file: Path | None = None) -> None:
@@ -72,7 +71,7 @@ def remove_path(path: Path) -> None:
 
 @contextmanager
 def translate_disk_errors(folder: Path) -> Iterator[None]:
-    """Translate disk-full errors to DiskFull and permission errors to OutputError; other errors are unchanged.
+    """Translate errors to DiskFull, OutputError (no permission) or StorageFault; others are unchanged.
 
     safetensors reports the errno only in its message. torch.save does not report it; the free space is checked instead.
     """
@@ -81,7 +80,10 @@ def translate_disk_errors(folder: Path) -> Iterator[None]:
     except TrainerError:
         raise
     except Exception as error:
-        code = _find_errno(error)
+        if is_storage_fault(error):  # errors of open files do not name them
+            place = "" if getattr(error, "filename", None) else f"{folder}: "
+            raise StorageFault(f"{place}{first_line(error)}") from error
+        code = find_errno(error)
         if code is None and is_volume_full(folder):
             code = errno.ENOSPC
         if code is None or code not in (*_NO_SPACE, *_NOT_WRITABLE):
@@ -92,30 +94,3 @@ def translate_disk_errors(folder: Path) -> Iterator[None]:
         raise OutputError(
             f"{folder} cannot be written ({reason}); let the trainer's user write there or choose another claim"
         ) from error
-
-
-@contextmanager
-def raise_storage_faults() -> Iterator[None]:
-    """Convert errors that are caused by a failed file system into StorageFault.
-
-    Otherwise an I/O error while reading rows or weights would be reported as invalid data.
-    """
-    try:
-        yield
-    except Exception as error:
-        if not is_storage_fault(error):
-            raise
-        raise StorageFault(first_line(error)) from error
-
-
-def is_storage_fault(error: BaseException) -> bool:
-    """Return whether the error or one of its causes is an I/O error of a file system."""
-    return any(_find_errno(cause) in _IO_FAILED for cause in iterate_causes(error))
-
-
-def _find_errno(error: BaseException) -> int | None:
-    """Return the errno of an error; Rust libraries such as safetensors report it only in the message."""
-    if isinstance(error, OSError):
-        return error.errno
-    match = re.search(r"\(os error (\d+)\)", str(error))
-    return int(match[1]) if match else None

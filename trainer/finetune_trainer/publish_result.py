@@ -6,6 +6,7 @@ from pathlib import Path
 
 from finetune_api.v1alpha1.training import EVAL_LOSS
 from finetune_supervisor import contract
+from finetune_trainer.card_marker import CARD_FILE
 from finetune_trainer.checkpoint.checkpoints import parse_checkpoint_step
 from finetune_trainer.checkpoint.output_folder import OutputFolder
 from finetune_trainer.checkpoint.state_files import READ_ERRORS, StateReader
@@ -20,6 +21,7 @@ from finetune_trainer.parallel.model_state import WEIGHT, Tensors, build_key, ga
 from finetune_trainer.parallel.state_access import build_state_access
 from finetune_trainer.report.attempt_history import build_history
 from finetune_trainer.report.attempt_log import read_attempts
+from finetune_trainer.report.html_report import FILE_NAME as REPORT_FILE
 from finetune_trainer.report.html_report import ReportData, write_report
 from finetune_trainer.report.run_summary import RunSummary
 from finetune_trainer.training.base_trainer import GlobalMeanTrainer
@@ -51,12 +53,14 @@ def publish_result(
         save_weights(trainer.model, weights | ({} if lora else list_saved_buffers(trainer.model)), folder)
         save_tokenizer_and_processors(model_description, folder)
         trainer.state.save_to_json(str(folder / "trainer_state.json"))
-        summary = summarise_run(trainer, output, outcome)
-        card = collect_card_content(trainer, model_description, summary, title=title)
-        write_model_card(card, folder, published=output.result)
-        write_report(build_report_data(trainer, summary, title=title, outcome=outcome), folder)
         if lora is not None and lora.merge:
             write_merged_model(model_description, folder, folder / "merged")
+        described = (folder / CARD_FILE, folder / REPORT_FILE)
+        with trainer.inputs.heartbeat.tolerate_errors("the model card or the report", *described):
+            summary = summarise_run(trainer, output, outcome)
+            card = collect_card_content(trainer, model_description, summary, title=title)
+            write_model_card(card, folder, published=output.result)
+            write_report(build_report_data(trainer, summary, title=title, outcome=outcome), folder)
 
     def publish() -> None:
         best_step = parse_checkpoint_step(outcome.checkpoint) if outcome and outcome.checkpoint else None

@@ -9,14 +9,12 @@ from math import floor
 import torch
 import transformers
 from torch.distributed.elastic.multiprocessing.errors import record
-from transformers import TrainerCallback
 
 from finetune_api.v1alpha1.job import TrainerSpec
 from finetune_supervisor import contract
 from finetune_supervisor.launch.child_process import die_with_parent
 from finetune_supervisor.liveness.stack_dump import register_stack_dump
 from finetune_supervisor.messages import Degradation
-from finetune_trainer.atomic_files import raise_storage_faults, translate_disk_errors
 from finetune_trainer.build_trainer import TrainingSetup, assemble_trainer, resolve_auto_batch_size
 from finetune_trainer.cgroup import Cgroup
 from finetune_trainer.checkpoint.checkpoints import ResumePoint
@@ -41,7 +39,8 @@ from finetune_trainer.distributed.rank_context import RankContext, Ranks, check_
 from finetune_trainer.errors import Degraded
 from finetune_trainer.hubs import create_repository
 from finetune_trainer.memory.run_forecast import forecast_rank_memory, format_rank_forecast
-from finetune_trainer.metrics.trackers import build_trackers, select_trackers
+from finetune_trainer.metrics.recorder_threads import RecorderThreads
+from finetune_trainer.metrics.trackers import build_tracker, select_trackers
 from finetune_trainer.model.attention_backend import (
     AttentionChoice,
     build_attention_trial,
@@ -57,6 +56,7 @@ from finetune_trainer.once_per_job import DownloadSettings
 from finetune_trainer.publish_result import publish_result
 from finetune_trainer.read_spec import read_spec
 from finetune_trainer.report.attempt_log import (
+    ATTEMPT_FILE,
     AttemptEntry,
     AttemptLog,
     AttemptLogCallback,
@@ -70,6 +70,7 @@ from finetune_trainer.startup_log import (
     describe_weights,
     print_on_rank_zero,
 )
+from finetune_trainer.storage_faults import raise_storage_faults
 from finetune_trainer.training.base_trainer import GlobalMeanTrainer
 from finetune_trainer.training_arguments import DeviceConfig, count_cpus
 from finetune_trainer.training_plan import plan_training
@@ -159,9 +160,7 @@ def run(spec: TrainerSpec, context: RankContext, heartbeat: HeartbeatWriter) -> 
     # Train from the newest checkpoint, and publish.
     resume_point = run_on_rank_zero(trainer.inputs.checkpoints.find_newest_complete)
     if attempt_log is not None:
-        add_recorders(trainer, attempt_log, build_trackers(trackers, logs=output.logs, first_step=resume_point.step))
-        settings = describe_repairable_settings(plan.spec, plan.batch, os.environ)
-        attempt_log.start_training(first_step=resume_point.step, settings=settings)
+        add_recorders(trainer, attempt_log, trackers, first_step=resume_point.step)
     if not train(trainer, resume_point, total_steps=trainer.args.max_steps):
         return contract.STOPPED
     publish_result(trainer, output, model_description, title=f"{context.namespace}/{context.job}")
@@ -172,13 +171,25 @@ def start_attempt_log(context: RankContext, output: OutputFolder, heartbeat: Hea
     """Record in the output that the attempt has started. Called on rank 0 only, after it has claimed the output."""
     identity = output.identity
     entry = AttemptEntry(identity.uid, identity.attempt, context.ranks.world_size, heartbeat.started_at)
-    return AttemptLog(output.logs, entry)
+    attempt_log = AttemptLog(output.logs, entry)
+    with heartbeat.tolerate_errors(ATTEMPT_FILE):
+        attempt_log.write()
+    return attempt_log
 
 
-def add_recorders(trainer: GlobalMeanTrainer, attempt_log: AttemptLog, trackers: Iterable[TrainerCallback]) -> None:
+def add_recorders(
+    trainer: GlobalMeanTrainer, attempt_log: AttemptLog, trackers: Iterable[str], *, first_step: int
+) -> None:
     """Add the callbacks that record the steps of the training. Called on rank 0 only."""
-    for callback in (*trackers, AttemptLogCallback(attempt_log)):
-        trainer.add_callback(callback)
+    heartbeat, logs, plan = trainer.inputs.heartbeat, trainer.inputs.checkpoints.output.logs, trainer.inputs.plan
+    with heartbeat.tolerate_errors(ATTEMPT_FILE):
+        settings = describe_repairable_settings(plan.spec, plan.batch, os.environ)
+        attempt_log.start_training(first_step=first_step, settings=settings)
+    callbacks = {ATTEMPT_FILE: AttemptLogCallback(attempt_log)}
+    for name in trackers:
+        with heartbeat.tolerate_errors(name):
+            callbacks[name] = build_tracker(name, logs=logs, first_step=first_step)
+    trainer.add_callback(RecorderThreads(callbacks, heartbeat))
 
 
 def describe_model_compute(
@@ -233,8 +244,7 @@ def choose_attention(
     max_length = spec.dataset.max_length if spec.dataset.packing else int(data.train.lengths.max())
     assert max_length is not None  # packing requires maxLength
     trial = build_attention_trial(spec, model_description.config, model_description.dtype, device, max_length)
-    with translate_disk_errors(output.root):
-        output.check_holder()  # select_attention may write its choice to the output
+    with output.writing():  # select_attention may write its choice
         return select_attention(spec, trial, output.checkpoints, is_multimodal=model_description.vision is not None)
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from finetune_supervisor import contract
@@ -22,6 +22,8 @@ from finetune_supervisor.status.http_server import NodeSnapshot, start_status_se
 from finetune_supervisor.status.log_progress import LogProgress
 from finetune_supervisor.status.progress_reports import ProgressReports
 
+_CLAIM_SECONDS = 5.0  # time limit of the last writes to the claim
+
 
 class NodeReporter:
     """Writes the termination message and starts the HTTP server; both report `outcome`."""
@@ -33,6 +35,7 @@ class NodeReporter:
         self._secrets = find_secrets(os.environ)
         self.outcome = contract.STARTING
         self._degraded: tuple[Degradation, ...] = ()
+        self._has_failed = False
 
     def start_server(self, reports: ProgressReports | None) -> None:
         """Start the HTTP server of the node; `reports` receives the progress reports of a user command."""
@@ -53,6 +56,8 @@ class NodeReporter:
     def _take_snapshot(self) -> NodeSnapshot:
         heartbeats = self._read_heartbeats()
         phase, degraded = (heartbeats[0].phase, heartbeats[0].degraded) if heartbeats else ("", ())
+        if problem := self._output.log_problem:
+            degraded = (*degraded, Degradation("LogNotCopied", f"the log of this node is incomplete: {problem}"))
         return NodeSnapshot(phase, self.outcome, heartbeats, (*degraded, *self._degraded))
 
     def _read_heartbeats(self) -> tuple[Heartbeat, ...]:
@@ -86,19 +91,20 @@ class NodeReporter:
         message = replace(message, message=append_full_volumes(text, volumes))
         self.outcome = message.outcome
         self._write_message(message)
-        if self._node.final_message:  # the report of a later attempt contains the causes of restarts
-            with contextlib.suppress(OSError):  # the log has the same text, and reports a full or read-only volume
-                write_termination(self._node.final_message, message)
         if message.outcome != contract.SUCCEEDED:
             rank = f"rank {message.rank}: " if message.rank is not None else ""
             error_type = f"{message.error_type}: " if message.error_type else ""
             self._output.log(f"{message.outcome}: {rank}{error_type}{message.message}")
+        if copy := self._node.final_message:  # the report of a later attempt contains the causes of restarts
+            self._output.finish(partial(write_termination, copy, message), seconds=_CLAIM_SECONDS)
 
     def _write_message(self, message: TerminationMessage) -> None:
         try:
             write_termination(self._node.termination_log, message)
         except OSError as error:
-            self._output.log(f"the termination message cannot be written: {error}")
+            if not self._has_failed:
+                self._output.log(f"the termination message cannot be written: {error}")
+            self._has_failed = True
 
     def _list_volumes(self) -> Iterator[Path]:
         yield from (SHARED_MEMORY, Path(tempfile.gettempdir()), self._node.run_folder.path)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from finetune_supervisor.contract import parse_json
-from finetune_trainer.atomic_files import fsync_files, remove_path, translate_disk_errors, write_json
+from finetune_trainer.atomic_files import fsync_files, remove_path, write_json
 from finetune_trainer.checkpoint.output_folder import CHECKPOINT_PREFIX, OutputFolder
 from finetune_trainer.errors import CheckpointCorrupt, DiskFull
 
@@ -40,10 +40,10 @@ class Checkpoints:
     def stage(self, step: int, write_files: WriteFiles) -> FileSizes:
         """Write and flush the files of this rank for a checkpoint; all ranks may do so at the same time.
 
-        Raises: DiskFull or OutputError.
+        Raises: DiskFull, OutputError or StorageFault.
         """
         staged = self.output.get_staged_folder(self._get_folder(step))
-        with translate_disk_errors(self.output.root):
+        with self.output.writing():
             staged.mkdir(parents=True, exist_ok=True)
             paths = write_files(staged)
             fsync_files(paths)
@@ -64,10 +64,10 @@ class Checkpoints:
             "time": time.time(),
             "files": dict(ChainMap(*files_by_rank)),
         }
-        with translate_disk_errors(self.output.root):
+        with self.output.writing():
             write_json(self.output.get_staged_folder(folder) / _MANIFEST, manifest)
-        self.output.publish_staged(folder)
-        _prune(list(self._list_newest_first())[self.keep_last :], retained_step)
+            self.output.publish_staged(folder)
+            _prune(list(self._list_newest_first())[self.keep_last :], retained_step)
         return folder.name
 
     def publish(self, folder: Path, write_files: Callable[[Path], None], *, retained_step: int | None = None) -> None:

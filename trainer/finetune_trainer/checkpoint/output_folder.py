@@ -4,14 +4,15 @@ import json
 import secrets
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from finetune_supervisor.contract import parse_json
 from finetune_supervisor.success_marker import get_success_marker_path, is_result_published
 from finetune_trainer.atomic_files import fsync_tree, remove_path, translate_disk_errors, write_json
-from finetune_trainer.errors import OutputError
+from finetune_trainer.errors import OutputError, StorageFault
 
 CHECKPOINT_PREFIX = "step-"  # name prefix of published checkpoints, such as step-00000100
 _SHARED_STORAGE_TIMEOUT_SECONDS = 30.0  # network file systems may delay new files on other nodes
@@ -95,7 +96,8 @@ class OutputFolder:
                 f"{self.root} holds checkpoints of this job with another model, dataset, method or training setting;"
                 " give the changed job another output.subPath, or set output.overwrite to start over"
             )
-        occupied = any(folder.is_dir() and any(folder.iterdir()) for folder in (self.checkpoints, self.result))
+        # A save that loses its claim leaves staged files below the mount point.
+        occupied = any(folder.is_dir() and any(folder.glob("[!.]*")) for folder in (self.checkpoints, self.result))
         if (occupied or holder is not None) and not (overwrite or self._is_owned_by_job_without_output(holder)):
             raise OutputError(
                 f"{self.root} holds the output of {_describe_owner(holder)}; choose another output.subPath,"
@@ -134,12 +136,28 @@ class OutputFolder:
             time.sleep(0.2)
 
     def check_holder(self) -> None:
-        """Raise OutputError if a newer attempt or another job has claimed the folder. Called before publishing."""
+        """Raise OutputError if another attempt or job has claimed the folder, and StorageFault if job.json is gone."""
         holder = _read_json_object(self.job_file)
-        if holder is None or holder.get("uid") != self.identity.uid:
+        if holder is None:
+            raise StorageFault(f"{self.root} lost job.json: it is no longer mounted, or its files were deleted")
+        if holder.get("uid") != self.identity.uid:
             raise OutputError(f"{self.root} was taken over by {_describe_owner(holder)}; nothing more is written there")
         if holder.get("attempt") != self.identity.attempt:
             raise OutputError(f"{self.root}: superseded by attempt {holder.get('attempt')}; nothing more is written")
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Check the holder before the `with` block writes to the folder, and again if the block raises an error.
+
+        The error may be a consequence: a newer attempt deletes staged files, and a lost claim leaves its mount point.
+        """
+        with translate_disk_errors(self.root):
+            self.check_holder()
+            try:
+                yield
+            except Exception:
+                self.check_holder()
+                raise
 
     def publish(self, folder: Path, write_files: Callable[[Path], None]) -> None:
         """Write and flush a staged folder, and rename it to `folder` if this attempt is still the holder.
@@ -148,7 +166,7 @@ class OutputFolder:
         Raises: OutputError, or DiskFull if the volume is full.
         """
         staged = self.get_staged_folder(folder)
-        with translate_disk_errors(self.root):
+        with self.writing():
             remove_path(staged)
             staged.mkdir(parents=True)
             write_files(staged)
@@ -164,24 +182,19 @@ class OutputFolder:
         Raises: OutputError, or DiskFull if the volume is full.
         """
         staged = self.get_staged_folder(folder)
-        with translate_disk_errors(self.root):
+        with self.writing():
             fsync_tree(staged)
             replaced = staged.with_name(f"{self.staging_prefix}replaced-{folder.name}")
             self.check_holder()
             if folder.exists():
                 folder.rename(replaced)
-            try:
-                staged.rename(folder)
-            except FileNotFoundError as error:  # a newer attempt has deleted the staged folder
-                self.check_holder()
-                raise OutputError(f"{staged} was deleted before it could be published") from error
+            staged.rename(folder)
             remove_path(replaced)
 
     def mark_success(self) -> None:
         """Write the success marker, which marks the published result as complete."""
         marker = {"uid": self.identity.uid, "fingerprint": self.identity.fingerprint, "attempt": self.identity.attempt}
-        with translate_disk_errors(self.root):
-            self.check_holder()
+        with self.writing():
             write_json(self.success_file, marker, staging_file=self.checkpoints / f"{self.staging_prefix}SUCCESS")
 
     def _is_owned_by_job_without_output(self, holder: dict[str, object] | None) -> bool:

@@ -5,7 +5,6 @@ import os
 import re
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -20,7 +19,7 @@ from finetune_api.untrusted_json import parse_untrusted_json
 from finetune_api.v1alpha1.job import TrainerSpec
 from finetune_trainer.parallel.parallelism import describe_parallelism
 
-_ENTRY_FILE = "attempt.json"
+ATTEMPT_FILE = "attempt.json"
 _WRITE_INTERVAL_SECONDS = 10.0
 _MAX_FILE_BYTES = 2**14
 _MAX_ATTEMPTS = 1000
@@ -56,13 +55,12 @@ _ENTRY_PARSER = TypeAdapter(AttemptEntry)
 
 
 class AttemptLog:
-    """Writes the entry of the running attempt; errors are ignored, because the entry is needed by the report only."""
+    """Writes the entry of the running attempt, which only the report needs. Raises: OSError."""
 
     def __init__(self, logs: Path, entry: AttemptEntry) -> None:
-        self._path = logs / f"attempt-{entry.attempt}" / _ENTRY_FILE
+        self._path = logs / f"attempt-{entry.attempt}" / ATTEMPT_FILE
         self._written_at = 0.0
         self.entry = entry
-        self.write()
 
     def start_training(self, *, first_step: int, settings: dict[str, str]) -> None:
         """Record the step from which the attempt resumes, and its settings."""
@@ -81,10 +79,9 @@ class AttemptLog:
         self._written_at = time.monotonic()
         self.entry = replace(self.entry, updated_at=time.time())
         staging_file = self._path.with_name(f".tmp-{self._path.name}")
-        with suppress(OSError):
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            staging_file.write_text(json.dumps(asdict(self.entry)), encoding="utf-8")
-            staging_file.replace(self._path)
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        staging_file.write_text(json.dumps(asdict(self.entry)), encoding="utf-8")
+        staging_file.replace(self._path)
 
 
 class AttemptLogCallback(TrainerCallback):  # type: ignore[misc]
@@ -123,7 +120,7 @@ def read_attempts(logs: Path, *, uid: str) -> tuple[LoggedAttempt, ...]:
 
 
 def _read_attempt(folder: Path) -> LoggedAttempt | None:
-    content = _read_bounded(folder / _ENTRY_FILE)
+    content = _read_bounded(folder / ATTEMPT_FILE)
     entry = None if content is None else parse_untrusted_json(_ENTRY_PARSER, content)
     if entry is None or entry.ranks < 1 or f"attempt-{entry.attempt}" != folder.name:
         return None

@@ -12,7 +12,7 @@ import torch
 from finetune_api.batch import Batch, find_batch_split, find_largest_fitting_batch, list_batch_splits
 from finetune_api.v1alpha1.job import TrainerSpec
 from finetune_api.v1alpha1.training import EIGHT_BIT_ADAMW
-from finetune_trainer.atomic_files import translate_disk_errors, write_json
+from finetune_trainer.atomic_files import write_json
 from finetune_trainer.checkpoint.output_folder import OutputFolder
 from finetune_trainer.data.length_stats import select_costliest_items
 from finetune_trainer.distributed.collectives import all_gather_numbers
@@ -59,8 +59,7 @@ class SavedBatchSize:
 
     def save(self, choice: BatchChoice) -> None:
         """Save the choice. Raises OutputError if a newer attempt owns the output."""
-        with translate_disk_errors(self.output.root):
-            self.output.check_holder()
+        with self.output.writing():
             saved_values = {
                 "perDevice": choice.batch.micro_batch_size,
                 "why": choice.reason,

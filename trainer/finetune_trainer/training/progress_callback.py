@@ -92,7 +92,7 @@ class ProgressCallback(TrainerCallback):  # type: ignore[misc]
             f"{summary.data_wait_share:.0%} of a step is spent waiting for the next batch; raise dataset.numWorkers"
             f" (now {workers} per rank) or the pod's CPUs, or put the rows on faster storage"
         )
-        self._heartbeat.record_degradations((*self._heartbeat.degraded, Degradation(DATA_BOUND, message)))
+        self._heartbeat.record_degradations((Degradation(DATA_BOUND, message),))
         if self._verbose:
             print(f"warning: degraded: {DATA_BOUND}: {message}", flush=True)
         if self._trainer.inputs.plan.spec.training.on_degraded == "fail":

@@ -13,9 +13,9 @@ from transformers.models.auto.image_processing_auto import AutoImageProcessor
 from transformers.models.auto.modeling_auto import MODEL_MAPPING
 
 from finetune_api.v1alpha1.model_source import ModelSource
-from finetune_trainer.atomic_files import is_storage_fault
 from finetune_trainer.data_sources.media import MediaItem, Modality
 from finetune_trainer.errors import DatasetError, InvalidSpec
+from finetune_trainer.storage_faults import check_is_about_content
 from finetune_trainer.vision.families import FAMILIES, ModelComponents, VisionFamily
 from finetune_trainer.vision.video_frames import Size, open_upright_image, read_upright_size
 from finetune_trainer.vision.video_processor import (
@@ -178,8 +178,7 @@ def _translate_media_errors(origin: str, item: MediaItem) -> Iterator[None]:
     except UnidentifiedImageError as error:
         raise DatasetError(f"{subject} is not a readable image; replace it, or remove the row") from error
     except (DatasetError, OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        if is_storage_fault(error):
-            raise  # onBadRow must not skip the row, because the row itself is valid
+        check_is_about_content(error, f"{subject} cannot be read")  # onBadRow must not skip a valid row
         raise DatasetError(f"{subject} cannot be read ({error}); replace it, or remove the row") from error
 
 

@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import shutil
 import stat
 from pathlib import Path
 
@@ -10,11 +11,14 @@ import pytest
 from safetensors import SafetensorError
 
 from finetune_trainer import atomic_files
-from finetune_trainer.atomic_files import raise_storage_faults, translate_disk_errors
+from finetune_trainer.atomic_files import translate_disk_errors
 from finetune_trainer.checkpoint import output_folder
+from finetune_trainer.checkpoint.checkpoints import Checkpoints
 from finetune_trainer.checkpoint.output_folder import OutputFolder
 from finetune_trainer.data_sources.readers import read_rows
 from finetune_trainer.errors import CheckpointCorrupt, DatasetError, DiskFull, OutputError, StorageFault
+from finetune_trainer.storage_faults import raise_storage_faults
+from testing.builders.checkpoint import write_files
 from testing.builders.identity import identity
 from testing.fakes.unreadable_file import UNREADABLE_FILE
 
@@ -169,8 +173,8 @@ def test_an_older_attempt_cannot_publish_after_a_concurrent_claim(
 
     def check_holder_and_claim_with_newer_attempt(self: OutputFolder) -> None:
         check_holder(self)
-        if not checks:
-            checks.append(self)
+        checks.append(self)
+        if len(checks) == 3:  # the check right before the folder is renamed
             OutputFolder(output.root, identity(attempt=1)).claim(overwrite=False)
 
     monkeypatch.setattr(OutputFolder, "check_holder", check_holder_and_claim_with_newer_attempt)
@@ -245,8 +249,51 @@ def test_trainer_errors_are_not_translated_on_a_full_volume(tmp_path: Path, monk
 
 
 def test_other_disk_errors_are_not_translated(tmp_path: Path) -> None:
-    with pytest.raises(OSError, match="Input/output error"), translate_disk_errors(tmp_path):
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
+    with pytest.raises(OSError, match="File name too long"), translate_disk_errors(tmp_path):
+        raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG))
+
+
+@pytest.mark.parametrize("file", [None, "/output/checkpoints/x"])
+def test_a_storage_fault_names_the_folder(tmp_path: Path, file: str | None) -> None:
+    """The error of an open file does not contain its name."""
+    error = OSError(errno.EIO, os.strerror(errno.EIO), *([file] if file else []))
+
+    with pytest.raises(StorageFault, match=file or str(tmp_path)), translate_disk_errors(tmp_path):
+        raise error
+
+
+def test_a_claim_that_is_no_longer_mounted_is_a_storage_fault(output: OutputFolder) -> None:
+    """Its mount point is an empty folder, which another owner would not have left behind."""
+    checkpoints = Checkpoints(output, keep_last=2)
+    shutil.rmtree(output.root)
+    output.root.mkdir()
+
+    with pytest.raises(StorageFault, match=f"{output.root}.* lost job.json"):
+        checkpoints.stage(1, write_files)
+    with pytest.raises(StorageFault, match="no longer mounted"):
+        output.publish(output.result, write_weights)
+
+    assert list(output.root.iterdir()) == []
+
+
+def test_a_claim_that_is_lost_while_it_is_written_is_a_storage_fault(output: OutputFolder) -> None:
+    """Libraries then report that the file or its folder does not exist, in their own words."""
+
+    def lose_claim(_folder: Path) -> list[Path]:
+        shutil.rmtree(output.root)
+        raise SafetensorError("I/O error: No such file or directory (os error 2)")
+
+    with pytest.raises(StorageFault, match=f"{output.root} lost job.json"):
+        Checkpoints(output, keep_last=2).stage(1, lose_claim)
+
+
+def test_staged_files_without_an_owner_do_not_occupy_a_folder(output: OutputFolder) -> None:
+    (output.get_staged_folder(output.checkpoints / "step-00000001") / "state").mkdir(parents=True)
+    output.job_file.unlink()
+
+    OutputFolder(output.root, identity(attempt=1)).claim(overwrite=False)
+
+    assert list(output.checkpoints.iterdir()) == []
 
 
 def test_a_read_error_of_a_dataset_is_a_storage_fault(tmp_path: Path) -> None:
