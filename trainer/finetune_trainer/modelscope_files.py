@@ -25,6 +25,7 @@ from requests import RequestException
 from finetune_api.v1alpha1.name_types import COMMIT_PATTERN, HUB_ID_PATTERN
 from finetune_trainer.atomic_files import translate_disk_errors, write_json
 from finetune_trainer.errors import HubUnavailable, first_line
+from finetune_trainer.storage_faults import is_storage_fault, to_storage_fault
 
 MAIN_BRANCH = "master"
 _NOT_READABLE = (AuthenticationError, PermissionDeniedError, NotExistError)
@@ -147,6 +148,8 @@ class ModelScopeRepository:
         except _NOT_READABLE as error:
             raise MissingRepository(first_line(error)) from error
         except FileDownloadError as error:
+            if fault := next(filter(is_storage_fault, error.failed_files.values()), None):
+                raise to_storage_fault(fault) from error
             failures = [f"{path}: {first_line(failure)}" for path, failure in sorted(error.failed_files.items())]
             raise HubUnavailable(
                 f'"{self.name}" could not be downloaded from ModelScope: {"; ".join(failures[:3])}'

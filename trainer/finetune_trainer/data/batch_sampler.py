@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from finetune_api.batch import Batch
 from finetune_trainer.data.collator import Collate
 from finetune_trainer.data.epoch_order import Epoch, Item, ItemOrder
+from finetune_trainer.data.loader_errors import send_errors
 from finetune_trainer.data.token_dataset import FILLER, Features
 
 
@@ -89,6 +90,7 @@ def build_dataloader(
         dataset,
         batch_sampler=sampler,
         collate_fn=collate,
+        worker_init_fn=send_errors,
         num_workers=worker_count,
         persistent_workers=is_persistent and worker_count > 0,
         pin_memory=torch.cuda.is_available(),

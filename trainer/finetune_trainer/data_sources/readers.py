@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 
 from finetune_supervisor.contract import parse_json
 from finetune_trainer.errors import DatasetError
+from finetune_trainer.storage_faults import check_is_about_content
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,7 @@ def read_rows(path: Path) -> Iterator[Row | DatasetError]:
     except UnicodeDecodeError as error:
         raise DatasetError(f"{path}: expected UTF-8 text, found byte {error.object[error.start]:#04x}") from error
     except OSError as error:
+        check_is_about_content(error, f"{path} cannot be read")
         raise DatasetError(f"{path} cannot be read: {error.strerror or error}") from error
 
 

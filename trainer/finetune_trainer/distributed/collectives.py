@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 from finetune_trainer.errors import TrainerError
+from finetune_trainer.storage_faults import is_storage_fault, to_storage_fault
 
 T = TypeVar("T")
 NO_TIMEOUT = timedelta(days=20)  # the store rejects much longer timeouts
@@ -32,10 +33,14 @@ def run_on_rank_zero(action: Callable[[], T]) -> T:
 
 
 def return_error(action: Callable[[], T]) -> T | TrainerError:
-    """Return the result of `action`, or its TrainerError, which other ranks may need to know."""
+    """Return the result of `action`, or its TrainerError or storage fault, which other ranks may need to know."""
     try:
         return action()
-    except TrainerError as error:
+    except Exception as error:
+        if is_storage_fault(error):
+            return to_storage_fault(error)
+        if not isinstance(error, TrainerError):
+            raise
         return error
 
 
