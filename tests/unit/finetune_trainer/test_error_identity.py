@@ -37,6 +37,7 @@ from finetune_trainer.data import process_pool
 from finetune_trainer.data.batch_sampler import BatchSampler, build_dataloader
 from finetune_trainer.data.collator import Collator, SequenceLayout
 from finetune_trainer.data.epoch_order import Item, RowOrder
+from finetune_trainer.data.late_skips import LateSkips
 from finetune_trainer.data.micro_batch import MicroBatch, TargetTokens
 from finetune_trainer.data.process_pool import map_in_order
 from finetune_trainer.data.token_dataset import Features
@@ -144,7 +145,7 @@ class FailingRows(Dataset[tuple[Features, ...]]):
 def load_in_worker(functions: Sequence[Callable[[], None]]) -> Iterator[Any]:
     sampler = BatchSampler(RowOrder(np.ones(len(functions), dtype=np.int64), seed=None), Batch(1, 1, 1), rank=0)
     collate = Collator(0, SequenceLayout())
-    return iter(build_dataloader(FailingRows(functions), sampler, collate, worker_count=1))
+    return iter(build_dataloader(FailingRows(functions), sampler, collate, skips=LateSkips(), worker_count=1))
 
 
 def tokenize_in_pool(fail: Callable[[], None]) -> None:
@@ -287,6 +288,7 @@ def test_an_error_while_a_batch_is_sent_is_raised() -> None:
         FailingRows([lambda: None]),
         sampler,
         lambda _: MicroBatch({"pixel_values": Unsendable()}, no_targets, (), ()),
+        skips=LateSkips(),
         worker_count=1,
     )
 

@@ -17,6 +17,7 @@ from finetune_trainer.atomic_files import translate_disk_errors
 from finetune_trainer.chat_template.conversation_template import list_template_names
 from finetune_trainer.chat_template.example_renderer import ExampleRenderer
 from finetune_trainer.data.epoch_order import Item, ItemOrder, RowOrder
+from finetune_trainer.data.late_skips import LateSkips, SkippingDataset
 from finetune_trainer.data.packing import PackedDataset, PackOrder
 from finetune_trainer.data.process_pool import map_in_order
 from finetune_trainer.data.row_filter import RowRules
@@ -46,6 +47,7 @@ class TrainingData:
     rules: RowRules
     is_eval_held_out: bool  # whether `eval` was split off from spec.dataset.train
     vision: VisionProcessor | None = None
+    skips: LateSkips = field(default_factory=LateSkips)  # rows that turn out to be unusable during training
 
     @property
     def samples(self) -> SampleDataset:
@@ -80,7 +82,11 @@ class TrainingData:
 
     def add_pixel_inputs(self, rows: TokenDataset) -> SampleDataset:
         """Return a dataset of the rows, with pixel inputs if the model is a vision-language model."""
-        return MultimodalDataset(rows, self.vision) if self.vision else rows
+        if self.vision is None:
+            return rows
+        if self.rules.on_bad_row == "skip":
+            return SkippingDataset(rows, self.vision, self.skips, "train" if rows is self.train else "eval")
+        return MultimodalDataset(rows, self.vision)
 
 
 @dataclass(frozen=True)

@@ -85,8 +85,10 @@ def compute_logps(
     sampler = BatchSampler(RowOrder(rows.lengths, seed=None), inputs.plan.eval_batch, rank=inputs.ranks.rank)
     samples = inputs.data.add_pixel_inputs(rows)
     logps = torch.zeros(len(rows), 2)
-    batches = build_dataloader(samples, sampler, inputs.collate, worker_count=worker_count)
+    skips = inputs.data.skips
+    batches = build_dataloader(samples, sampler, inputs.collate, skips=skips, worker_count=worker_count)
     for items, batch in zip(sampler, batches, strict=True):
+        skips.report(batch)
         values = compute(batch).cpu()
         for item, value in zip(items, values, strict=True):
             if item != FILLER:

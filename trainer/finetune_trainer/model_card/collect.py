@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -98,12 +99,15 @@ def _describe_result(spec: TrainerSpec, model_description: ModelDescription, met
 
 
 def _describe_data(spec: TrainerSpec, data: TrainingData) -> Iterator[DataFacts]:
-    yield DataFacts("Training", _name_sources(spec.dataset.train), _count_rows(data.train), data.train.files)
+    late = Counter(name for name, _ in data.skips.rows)
+    counts = _count_rows(data.train, late["train"])
+    yield DataFacts("Training", _name_sources(spec.dataset.train), counts, data.train.files)
     if data.eval is not None and data.is_eval_held_out:
         counts = {"rows": f"{len(data.eval)}, held out of the training data", "tokens": str(data.eval.token_count)}
         yield DataFacts("Evaluation", _name_sources(spec.dataset.train), counts, ())
     elif data.eval is not None:
-        yield DataFacts("Evaluation", _name_sources(spec.dataset.eval), _count_rows(data.eval), data.eval.files)
+        counts = _count_rows(data.eval, late["eval"])
+        yield DataFacts("Evaluation", _name_sources(spec.dataset.eval), counts, data.eval.files)
 
 
 def _name_sources(sources: Iterable[DatasetSource]) -> tuple[str, ...]:
@@ -115,12 +119,12 @@ def _name_sources(sources: Iterable[DatasetSource]) -> tuple[str, ...]:
     )
 
 
-def _count_rows(rows: TokenDataset) -> dict[str, str]:
+def _count_rows(rows: TokenDataset, late_skip_count: int) -> dict[str, str]:
     stats = rows.stats
     left_out = {
         "too long": stats.too_long.count,
         "without a token to learn": stats.nothing_to_learn.count,
-        "invalid": stats.bad.count,
+        "invalid": stats.bad.count + late_skip_count,
     }
     dropped = ", ".join(f"{count} {reason}" for reason, count in left_out.items() if count)
     return {
