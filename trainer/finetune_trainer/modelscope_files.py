@@ -88,7 +88,7 @@ class ModelScopeRepository:
         they are listed once. Raises: MissingRepository, MissingRevision, HubUnavailable, DiskFull or OutputError.
         """
         revision = revision or MAIN_BRANCH
-        known_snapshot = self._read_list(revision)
+        known_snapshot = _read_list(self._get_list_file(revision))
         if known_snapshot is not None and re.fullmatch(COMMIT_PATTERN, revision):
             return known_snapshot
         try:
@@ -100,9 +100,14 @@ class ModelScopeRepository:
         with translate_disk_errors(self.cache):
             self.cache.mkdir(parents=True, exist_ok=True)
             write_json(self._get_list_file(revision), asdict(snapshot))
-            if self._read_list(snapshot.commit) is None:  # jobs that resolved this commit keep its first list
+            if _read_list(self._get_list_file(snapshot.commit)) is None:  # its first list remains
                 write_json(self._get_list_file(snapshot.commit), asdict(snapshot))
         return snapshot
+
+    def find_snapshot_in(self, paths: str) -> Snapshot | None:
+        """Return the snapshot whose folder is in a text with paths, if it was listed before."""
+        snapshots = map(_read_list, self.cache.glob("files-*.json"))
+        return next((each for each in snapshots if each is not None and each.folder_name in paths), None)
 
     def download(self, snapshot: Snapshot, paths: Iterable[str]) -> Path:
         """Download the missing ones of these files, check their SHA-256, and return their folder.
@@ -111,6 +116,9 @@ class ModelScopeRepository:
         """
         # The path ends with the id, so that messages which contain the path also contain the id.
         folder, selected = self.cache / snapshot.folder_name / self.name, frozenset(paths)
+        if unverified := [file.path for file in snapshot.files if file.path in selected and not file.sha256]:
+            examples = ", ".join(unverified[:5])
+            print(f"{self.name}: ModelScope lists no checksum of {len(unverified)} files: {examples}", flush=True)
         files = [file for file in snapshot.files if file.path in selected and not _is_complete(file, folder)]
         files.sort(key=lambda file: file.revision)
         with self._translate_errors(), translate_disk_errors(self.cache):
@@ -161,11 +169,15 @@ class ModelScopeRepository:
         key = f"{self.kind} {self.name} {revision}"
         return self.cache / f"files-{sha256(key.encode()).hexdigest()[:16]}.json"
 
-    def _read_list(self, revision: str) -> Snapshot | None:
-        try:
-            return _SNAPSHOT.validate_json(self._get_list_file(revision).read_bytes())
-        except (OSError, ValueError):
-            return None
+
+def _read_list(file: Path) -> Snapshot | None:
+    """Return the list in a file, or None if it is missing, damaged, or contains a path outside of the repository."""
+    try:
+        snapshot = _SNAPSHOT.validate_json(file.read_bytes())
+    except (OSError, ValueError):
+        return None
+    is_inside = re.fullmatch(COMMIT_PATTERN, snapshot.commit) and all(_is_inside(each.path) for each in snapshot.files)
+    return snapshot if is_inside else None
 
 
 def _parse_list(entries: Sequence[Mapping[str, Any]], revision: str) -> Snapshot:
