@@ -1,6 +1,7 @@
 """Publish the result of a run: the weights with tokenizer, log, report and model card, then the success marker."""
 
 import time
+from concurrent.futures import wait
 from dataclasses import replace
 from pathlib import Path
 
@@ -63,6 +64,10 @@ def publish_result(
             write_report(build_report_data(trainer, summary, title=title, outcome=outcome), folder)
 
     def publish() -> None:
+        if source_check := trainer.inputs.data.source_check:
+            while wait([source_check], timeout=1.0).not_done:
+                trainer.inputs.heartbeat.touch()
+            source_check.result()  # raises an error if rows have changed
         best_step = parse_checkpoint_step(outcome.checkpoint) if outcome and outcome.checkpoint else None
         trainer.inputs.checkpoints.publish(output.result, write_result, retained_step=best_step)
         if push := trainer.inputs.plan.spec.output.push_to_hub:

@@ -312,4 +312,5 @@ def build_tokenization_config(
         vision=model_description.vision,
         model_revision=model_description.revision,
         template_kwargs=spec.dataset.chat_template_kwargs,
+        attempt=context.attempt,
     )

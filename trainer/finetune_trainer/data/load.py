@@ -1,6 +1,7 @@
 """Reads, renders and tokenizes the training and evaluation data of a job."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import astuple, dataclass, field
 from functools import cached_property
 from hashlib import sha256
@@ -22,7 +23,7 @@ from finetune_trainer.data.packing import PackedDataset, PackOrder
 from finetune_trainer.data.process_pool import map_in_order
 from finetune_trainer.data.row_filter import RowRules
 from finetune_trainer.data.row_rendering import RenderedRow, RowRenderer
-from finetune_trainer.data.token_cache import CacheRole, compute_cache_key, load_or_tokenize
+from finetune_trainer.data.token_cache import CacheRole, compute_cache_key, load_or_tokenize, start_source_check
 from finetune_trainer.data.token_dataset import Features, MultimodalDataset, TokenDataset
 from finetune_trainer.data.train_test_split import hold_out_rows
 from finetune_trainer.data_sources.media import Modality
@@ -48,6 +49,7 @@ class TrainingData:
     is_eval_held_out: bool  # whether `eval` was split off from spec.dataset.train
     vision: VisionProcessor | None = None
     skips: LateSkips = field(default_factory=LateSkips)  # rows that turn out to be unusable during training
+    source_check: Future[None] | None = None  # on rank 0; see `start_source_check`
 
     @property
     def samples(self) -> SampleDataset:
@@ -106,6 +108,7 @@ class TokenizationConfig:
     vision: VisionProcessor | None = None
     model_revision: str | None = None  # commit of a model on the Hub
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)  # variables for the chat template
+    attempt: int = 0
 
 
 def load_data(dataset: Dataset, config: TokenizationConfig) -> TrainingData:
@@ -126,6 +129,7 @@ def load_data(dataset: Dataset, config: TokenizationConfig) -> TrainingData:
         rules=config.rules,
         is_eval_held_out=dataset.split_dataset_ratio is not None,
         vision=config.vision,
+        source_check=start_source_check(filter(None, (train, evaluation))) if config.role is CacheRole.WRITER else None,
     )
 
 
@@ -179,6 +183,8 @@ def _load_rows(
             rules=config.rules,
             role=config.role,
             send_heartbeat=config.send_heartbeat,
+            job_uid=config.downloads.job_uid,
+            attempt=config.attempt,
         )
     if len(data) == 0:
         raise DatasetError(f"{spec_field}: no sample is left; {_explain_empty_dataset(data, config.rules)}")

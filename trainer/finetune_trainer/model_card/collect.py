@@ -132,6 +132,7 @@ def _count_rows(rows: TokenDataset, late_skip_count: int) -> dict[str, str]:
         **({"left out": dropped} if dropped else {}),
         **({"truncated": str(stats.cut.count)} if stats.cut else {}),
         "tokens": str(rows.token_count),
+        "digest of the tokens": rows.content_digest or "none, because a release without checksums tokenized the rows",
     }
 
 

@@ -135,6 +135,8 @@ class GlobalMeanTrainer(Trainer):  # type: ignore[misc]
         """Return the micro-batches of one step and the divisor of each loss term, shape (terms,); set `stop_agreed`."""
         if self.checkpoint_saver.is_complete:
             self.finish_save()
+        if (source_check := self.inputs.data.source_check) and source_check.done():
+            source_check.result()  # raises an error if rows have changed
         with self.monitor.meter.measure_data_wait():
             micro_batches = [next(epoch_iterator) for _ in range(num_batches)]
         for micro_batch in micro_batches:
