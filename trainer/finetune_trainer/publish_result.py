@@ -8,7 +8,7 @@ from pathlib import Path
 from finetune_api.v1alpha1.training import EVAL_LOSS
 from finetune_supervisor import contract
 from finetune_trainer.card_marker import CARD_FILE
-from finetune_trainer.checkpoint.checkpoints import parse_checkpoint_step
+from finetune_trainer.checkpoint.manifest import parse_checkpoint_step
 from finetune_trainer.checkpoint.output_folder import OutputFolder
 from finetune_trainer.checkpoint.state_files import READ_ERRORS, StateReader
 from finetune_trainer.distributed.collectives import run_on_rank_zero
@@ -41,7 +41,7 @@ def publish_result(
     # Full fine-tuning trains float32 weights; publish them in the dtype of the base model.
     dtype = None if lora else model_description.dtype
     weights = gather_weights(trainer.model, build_state_access(trainer), keep_result=is_rank_zero, dtype=dtype)
-    outcome = run_on_rank_zero(lambda: report_outcome(trainer))
+    outcome = report_outcome(trainer)
     if outcome:
         progress = replace(
             trainer.inputs.heartbeat.progress, ended=outcome.message, stopped_early=outcome.stopped_early
@@ -87,20 +87,21 @@ def replace_weights(weights: Tensors, checkpoint: Path) -> None:
                 weights[name] = reader.read_tensor(key, weight.shape).to(weight.dtype)
     except READ_ERRORS as error:
         raise CheckpointCorrupt(
-            f"{checkpoint} cannot be loaded ({error}); delete it to publish the next best"
+            f"{checkpoint} cannot be loaded ({error}); move it to another folder to publish the next best"
         ) from error
 
 
 def report_outcome(trainer: GlobalMeanTrainer) -> TrainingOutcome | None:
-    """Determine and print the outcome of training; return None without an evaluation policy. Runs on rank 0 only."""
+    """Determine and print the outcome of training; return None without an evaluation policy (collective)."""
     if trainer.evaluation_policy is None:
         return None
     state, checkpoints = trainer.state, trainer.inputs.checkpoints
     steps = {"last_step": state.global_step, "total_steps": trainer.args.max_steps}
     outcome = determine_outcome(trainer.evaluation_policy, state.log_history, checkpoints, **steps)
-    for problem in outcome.skipped_checkpoints:
-        print(f"checkpoint skipped: {problem}", flush=True)
-    print(outcome.message, flush=True)
+    if trainer.inputs.ranks.is_rank_zero:
+        for problem in outcome.skipped_checkpoints:
+            print(f"checkpoint skipped: {problem}", flush=True)
+        print(outcome.message, flush=True)
     return outcome
 
 
@@ -118,6 +119,7 @@ def summarise_run(trainer: GlobalMeanTrainer, output: OutputFolder, outcome: Tra
         forecast_bytes=inputs.forecast_bytes,
         on_gpu=trainer.args.device.type == "cuda",
         history=build_history(read_attempts(output.logs, uid=output.identity.uid), now=time.time()),
+        degraded=inputs.heartbeat.degraded,
     )
 
 

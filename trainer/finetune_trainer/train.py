@@ -72,6 +72,7 @@ from finetune_trainer.startup_log import (
 )
 from finetune_trainer.storage_faults import raise_storage_faults
 from finetune_trainer.training.base_trainer import GlobalMeanTrainer
+from finetune_trainer.training.trainer_inputs import TrainerInputs
 from finetune_trainer.training_arguments import DeviceConfig, count_cpus
 from finetune_trainer.training_plan import plan_training
 
@@ -132,7 +133,9 @@ def run(spec: TrainerSpec, context: RankContext, heartbeat: HeartbeatWriter) -> 
     print_on_rank_zero(context, [cluster.describe()] if spec.training.preflight.enabled else [])
 
     # Claim the output, and create the Hub repository now, to fail early if the push is not possible.
-    output.check_shared_storage(run_on_rank_zero(lambda: output.claim(overwrite=spec.output.overwrite)))
+    output.check_shared_storage(
+        run_on_rank_zero(lambda: output.claim(overwrite=spec.output.overwrite, rows=data.train.content_digest))
+    )
     if push := spec.output.push_to_hub:
         run_on_rank_zero(lambda: create_repository(push))
     attempt_log = start_attempt_log(context, output, heartbeat) if context.ranks.is_rank_zero else None
@@ -158,7 +161,7 @@ def run(spec: TrainerSpec, context: RankContext, heartbeat: HeartbeatWriter) -> 
     print_on_rank_zero(context, [format_rank_forecast(forecast)] if forecast else [])
 
     # Train from the newest checkpoint, and publish.
-    resume_point = run_on_rank_zero(trainer.inputs.checkpoints.find_newest_complete)
+    resume_point = trainer.inputs.checkpoints.find_intact()
     if attempt_log is not None:
         add_recorders(trainer, attempt_log, trackers, first_step=resume_point.step)
     if not train(trainer, resume_point, total_steps=trainer.args.max_steps):
@@ -217,6 +220,18 @@ def report_degradations(
         raise Degraded("; ".join(f"{each.reason}: {each.message}" for each in degraded))
 
 
+def report_integrity(inputs: TrainerInputs, resume_point: ResumePoint) -> None:
+    """Report damaged checkpoints, and what releases without checksums wrote; this does not end a job."""
+    is_verified = {"the checkpoint": resume_point.is_verified, "the token cache": inputs.data.train.content_digest}
+    unverified = " and ".join(name for name in is_verified if not is_verified[name])
+    text = unverified and f"a release without checksums wrote {unverified}, so that damage is not detected"
+    found = {"CheckpointSkipped": "; ".join(resume_point.skipped), "Unverified": text}
+    degraded = tuple(Degradation(reason, message) for reason, message in found.items() if message)
+    inputs.heartbeat.record_degradations((*inputs.heartbeat.degraded, *degraded))
+    for each in degraded if inputs.ranks.is_rank_zero else ():
+        print(f"warning: {each.reason}: {each.message}", flush=True)
+
+
 def connect_ranks(spec: TrainerSpec, ranks: Ranks, device: torch.device, data: TrainingData) -> None:
     """Join the process group, and check that all ranks have the same data and hardware.
 
@@ -262,11 +277,9 @@ def train(trainer: GlobalMeanTrainer, resume_point: ResumePoint, *, total_steps:
     trainer.inputs.heartbeat.start_training(
         resume_point.step, total_steps=total_steps, checkpoint=checkpoint.name if checkpoint else None
     )
-    if trainer.inputs.ranks.is_rank_zero:
-        for problem in resume_point.skipped:
-            print(f"checkpoint skipped: {problem}", flush=True)
-        if checkpoint:
-            print(f"resuming from {checkpoint}", flush=True)
+    report_integrity(trainer.inputs, resume_point)
+    if trainer.inputs.ranks.is_rank_zero and checkpoint:
+        print(f"resuming from {checkpoint}", flush=True)
     if checkpoint and trainer.is_final_checkpoint(checkpoint):
         trainer.load_final_checkpoint(checkpoint)
         return True

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import torch.distributed as dist
 
-from finetune_trainer.checkpoint.checkpoints import Checkpoints, FileSizes, WriteFiles
+from finetune_trainer.checkpoint.checkpoints import Checkpoints, Records, WriteFiles
 from finetune_trainer.distributed.collectives import (
     NO_TIMEOUT,
     all_gather_objects,
@@ -79,15 +79,15 @@ class CheckpointSaver:
             running.set_exception(error)
 
     def _save(self, part: CheckpointPart) -> str:
-        """Save the checkpoint; if the volume is full, delete old checkpoints and retry once (decisions/212)."""
+        """Save the checkpoint; if the volume is full, free space and retry (decisions/212)."""
         result = self._try_to_save(part)
-        if isinstance(result, DiskFull) and self._free_space(result, part):
+        while isinstance(result, DiskFull) and self._free_space(result, part):
             result = self._try_to_save(part)
         return raise_error(result)
 
     def _try_to_save(self, part: CheckpointPart) -> str | TrainerError:
         staged = return_error(lambda: self._checkpoints.stage(part.step, part.write_files))
-        files_by_rank: list[FileSizes] = []
+        files_by_rank: list[Records] = []
         for files in all_gather_objects(staged, self._group):
             if isinstance(files, TrainerError):
                 return files

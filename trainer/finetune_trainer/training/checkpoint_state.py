@@ -15,7 +15,7 @@ import torch
 from transformers import Trainer, TrainerState
 from transformers.trainer import SCALER_NAME
 
-from finetune_trainer.checkpoint.checkpoints import parse_checkpoint_step
+from finetune_trainer.checkpoint.manifest import parse_checkpoint_step
 from finetune_trainer.checkpoint.random_state import get_random_state_path, random_state, restore_random_state
 from finetune_trainer.checkpoint.state_files import READ_ERRORS, StateReader, write_state
 from finetune_trainer.distributed.collectives import all_gather_objects
@@ -122,7 +122,7 @@ def restore_checkpoint(trainer: Trainer, checkpoint: Path) -> None:
             trainer.inputs.data.skips.rows |= torch.load(checkpoint / _SKIPS_FILE, weights_only=True)
     except READ_ERRORS as error:
         raise CheckpointCorrupt(
-            f"{checkpoint} cannot be loaded ({error}); delete it to resume from the one before"
+            f"{checkpoint} cannot be loaded ({error}); move it to another folder to resume from the one before"
         ) from error
     trainer._load_scaler(str(checkpoint))
 

@@ -5,27 +5,19 @@ import faulthandler
 import os
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch.distributed as dist
-from torch._C._distributed_c10d import HashStore
 
 from finetune_supervisor.liveness.hang_detector import parse_stack
 from finetune_trainer.checkpoint.checkpoints import Checkpoints, WriteFiles
 from finetune_trainer.checkpoint.output_folder import OutputFolder
 from finetune_trainer.errors import DiskFull, OutputError
 from finetune_trainer.training.checkpoint_saver import CheckpointPart, CheckpointSaver
-from testing.builders.checkpoint import write_checkpoint, write_files
+from testing.builders.checkpoint import find_newest, write_checkpoint, write_files
 from testing.builders.identity import identity
 
-
-@pytest.fixture(autouse=True)
-def process_group() -> Iterator[None]:
-    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
+pytestmark = pytest.mark.usefixtures("process_group")
 
 
 @pytest.fixture
@@ -60,7 +52,7 @@ def test_training_continues_while_files_are_written(checkpoints: Checkpoints) ->
     assert saved.name == "step-00000004"
     assert saved.seconds >= 0.25
     assert saved.waited_seconds >= 0.25
-    assert checkpoints.find_newest_complete().step == 4
+    assert find_newest(checkpoints).step == 4
     assert not saver.is_complete
 
 
