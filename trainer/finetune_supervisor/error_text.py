@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from finetune_supervisor.error_patterns import EXCEPTIONS, PATTERNS
 
@@ -38,17 +38,31 @@ def condense_error(error_type: str, text: str) -> str:
     return "\n".join(dict.fromkeys(filter(None, (*decisive, start, shown))))
 
 
+def find_category(error_type: str, text: str) -> str:
+    """Return the reason of the first pattern that matches, as the operator would; empty if none does."""
+    found = _search_patterns(f"{error_type}: {text}", PATTERNS)
+    return next((reason for reason, _, is_excluded in found if not is_excluded), "")
+
+
 def _find_decisive_parts(text: str) -> Iterator[str]:
     """Yield the text that the first pattern matches, and before it the texts that exclude other patterns."""
+    for _, match, is_excluded in _search_patterns(text, (("", (_CUDA_OUT_OF_MEMORY,)), *PATTERNS)):
+        yield _shorten(match)
+        if not is_excluded:
+            return
+
+
+def _search_patterns(
+    text: str, patterns: Sequence[tuple[str, Sequence[str]]]
+) -> Iterator[tuple[str, re.Match[str], bool]]:
+    """Yield the reason and match of each pattern, or the match that excludes it, and whether it is excluded."""
     searched = "\n".join(_split_long_lines(text))
-    for _, expressions in (("", (_CUDA_OUT_OF_MEMORY,)), *PATTERNS):
+    for reason, expressions in patterns:
         for expression in expressions:
             if (match := re.search(expression, searched, _FLAGS)) is None:
                 continue
-            exception = expression in EXCEPTIONS and re.search(EXCEPTIONS[expression], searched, _FLAGS)
-            yield _shorten(exception or match)
-            if not exception:
-                return
+            exception = re.search(EXCEPTIONS[expression], searched, _FLAGS) if expression in EXCEPTIONS else None
+            yield reason, exception or match, exception is not None
 
 
 def _split_long_lines(text: str) -> Iterator[str]:

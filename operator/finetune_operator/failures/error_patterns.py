@@ -37,7 +37,8 @@ def matches_error_pattern(evidence: Evidence) -> Verdict | None:
     """Match an error whose message identifies the cause, regardless of the exception class."""
     if evidence.outcome == Outcome.STOPPED:
         return None
-    reason = classify_error_text(f"{evidence.error_type}: {evidence.message}")
+    by_category = next((pattern.reason for pattern in PATTERNS if pattern.reason == evidence.category), None)
+    reason = by_category or classify_error_text(f"{evidence.error_type}: {evidence.message}")
     if reason is None:
         return None
     needs_advice = reason.action is FailureAction.FAIL or reason.fault is Fault.INFRASTRUCTURE

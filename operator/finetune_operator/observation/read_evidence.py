@@ -32,6 +32,7 @@ def read_evidence(
         preemptor=_find_preemptor(disruption.get("message") or ""),
         outcome=termination.outcome if termination else "",
         error_type=termination.error_type if termination else "",
+        category=termination.category if termination else "",
         victim=termination.victim if termination else False,
         exit_code=terminated_state.get("exitCode"),
         rank=termination.rank if termination else None,

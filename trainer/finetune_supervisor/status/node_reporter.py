@@ -13,7 +13,7 @@ from finetune_supervisor import contract
 from finetune_supervisor.contract import Node
 from finetune_supervisor.error_text import condense_error
 from finetune_supervisor.failures.full_volumes import SHARED_MEMORY, append_full_volumes
-from finetune_supervisor.failures.redact import find_secrets, redact_termination
+from finetune_supervisor.failures.redact import Redactor, find_secrets
 from finetune_supervisor.failures.termination_message import write_termination
 from finetune_supervisor.launch.child_process import ProcessOutput
 from finetune_supervisor.liveness.heartbeat import Heartbeat, read_heartbeats, to_status_progress
@@ -32,7 +32,7 @@ class NodeReporter:
         self._node = node
         self._output = output
         self._log_progress = log_progress
-        self._secrets = find_secrets(os.environ)
+        self._redactor = Redactor(find_secrets(os.environ))
         self.outcome = contract.STARTING
         self._degraded: tuple[Degradation, ...] = ()
         self._has_failed = False
@@ -58,7 +58,7 @@ class NodeReporter:
         phase, degraded = (heartbeats[0].phase, heartbeats[0].degraded) if heartbeats else ("", ())
         if problem := self._output.log_problem:
             degraded = (*degraded, Degradation("LogNotCopied", f"the log of this node is incomplete: {problem}"))
-        return NodeSnapshot(phase, self.outcome, heartbeats, (*degraded, *self._degraded))
+        return self._redactor.redact(NodeSnapshot(phase, self.outcome, heartbeats, (*degraded, *self._degraded)))
 
     def _read_heartbeats(self) -> tuple[Heartbeat, ...]:
         """Return the heartbeats of the ranks, or progress in the output of a command that posts none."""
@@ -81,11 +81,11 @@ class NodeReporter:
 
     def write_running_message(self) -> None:
         """Write the termination message of the running node, in case the supervisor is killed."""
-        self._write_message(self.build_running_message())
+        self._write_message(self._redactor.redact(self.build_running_message()))
 
     def write_final_message(self, message: TerminationMessage) -> None:
         """Redact secrets, choose the decisive lines, add the names of full volumes, and write and log the message."""
-        message = redact_termination(message, self._secrets)
+        message = self._redactor.redact(message)
         text = condense_error(message.error_type, message.message)
         volumes = self._list_volumes() if message.outcome == contract.FAILED else ()
         message = replace(message, message=append_full_volumes(text, volumes))
