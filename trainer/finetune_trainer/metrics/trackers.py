@@ -1,11 +1,13 @@
 """Experiment trackers that receive the training log: TensorBoard, Weights & Biases, MLflow, SwanLab."""
 
 import importlib.util
+import secrets
 from pathlib import Path
 
 from transformers import TrainerCallback
 
 from finetune_api.v1alpha1.training import REPORTERS, Training
+from finetune_supervisor.safe_files import open_folder
 from finetune_trainer.errors import InvalidSpec
 
 NONE = "none"
@@ -39,7 +41,11 @@ def build_tracker(name: str, *, logs: Path, first_step: int) -> TrainerCallback:
         return getattr(integrations, _CALLBACKS[name])()
     from torch.utils.tensorboard import SummaryWriter
 
-    callback = integrations.TensorBoardCallback()
+    callback, folder = integrations.TensorBoardCallback(), logs / "tensorboard"
+    with open_folder(folder):
+        suffix = f".{secrets.token_hex(8)}"  # others know the rest of the name, and could make it a link
     # The first event creates the files; purge_step hides entries of an earlier attempt for steps that are repeated.
-    callback._SummaryWriter = lambda **_: SummaryWriter(str(logs / "tensorboard"), purge_step=first_step + 1)
+    callback._SummaryWriter = lambda **_: SummaryWriter(
+        str(folder), purge_step=first_step + 1, filename_suffix=suffix
+    )
     return callback

@@ -1,6 +1,5 @@
 """Log of the attempts of a job: rank 0 records its attempt in the output folder, for the report of the last attempt."""
 
-import json
 import os
 import re
 import time
@@ -17,6 +16,7 @@ from finetune_api.batch import Batch
 from finetune_api.termination import Termination, parse_termination
 from finetune_api.untrusted_json import parse_untrusted_json
 from finetune_api.v1alpha1.job import TrainerSpec
+from finetune_trainer.atomic_files import write_json
 from finetune_trainer.parallel.parallelism import describe_parallelism
 
 ATTEMPT_FILE = "attempt.json"
@@ -78,10 +78,7 @@ class AttemptLog:
         """Replace the file of the entry, which is not flushed, because it is replaced often."""
         self._written_at = time.monotonic()
         self.entry = replace(self.entry, updated_at=time.time())
-        staging_file = self._path.with_name(f".tmp-{self._path.name}")
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        staging_file.write_text(json.dumps(asdict(self.entry)), encoding="utf-8")
-        staging_file.replace(self._path)
+        write_json(self._path, asdict(self.entry), durable=False)
 
 
 class AttemptLogCallback(TrainerCallback):  # type: ignore[misc]
