@@ -212,10 +212,9 @@ def choose_fastest_backend(trial: AttentionTrial, candidates: Iterable[str], cac
     cache_key = {"device": get_device_name(trial.device), "candidates": list(names)}
     with suppress(OSError, ValueError, KeyError, TypeError):
         cached = json.loads(cache_file.read_text(encoding="utf-8"))
-        if cached["circumstances"] == cache_key:
+        if cached["circumstances"] == cache_key and cached["name"] in (trial.baseline, *names):
             return AttentionChoice(cached["name"], "chosen by an earlier attempt")
     choice = benchmark_backends(trial, names)
-    cache_file.parent.mkdir(parents=True, exist_ok=True)
     write_json(cache_file, {"name": choice.name, "why": choice.reason, "circumstances": cache_key})
     return choice
 

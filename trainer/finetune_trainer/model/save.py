@@ -24,6 +24,6 @@ def save_tokenizer_and_processors(model_description: ModelDescription, folder: P
     """Save the tokenizer and, for a model with towers, its processors, which inference with media needs."""
     model_description.tokenizer.save_pretrained(folder)
     if model_description.vision:
-        save_processor(model_description.vision, model_description.name, model_description.revision, folder)
+        save_processor(model_description.vision, *model_description.location, folder)
     elif model_description.frozen_modules:
-        copy_processor_files(model_description.name, model_description.revision, folder)
+        copy_processor_files(*model_description.location, folder)
