@@ -5,6 +5,7 @@ import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from math import floor
+from pathlib import Path
 
 import torch
 import transformers
@@ -15,6 +16,7 @@ from finetune_supervisor import contract
 from finetune_supervisor.launch.child_process import die_with_parent
 from finetune_supervisor.liveness.stack_dump import register_stack_dump
 from finetune_supervisor.messages import Degradation
+from finetune_trainer.atomic_files import check_no_links
 from finetune_trainer.build_trainer import TrainingSetup, assemble_trainer, resolve_auto_batch_size
 from finetune_trainer.cgroup import Cgroup
 from finetune_trainer.checkpoint.checkpoints import ResumePoint
@@ -62,6 +64,7 @@ from finetune_trainer.report.attempt_log import (
     AttemptLogCallback,
     describe_repairable_settings,
 )
+from finetune_trainer.secret_variables import forget_secrets
 from finetune_trainer.startup_log import (
     describe_data,
     describe_packing,
@@ -83,6 +86,8 @@ def main() -> None:
     die_with_parent()
     context = RankContext.from_environment(os.environ)
     register_stack_dump(context.run, context.ranks.local_rank)
+    if not context.ranks.is_rank_zero:
+        forget_secrets(is_loaded=False)
     heartbeat = HeartbeatWriter(context.run.heartbeats, rank=context.ranks.rank, local_rank=context.ranks.local_rank)
     transformers.utils.logging.disable_progress_bar()
     # All library versions are pinned, so warnings about future versions are irrelevant.
@@ -104,7 +109,7 @@ def run(spec: TrainerSpec, context: RankContext, heartbeat: HeartbeatWriter) -> 
     if output.is_finished():
         print_on_rank_zero(context, [f"{output.result} is complete; nothing is left to do"])
         return contract.DONE
-    output.check_owner(overwrite=spec.output.overwrite)
+    check_output(output, context.cache, overwrite=spec.output.overwrite)
     trackers = select_trackers(spec.training)
 
     # Load config, tokenizer and data, which needs no process group.
@@ -116,7 +121,7 @@ def run(spec: TrainerSpec, context: RankContext, heartbeat: HeartbeatWriter) -> 
     heartbeat.record_progress(replace(heartbeat.progress, model_revision=model.revision))
     print_on_rank_zero(context, describe_revision(spec.model, commit=model.revision))
     local_model = download_model(model, choose_model_downloads(model, context, downloads))
-    model_description = describe_model(local_model, device)
+    model_description = describe_model(local_model, device, is_downloaded=True)
     data = load_data(spec.dataset, build_tokenization_config(spec, model_description, context, downloads))
     plan = plan.with_samples(len(data.order))
     print_on_rank_zero(context, describe_data(data))
@@ -168,6 +173,14 @@ def run(spec: TrainerSpec, context: RankContext, heartbeat: HeartbeatWriter) -> 
         return contract.STOPPED
     publish_result(trainer, output, model_description, title=f"{context.namespace}/{context.job}")
     return contract.DONE
+
+
+def check_output(output: OutputFolder, cache: Path, *, overwrite: bool) -> None:
+    """Check that the output belongs to this job, and that no folder to write to is a link. Raises: OutputError."""
+    output.check_owner(overwrite=overwrite)
+    logs = (output.logs / f"attempt-{output.identity.attempt}", output.logs / "tensorboard")
+    caches = ("tokens", "hub/modelscope", "huggingface/hub", "huggingface/xet")
+    check_no_links((output.checkpoints, output.result, *logs, *(cache / name for name in caches)))
 
 
 def start_attempt_log(context: RankContext, output: OutputFolder, heartbeat: HeartbeatWriter) -> AttemptLog:
@@ -227,7 +240,7 @@ def report_integrity(inputs: TrainerInputs, resume_point: ResumePoint) -> None:
     text = unverified and f"a release without checksums wrote {unverified}, so that damage is not detected"
     found = {"CheckpointSkipped": "; ".join(resume_point.skipped), "Unverified": text}
     degraded = tuple(Degradation(reason, message) for reason, message in found.items() if message)
-    inputs.heartbeat.record_degradations((*inputs.heartbeat.degraded, *degraded))
+    inputs.heartbeat.record_degradations(degraded)
     for each in degraded if inputs.ranks.is_rank_zero else ():
         print(f"warning: {each.reason}: {each.message}", flush=True)
 
@@ -274,6 +287,8 @@ def describe_trainer(trainer: GlobalMeanTrainer, setup: TrainingSetup) -> Iterat
 def train(trainer: GlobalMeanTrainer, resume_point: ResumePoint, *, total_steps: int) -> bool:
     """Train from the resume point to the last step. Return False if a stop request ended training earlier."""
     checkpoint = resume_point.path
+    if not trainer.inputs.ranks.is_rank_zero:  # rank 0 publishes, and redacts report and model card
+        forget_secrets(is_loaded=True)
     trainer.inputs.heartbeat.start_training(
         resume_point.step, total_steps=total_steps, checkpoint=checkpoint.name if checkpoint else None
     )
