@@ -1,5 +1,6 @@
 """Publish the result of a run: the weights with tokenizer, log, report and model card, then the success marker."""
 
+import os
 import time
 from concurrent.futures import wait
 from dataclasses import replace
@@ -7,6 +8,7 @@ from pathlib import Path
 
 from finetune_api.v1alpha1.training import EVAL_LOSS
 from finetune_supervisor import contract
+from finetune_supervisor.failures.redact import Redactor, find_secrets
 from finetune_trainer.card_marker import CARD_FILE
 from finetune_trainer.checkpoint.manifest import parse_checkpoint_step
 from finetune_trainer.checkpoint.output_folder import OutputFolder
@@ -48,6 +50,9 @@ def publish_result(
         )
         trainer.inputs.heartbeat.record_progress(progress)
 
+    files: list[str] = []
+    redactor = Redactor(find_secrets(os.environ) if is_rank_zero else ())
+
     def write_result(folder: Path) -> None:
         if outcome and outcome.checkpoint:
             replace_weights(weights, outcome.checkpoint)
@@ -60,8 +65,9 @@ def publish_result(
         with trainer.inputs.heartbeat.tolerate_errors("the model card or the report", *described):
             summary = summarise_run(trainer, output, outcome)
             card = collect_card_content(trainer, model_description, summary, title=title)
-            write_model_card(card, folder, published=output.result)
-            write_report(build_report_data(trainer, summary, title=title, outcome=outcome), folder)
+            write_model_card(redactor.redact(card), folder, published=output.result)
+            write_report(redactor.redact(build_report_data(trainer, summary, title=title, outcome=outcome)), folder)
+        files[:] = [str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()]
 
     def publish() -> None:
         if source_check := trainer.inputs.data.source_check:
@@ -71,7 +77,7 @@ def publish_result(
         best_step = parse_checkpoint_step(outcome.checkpoint) if outcome and outcome.checkpoint else None
         trainer.inputs.checkpoints.publish(output.result, write_result, retained_step=best_step)
         if push := trainer.inputs.plan.spec.output.push_to_hub:
-            print(f"pushed: {upload(push, output.result, title=title)}", flush=True)
+            print(f"pushed: {upload(push, output.result, title=title, files=files)}", flush=True)
         output.mark_success()
         print(f"result: {output.result}", flush=True)
 

@@ -1,7 +1,9 @@
 """Publishes a result on ModelScope with its client (https://pypi.org/project/modelscope-hub)."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
+from glob import escape
 from pathlib import Path
 
 from modelscope_hub import HubApi
@@ -35,13 +37,14 @@ def create_repository(target: PushToHub) -> None:
             return
 
 
-def upload(target: PushToHub, folder: Path, *, title: str) -> str:
+def upload(target: PushToHub, folder: Path, *, title: str, files: Sequence[str]) -> str:
     """Upload the folder and return the URL of the repository."""
     with _translate_hub_errors(target):
         api = HubApi()
         message = f"Result of {title}"
         # Disable the cache, which the client would write into the uploaded folder.
-        api.upload_folder(target.repo, "model", folder, commit_message=message, use_cache=False, disable_tqdm=True)
+        upload_files = partial(api.upload_folder, allow_patterns=[escape(name) for name in files], use_cache=False)
+        upload_files(target.repo, "model", folder, commit_message=message, disable_tqdm=True)
         return f"{api.legacy.endpoint}/models/{target.repo}"
 
 

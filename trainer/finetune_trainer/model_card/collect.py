@@ -1,9 +1,9 @@
 """Collect the content of the model card from the trainer, and write the card beside the result."""
 
 import json
-import shutil
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from finetune_trainer.data.load import TrainingData
 from finetune_trainer.data.token_dataset import TokenDataset
 from finetune_trainer.data_sources.media import Modality
 from finetune_trainer.data_sources.source_files import is_hub_dataset
+from finetune_trainer.foreign_files import ForbiddenFile, open_foreign
 from finetune_trainer.model.load import ModelDescription, is_path
 from finetune_trainer.model_card.card import CardContent, DataFacts, render_card
 from finetune_trainer.model_card.markdown import as_code
@@ -35,12 +36,14 @@ def write_model_card(content: CardContent, folder: Path, *, published: Path) -> 
 
     published: folder of the result that an earlier attempt published; it may not exist.
     """
-    existing = published / CARD_FILE
-    if existing.is_file() and not is_generated(existing.read_text(encoding="utf-8", errors="replace")):
-        print(f"{existing} was written or edited by somebody else and is kept", flush=True)
-        shutil.copyfile(existing, folder / CARD_FILE)
-        return
-    (folder / CARD_FILE).write_text(render_card(content), encoding="utf-8")
+    text = render_card(content)
+    with suppress(FileNotFoundError, NotADirectoryError, ForbiddenFile):
+        with open_foreign(published / CARD_FILE, (published.resolve(),)) as file:
+            existing = file.read().decode("utf-8", "replace")
+        if not is_generated(existing):
+            print(f"{published / CARD_FILE} was written or edited by somebody else and is kept", flush=True)
+            text = existing
+    (folder / CARD_FILE).write_text(text, encoding="utf-8")
 
 
 def collect_card_content(

@@ -3,7 +3,6 @@
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from finetune_trainer.report.environment import describe_device, list_versions
 from finetune_trainer.report.run_summary import RunSummary
 from finetune_trainer.report.summary_section import render_summary
 from finetune_trainer.report.svg_charts import Line, draw_bars, draw_lines
+from finetune_trainer.report.xml_text import escape
 from finetune_trainer.units import GIB
 
 FILE_NAME = "report.html"

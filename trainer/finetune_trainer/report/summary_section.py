@@ -1,9 +1,8 @@
 """Render the summary with which report.html opens: facts, use of the GPU time, and what ended earlier attempts."""
 
-from html import escape
-
 from finetune_trainer.report.attempt_history import AttemptHistory, PastAttempt
 from finetune_trainer.report.run_summary import RunSummary, format_hours, list_parts
+from finetune_trainer.report.xml_text import escape
 from finetune_trainer.units import format_duration
 
 _BAR_WIDTH, _BAR_HEIGHT = 1000, 14  # of the viewBox, which is stretched to the page
@@ -38,13 +37,13 @@ def _render_time_bar(history: AttemptHistory, unit: str) -> str:
         )
         left += width
     legend = " ".join(
-        f'<span class="key part-{name}">{name} {format_hours(seconds)} ({seconds / total:.0%})</span>'
+        f'<span class="key part-{name}">{name} {escape(format_hours(seconds))} ({seconds / total:.0%})</span>'
         for name, seconds in list_parts(history.time)
     )
     return (
         f'<div class="time"><svg viewBox="0 0 {_BAR_WIDTH} {_BAR_HEIGHT}" preserveAspectRatio="none" role="img"'
         f' xmlns="http://www.w3.org/2000/svg" aria-label="{escape(unit)} by use">{"".join(rectangles)}</svg>'
-        f"<p>{format_hours(total)} {escape(unit)}: {legend}</p></div>"
+        f"<p>{escape(format_hours(total))} {escape(unit)}: {legend}</p></div>"
     )
 
 
