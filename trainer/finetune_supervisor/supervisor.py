@@ -42,7 +42,7 @@ from finetune_supervisor.liveness.hang_detector import (
     may_be_reported_by_launcher,
 )
 from finetune_supervisor.liveness.heartbeat import read_heartbeats
-from finetune_supervisor.liveness.stack_dump import inspect_ranks, is_stopped_or_dead
+from finetune_supervisor.liveness.stack_dump import inspect_ranks, is_stopped_or_dead, read_activity
 from finetune_supervisor.messages import TerminationMessage
 from finetune_supervisor.status.log_progress import LogProgress
 from finetune_supervisor.status.node_reporter import NodeReporter
@@ -129,7 +129,10 @@ class Supervisor:
         written_at = 0.0
         checks = _build_command_checks(self._node, child.pid) if self._command else None
         detector = HangDetector(
-            limit_seconds=self._node.hang_seconds, now=time.monotonic(), is_stopped=is_stopped_or_dead
+            limit_seconds=self._node.hang_seconds,
+            now=time.monotonic(),
+            is_stopped=is_stopped_or_dead,
+            read_activity=read_activity,
         )
         while (code := child.reap()) is None or (self._stop.is_requested and child.has_survivors()):
             now = time.monotonic()

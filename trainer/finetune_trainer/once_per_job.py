@@ -43,7 +43,6 @@ def fetch_once_per_job(downloads: DownloadSettings, key: str, fetch: Callable[[A
         downloads.send_heartbeat()
         value, is_usable = fetch(value), True
         with translate_disk_errors(downloads.folder):
-            downloads.folder.mkdir(parents=True, exist_ok=True)
             write_json(file, value)
     deadline = time.monotonic() + downloads.timeout_seconds
     while not is_usable:
@@ -52,6 +51,7 @@ def fetch_once_per_job(downloads: DownloadSettings, key: str, fetch: Callable[[A
                 f"{goal} within {downloads.timeout_seconds:g} seconds; raise spec.training.ddpTimeout if it needs"
                 " longer"
             )
+        downloads.send_heartbeat()
         time.sleep(0.1)
         value, is_usable = _read_value(file, downloads.folder)
     return value

@@ -89,6 +89,21 @@ def is_stopped_or_dead(pid: int) -> bool:
     return read_process_state(pid) in STOPPED_OR_DEAD_STATES
 
 
+def read_activity(pid: int, proc_folder: Path = Path("/proc")) -> tuple[int, float] | None:
+    """Return the bytes that a process has read and written, also in mapped files, and its seconds of CPU time.
+
+    Return None if they are unknown.
+    """
+    try:
+        lines = (proc_folder / str(pid) / "io").read_text(encoding="utf-8").splitlines()
+        stat = (proc_folder / str(pid) / "stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    fields = [*map(int, stat.rpartition(")")[2].split()[9:13])]  # major faults, those of children, user and system time
+    transferred = sum(int(line.split()[1]) for line in lines if not line.startswith(("sysc", "cancelled")))
+    return transferred + 4096 * fields[0], (fields[2] + fields[3]) / os.sysconf("SC_CLK_TCK")
+
+
 def read_kernel_function(pid: int, proc_folder: Path = Path("/proc")) -> str:
     """Return the kernel function in which the process sleeps, empty if unknown."""
     try:

@@ -79,6 +79,7 @@ def load_or_tokenize(  # noqa: PLR0913  each is independent of the others
         write_json(note, entry.name)
     send_heartbeat()
     while not note.exists():
+        send_heartbeat()
         time.sleep(_POLL_SECONDS)
     return TokenDataset(folder.with_name(PurePath(parse_json(note.read_bytes())).name))
 
