@@ -1,7 +1,5 @@
 """Classifies error messages by failure reason with the patterns that the supervisor uses as well."""
 
-from dataclasses import dataclass
-
 from finetune_api.termination import Outcome
 from finetune_api.v1alpha1.reasons import FailureAction, Reason
 from finetune_api.v1alpha1.status import Evidence, Fault
@@ -9,21 +7,9 @@ from finetune_operator.failures.pattern_set import PatternSet
 from finetune_operator.failures.verdict import Verdict, describe_node, extract_last_line
 from finetune_supervisor import error_patterns
 
-
-@dataclass(frozen=True)
-class ErrorPattern:
-    """Failure reason with case-insensitive regular expressions, one of which must match the error message."""
-
-    reason: Reason
-    expressions: tuple[str, ...]
-
-
-PATTERNS: tuple[ErrorPattern, ...] = tuple(
-    ErrorPattern(Reason(reason), expressions) for reason, expressions in error_patterns.PATTERNS
-)
-
+PATTERNS = {Reason(reason): expressions for reason, expressions in error_patterns.PATTERNS.items()}
 _PATTERN_SET = PatternSet(
-    [(pattern.reason, expression) for pattern in PATTERNS for expression in pattern.expressions],
+    [(reason, expression) for reason, expressions in PATTERNS.items() for expression in expressions],
     exceptions=error_patterns.EXCEPTIONS,
 )
 
@@ -37,7 +23,7 @@ def matches_error_pattern(evidence: Evidence) -> Verdict | None:
     """Match an error whose message identifies the cause, regardless of the exception class."""
     if evidence.outcome == Outcome.STOPPED:
         return None
-    by_category = next((pattern.reason for pattern in PATTERNS if pattern.reason == evidence.category), None)
+    by_category = next((reason for reason in PATTERNS if reason == evidence.category), None)
     reason = by_category or classify_error_text(f"{evidence.error_type}: {evidence.message}")
     if reason is None:
         return None

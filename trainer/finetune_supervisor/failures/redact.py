@@ -41,7 +41,7 @@ _SECRET_FORMATS = re.compile(
 # Words of the protocol, which are never replaced, so that a secret cannot change a verdict.
 _PROTOCOL_WORDS = frozenset(
     value for name, value in vars(contract).items() if name.isupper() and isinstance(value, str)
-).union(contract.USER_ERRORS, contract.LAUNCH_FAULTS, contract.RANK_FAULTS, (reason for reason, _ in PATTERNS))
+).union(contract.USER_ERRORS, contract.LAUNCH_FAULTS, contract.RANK_FAULTS, PATTERNS)
 T = TypeVar("T")
 
 

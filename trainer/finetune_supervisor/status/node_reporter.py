@@ -11,7 +11,7 @@ from pathlib import Path
 
 from finetune_supervisor import contract
 from finetune_supervisor.contract import Node
-from finetune_supervisor.error_text import condense_error
+from finetune_supervisor.error_text import condense_error, find_category
 from finetune_supervisor.failures.full_volumes import SHARED_MEMORY, append_full_volumes
 from finetune_supervisor.failures.redact import Redactor, find_secrets
 from finetune_supervisor.failures.termination_message import write_termination
@@ -84,11 +84,12 @@ class NodeReporter:
         self._write_message(self._redactor.redact(self.build_running_message()))
 
     def write_final_message(self, message: TerminationMessage) -> None:
-        """Redact secrets, choose the decisive lines, add the names of full volumes, and write and log the message."""
-        message = self._redactor.redact(message)
-        text = condense_error(message.error_type, message.message)
-        volumes = self._list_volumes() if message.outcome == contract.FAILED else ()
-        message = replace(message, message=append_full_volumes(text, volumes))
+        """Classify the error, redact secrets, choose the lines to display, and write and log the message."""
+        error, message = message, self._redactor.redact(message)
+        volumes = self._list_volumes() if error.outcome == contract.FAILED else ()
+        whole_text = append_full_volumes(error.message, volumes)
+        shown = condense_error(message.message) + whole_text[len(error.message) :]
+        message = replace(message, message=shown, category=find_category(error.error_type, whole_text))
         self.outcome = message.outcome
         self._write_message(message)
         if message.outcome != contract.SUCCEEDED:
