@@ -106,7 +106,7 @@ def translate_disk_errors(folder: Path) -> Iterator[None]:
         if code in _LINK_FOUND:
             place = getattr(error, "filename", None) or folder
             raise OutputError(
-                f"{place} is a link or a file, but the trainer only writes to folders; remove it"
+                f"{place} is a link or a file, but the trainer only writes to folders; move it away"
             ) from error
         if code is None or code not in (*_NO_SPACE, *_NOT_WRITABLE):
             raise

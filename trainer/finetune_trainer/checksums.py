@@ -47,19 +47,17 @@ def find_damage(path: Path, record: FileRecord, *, report_progress: Callable[[],
 
 
 def seal(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the JSON object with a checksum of the text that write_json writes."""
+    """Return the JSON object with a checksum of the text that write_json would write without it."""
     return {**content, _CHECKSUM: f"{zlib.crc32(json.dumps(content, indent=2).encode()):08x}"}
 
 
-def unseal(text: str, *, sealed_key: str) -> dict[str, Any]:
+def unseal(data: bytes, *, sealed_key: str) -> dict[str, Any]:
     """Return the JSON object that write_json wrote; it was sealed if it contains `sealed_key`.
 
-    Raises: ValueError if the text is not a JSON object, or differs in any character from the sealed one
+    Raises: ValueError, TypeError or AttributeError if it is no JSON object, or differs in any byte from the sealed one
     """
-    content = parse_json(text)
-    if not isinstance(content, dict):
-        raise ValueError("not a JSON object")
+    content: dict[str, Any] = parse_json(data)
     is_sealed = content.pop(_CHECKSUM, None) is not None
-    if is_sealed != (sealed_key in content) or (is_sealed and text != json.dumps(seal(content), indent=2)):
+    if is_sealed != (sealed_key in content) or (is_sealed and data != json.dumps(seal(content), indent=2).encode()):
         raise ValueError("the checksum does not match")
     return content

@@ -3,26 +3,26 @@
 import time
 from collections import ChainMap
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from itertools import chain
 from pathlib import Path
 
 import torch.distributed as dist
 
-from finetune_trainer.atomic_files import fsync_files, remove_path
+from finetune_trainer.atomic_files import fsync_files, remove_path, write_json
 from finetune_trainer.checkpoint.manifest import (
     CHECKPOINT_PREFIX,
+    COMPUTED_ENTRIES,
     MANIFEST,
     Manifest,
     UnusableCheckpoint,
     list_checkpoints,
     parse_checkpoint_step,
     read_manifest,
-    write_manifest,
 )
 from finetune_trainer.checkpoint.output_folder import OutputFolder
-from finetune_trainer.checksums import FileRecord, find_damage, record_file
+from finetune_trainer.checksums import FileRecord, find_damage, record_file, seal
 from finetune_trainer.distributed.collectives import NO_TIMEOUT, all_gather_objects, run_on_rank_zero
 from finetune_trainer.errors import CheckpointCorrupt, DiskFull
 
@@ -73,20 +73,18 @@ class Checkpoints:
         retained_step: step whose checkpoint is never pruned, such as the step of the best evaluation.
         Raises: DiskFull or OutputError.
         """
-        folder, identity = self._get_folder(step), self.output.identity
+        folder = self._get_folder(step)
         files = dict(ChainMap(*files_by_rank))
         manifest = {
             "step": step,
             "worldSize": len(files_by_rank),
-            "uid": identity.uid,
-            "fingerprint": identity.fingerprint,
-            "attempt": identity.attempt,
+            **asdict(self.output.identity),
             "time": time.time(),
             "files": {name: record.size_bytes for name, record in files.items()},
             "crc32": {name: record.crc32 for name, record in files.items()},
         }
         with self.output.writing():
-            write_manifest(self.output.get_staged_folder(folder), manifest)
+            write_json(self.output.get_staged_folder(folder) / MANIFEST, seal(manifest))
             self.output.publish_staged(folder)
             self.damaged.pop(folder, None)
             self._prune(folder, retained_step)
@@ -112,10 +110,11 @@ class Checkpoints:
 
         Return False if nothing was deleted. Without an intact checkpoint, no checkpoint is deleted.
         """
-        intact, damaged = self._divide()
-        removed = self.output.remove_replaced_output()
-        if not removed and intact:
-            removed = _delete(damaged, retained_step) or _delete(intact[1:], retained_step)
+        with self.output.writing():
+            intact, damaged = self._divide()
+            removed = self.output.remove_replaced_output()
+            if not removed and intact:
+                removed = _delete(damaged, retained_step) or _delete(intact[1:], retained_step)
         if removed:
             print(f"{error}; deleted {', '.join(removed)}, trying again", flush=True)
         return bool(removed)
@@ -164,7 +163,7 @@ class Checkpoints:
         """Return the folders of checkpoints, newest first, and name the folders beside them that are ignored."""
         candidates = list_checkpoints(self.output.checkpoints)
         for path in sorted(self.output.checkpoints.glob("[!.]*")):
-            if path.is_dir() and path not in candidates and path.name != "reference-logps":
+            if path.is_dir() and path not in candidates and path.name not in COMPUTED_ENTRIES:
                 print(f"checkpoints: {path} is ignored, because it is not a checkpoint of this job", flush=True)
         return candidates
 

@@ -3,17 +3,18 @@
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import Any
 
-from finetune_trainer.atomic_files import write_json
-from finetune_trainer.checksums import FileRecord, seal, unseal
+from finetune_trainer.checksums import FileRecord, unseal
 from finetune_trainer.errors import TrainerError
 
 CHECKPOINT_PREFIX = "step-"  # name prefix of published checkpoints, such as step-00000100
 _NAME = re.compile(rf"{CHECKPOINT_PREFIX}(\d{{8}}|[1-9]\d{{8,}})", re.ASCII)
 MANIFEST = "manifest.json"
 _CHECKSUMS = "crc32"  # missing in manifests of releases without checksums
+# Entries beside the checkpoints that the trainer can compute again.
+COMPUTED_ENTRIES = frozenset({"attention.json", "batch.json", "reference-logps"})
 
 
 class UnusableCheckpoint(TrainerError):
@@ -28,25 +29,18 @@ class UnusableCheckpoint(TrainerError):
 class Manifest:
     """A manifest that was read; `files` contains the files of all ranks by their path in the checkpoint."""
 
-    content: Mapping[str, Any]  # JSON object without its checksum; uid, fingerprint and attempt are as in job.json
+    content: Mapping[str, Any]  # JSON object without its checksum; its owner is as in job.json
     files: Mapping[str, FileRecord]
     step: int
     has_checksums: bool
 
 
-def write_manifest(folder: Path, content: Mapping[str, Any]) -> None:
-    """Write or replace the manifest of a checkpoint; it is sealed if it contains checksums of the files."""
-    write_json(folder / MANIFEST, seal(content) if _CHECKSUMS in content else content)
-
-
 def read_manifest(folder: Path) -> Manifest:
     """Read and check the manifest of a checkpoint. Raises: UnusableCheckpoint, or OSError if it cannot be read."""
     try:
-        content = unseal((folder / MANIFEST).read_text(encoding="utf-8"), sealed_key=_CHECKSUMS)
+        content = unseal((folder / MANIFEST).read_bytes(), sealed_key=_CHECKSUMS)
         checksums = content.get(_CHECKSUMS, dict.fromkeys(content["files"]))
         files = {name: FileRecord(int(size), checksums[name]) for name, size in content["files"].items()}
-        if any(PurePath(name).is_absolute() or ".." in PurePath(name).parts for name in files):
-            raise ValueError("a path leaves the checkpoint")
         return Manifest(content, files, int(content["step"]), has_checksums=_CHECKSUMS in content)
     except (FileNotFoundError, NotADirectoryError):
         raise UnusableCheckpoint(f"{MANIFEST} is missing") from None

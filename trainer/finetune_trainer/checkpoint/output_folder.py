@@ -14,12 +14,14 @@ from finetune_supervisor.failures.full_volumes import is_volume_full
 from finetune_supervisor.success_marker import get_success_marker_path, is_result_published
 from finetune_trainer.atomic_files import fsync_folder, fsync_tree, remove_path, translate_disk_errors, write_json
 from finetune_trainer.checkpoint.manifest import (
+    COMPUTED_ENTRIES,
+    MANIFEST,
     Manifest,
     UnusableCheckpoint,
     list_checkpoints,
     read_manifest,
-    write_manifest,
 )
+from finetune_trainer.checksums import seal
 from finetune_trainer.errors import OutputError, StorageFault
 
 _REPLACED_OUTPUT = "replaced-output-"  # name prefix of folders with the output of other jobs
@@ -107,9 +109,9 @@ class OutputFolder:
     def _find_foreign_output(self, holder: Mapping[str, object] | None) -> str | None:
         """Return what the folder contains that this job may not continue, or None."""
         if holder is None:
-            # a save that loses its claim leaves staged files below the mount point
-            occupied = any(folder.is_dir() and any(folder.glob("[!.]*")) for folder in (self.checkpoints, self.result))
-            return "the output of an unknown owner" if occupied else None
+            # a save that loses its claim leaves staged files, with a leading dot, below the mount point
+            found = {path.name for folder in (self.checkpoints, self.result) for path in folder.glob("[!.]*")}
+            return "the output of an unknown owner" if found - COMPUTED_ENTRIES else None
         if self._is_own(holder):
             same = self.identity.has_same_settings(holder.get("fingerprint"))
             return None if same else "checkpoints of this job with another model, dataset, method or training setting"
@@ -175,6 +177,7 @@ class OutputFolder:
         """Check the holder before the `with` block writes to the folder, and again if the block raises an error.
 
         The error may be a consequence: a newer attempt deletes staged files, and a lost claim leaves its mount point.
+        Raises: OutputError; StorageFault; DiskFull if the volume is full.
         """
         with translate_disk_errors(self.root):
             self.check_holder()
@@ -202,20 +205,16 @@ class OutputFolder:
         return self.checkpoints / f"{self.staging_prefix}{folder.name}"
 
     def publish_staged(self, folder: Path) -> None:
-        """Flush a staged folder, and rename it to `folder` if this attempt is still the holder.
-
-        Raises: OutputError, or DiskFull if the volume is full.
-        """
+        """Flush a staged folder, and rename it to `folder` if this attempt is still the holder; see `writing`."""
         staged = self.get_staged_folder(folder)
-        with self.writing():
-            fsync_tree(staged)
-            replaced = staged.with_name(f"{self.staging_prefix}replaced-{folder.name}")
-            self.check_holder()
-            if folder.exists():
-                folder.rename(replaced)
-            staged.rename(folder)
-            fsync_folder(folder.parent)  # before anything that it replaces is deleted
-            remove_path(replaced)
+        fsync_tree(staged)
+        replaced = staged.with_name(f"{self.staging_prefix}replaced-{folder.name}")
+        self.check_holder()
+        if folder.exists():
+            folder.rename(replaced)
+        staged.rename(folder)
+        fsync_folder(folder.parent)  # before anything that it replaces is deleted
+        remove_path(replaced)
 
     def mark_success(self) -> None:
         """Write the success marker, which marks the published result as complete."""
@@ -251,13 +250,12 @@ class OutputFolder:
             raise OutputError(f"{self.root} holds checkpoints of {owner} and had other rows; {_ADVICE}")
         for folder, manifest in _read_manifests(self.checkpoints):
             if manifest.content.get("uid") == holder.get("uid"):
-                write_manifest(folder, {**manifest.content, "uid": self.identity.uid, "attempt": self.identity.attempt})
+                content = {**manifest.content, **asdict(self.identity)}
+                write_json(folder / MANIFEST, seal(content) if manifest.has_checksums else content)
         print(f"{self.root}: continues the training of {owner}", flush=True)
 
     def _move_output_aside(self) -> None:
         """Move checkpoints and result of another job or configuration to a new folder; own checkpoints stay."""
-        if self.checkpoints.is_symlink() or self.checkpoints.is_file():
-            self.checkpoints.unlink()
         manifests = _read_manifests(self.checkpoints)
         own = [folder for folder, manifest in manifests if self.has_same_configuration(manifest.content)]
         entries = [path for path in (*self.checkpoints.glob("*"), *self.root.glob(self.result.name)) if path not in own]

@@ -37,8 +37,8 @@ class TokenDataset(Dataset[tuple[Features, ...]]):
     """Dataset of rows; a row is a tuple of sequences: one for SFT, the chosen and the rejected one for DPO."""
 
     def __init__(self, folder: Path) -> None:
-        """Open an entry of the token cache. Raises: ValueError, KeyError, TypeError or OSError if it is damaged."""
-        meta = unseal((folder / META_FILE).read_text(encoding="utf-8"), sealed_key="records")
+        """Open an entry of the token cache; one that is damaged raises errors of several classes."""
+        meta = unseal((folder / META_FILE).read_bytes(), sealed_key="records")
         self.folder = folder
         self.cache_key = folder.name  # depends on the files and the settings of tokenization
         self.records = {name: FileRecord(*record) for name, record in meta.get("records", {}).items()}

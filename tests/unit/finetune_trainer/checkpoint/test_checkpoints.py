@@ -3,15 +3,18 @@
 import errno
 import os
 import shutil
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
+from finetune_trainer.atomic_files import write_json
 from finetune_trainer.checkpoint.checkpoints import Checkpoints, WriteFiles
-from finetune_trainer.checkpoint.manifest import parse_checkpoint_step, read_manifest, write_manifest
+from finetune_trainer.checkpoint.manifest import MANIFEST, parse_checkpoint_step, read_manifest
 from finetune_trainer.checkpoint.output_folder import OutputFolder
-from finetune_trainer.errors import CheckpointCorrupt, DiskFull, OutputError
+from finetune_trainer.checksums import seal
+from finetune_trainer.errors import CheckpointCorrupt, DiskFull, OutputError, StorageFault
 from testing.builders.checkpoint import find_newest, write_checkpoint
 from testing.builders.identity import identity
 from testing.fakes.killed import Killed, kill_at
@@ -171,7 +174,7 @@ def test_checkpoints_of_others_neither_count_nor_are_deleted(output: OutputFolde
     copies = [output.checkpoints / name for name in ("step-00000002.bak", "step-00000009", "step-1", "step-00000008")]
     for copy in copies:
         shutil.copytree(output.checkpoints / "step-00000002", copy)
-    write_manifest(copies[3], {**read_manifest(copies[3]).content, "uid": "theirs", "step": 8})
+    write_json(copies[3] / MANIFEST, seal({**read_manifest(copies[3]).content, "uid": "theirs", "step": 8}))
 
     write_checkpoint(Checkpoints(output, keep_last=2), 3)
 
@@ -207,12 +210,20 @@ def test_a_save_that_is_killed_anywhere_loses_no_intact_checkpoint(
     assert point > 8
 
 
-def test_a_job_file_that_disappears_during_training_does_not_end_it(output: OutputFolder) -> None:
-    output.job_file.unlink()
+@pytest.mark.parametrize("step", [0, 1])
+@pytest.mark.parametrize("damage", [Path.unlink, lambda path: path.write_bytes(bytes(186))], ids=["lost", "zeroed"])
+def test_the_next_attempt_rebuilds_a_job_file_that_is_lost_during_training(
+    output: OutputFolder, damage: Callable[[Path], object], step: int
+) -> None:
+    save_checkpoints(output, *range(1, step + 1))
+    (output.checkpoints / "attention.json").touch()
+    damage(output.job_file)
+    with pytest.raises(StorageFault, match=f"{output.root} lost job.json"):
+        save_checkpoints(output, 3)
 
-    save_checkpoints(output, 1)
-    output.job_file.write_bytes(bytes(186))
-    save_checkpoints(OutputFolder(output.root, identity(attempt=1)), 2)
+    next_attempt = OutputFolder(output.root, identity(attempt=1))
+    next_attempt.claim(overwrite=False)
 
+    assert find_newest(Checkpoints(next_attempt, keep_last=1)).step == step
     with pytest.raises(OutputError, match="superseded by attempt 1"):
         save_checkpoints(output, 3)
