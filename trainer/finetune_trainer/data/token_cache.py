@@ -17,7 +17,7 @@ from pathlib import Path, PurePath
 import numpy as np
 
 from finetune_supervisor.contract import parse_json
-from finetune_trainer.atomic_files import fsync_folder, fsync_tree, write_json
+from finetune_trainer.atomic_files import fsync_folder, fsync_tree, remove_path, write_json
 from finetune_trainer.checksums import find_damage, record_file, seal
 from finetune_trainer.data.media_store import MediaStoreWriter
 from finetune_trainer.data.row_filter import RowFilter, RowRules
@@ -32,6 +32,7 @@ _TOKENS_FILE = "tokens.bin"
 _PROGRESS_FILE = "progress.bin"
 MAX_COMPARED_BYTES = 2**30  # larger datasets are compared with their digests in the background
 _POLL_SECONDS = 0.1
+_MAX_UNUSED_SECONDS = 30 * 86_400.0  # a job that runs for longer and loses its entry tokenizes the rows again
 TAKEOVER_SECONDS = 60.0  # time without progress after which a deputy writes; network file systems report sizes late
 
 RenderedRows = Iterable[RenderedRow | TrainerError]
@@ -67,6 +68,7 @@ def load_or_tokenize(  # noqa: PLR0913  each is independent of the others
     A deputy does so if the writer makes no progress, for example because the storage is not shared. Waiting has no
     timeout: if the process that writes fails, the supervisor terminates the waiting processes.
     folder: the entry of the cache. If it cannot be used, it stays for other jobs, and the new one gets a longer name.
+    The writer deletes what is older than _MAX_UNUSED_SECONDS: entries that cannot be used, and files of other writers.
     files: the files of the rows, whose digests are stored with the rows.
     attempt: the first one uses no entry of a release without checksums.
     Raises: DatasetError if a file changes meanwhile, or an error of `render_rows`.
@@ -77,7 +79,6 @@ def load_or_tokenize(  # noqa: PLR0913  each is independent of the others
     if role is CacheRole.WRITER or (role is CacheRole.DEPUTY and not note.exists()):
         entry = _find_or_write(folder, render_rows, files, rules=rules, attempt=attempt, send_heartbeat=send_heartbeat)
         write_json(note, entry.name)
-    send_heartbeat()
     while not note.exists():
         send_heartbeat()
         time.sleep(_POLL_SECONDS)
@@ -98,14 +99,10 @@ def _measure_progress(folder: Path) -> int:
     """Return the bytes that all processes have written for the cache; folders may vanish meanwhile."""
     total = 0
     for name in (_TOKENS_FILE, _PROGRESS_FILE):
-        for file in folder.parent.glob(f"{_build_temporary_prefix(folder)}*/{name}"):
+        for file in folder.parent.glob(f".{folder.name}-*/{name}"):
             with suppress(OSError):
                 total += file.stat().st_size
     return total
-
-
-def _build_temporary_prefix(folder: Path) -> str:
-    return f".{folder.name}-"
 
 
 def _find_or_write(
@@ -118,8 +115,9 @@ def _find_or_write(
     send_heartbeat: Callable[[], None],
 ) -> Path:
     """Return an intact entry, or write one to a temporary folder, which is renamed at the end."""
+    _remove_old(folder.parent.glob(".*"))
     token = secrets.token_hex(8)
-    temporary = folder.with_name(f"{_build_temporary_prefix(folder)}{token}")
+    temporary = folder.with_name(f".{folder.name}-{token}")
     temporary.mkdir(parents=True)
     try:
         with (temporary / _PROGRESS_FILE).open("wb", buffering=0) as progress:
@@ -176,7 +174,15 @@ def _find_intact_entry(
         if problem is None:
             return entry
         print(f"token cache: {entry} is not used, because {problem}", flush=True)
+        _remove_old([entry])
     return None
+
+
+def _remove_old(paths: Iterable[Path]) -> None:
+    for path in paths:
+        with suppress(OSError):  # another job may delete it as well
+            if time.time() - path.stat().st_mtime > _MAX_UNUSED_SECONDS:
+                remove_path(path)
 
 
 def start_source_check(datasets: Iterable[TokenDataset]) -> Future[None]:

@@ -158,7 +158,7 @@ def test_a_deputy_waits_as_long_as_the_writer_makes_progress(tmp_path: Path, mon
                 return
             time.sleep(0.01)
 
-    monkeypatch.setattr(token_cache, "time", SimpleNamespace(monotonic=lambda: clock[0], sleep=sleep))
+    monkeypatch.setattr(token_cache, "time", SimpleNamespace(monotonic=lambda: clock[0], sleep=sleep, time=time.time))
     options = {**WRITER_OPTIONS, "role": CacheRole.DEPUTY, "send_heartbeat": lambda: heartbeats.append(None)}
 
     data = load_or_tokenize(folder, fail_if_called, **options)
@@ -291,6 +291,23 @@ def test_a_damaged_entry_is_rewritten_and_kept_for_jobs_that_use_it(
     assert damaged.exists()
     assert f"token cache: {damaged} is not used, because" in capsys.readouterr().out
     assert load_or_tokenize(tmp_path / "key", fail_if_called, **WRITER_OPTIONS).folder == data.folder
+
+
+def test_old_files_that_no_job_uses_are_deleted(tmp_path: Path) -> None:
+    """Notes of attempts, folders of killed writers, and entries that cannot be used; newer ones stay."""
+    old = load_tokens(tmp_path / "key").folder
+    (tmp_path / ".other-killed").mkdir()
+    (tmp_path / ".other-killed" / "tokens.bin").touch()
+    (old / "tokens.bin").unlink()
+    for path in tmp_path.iterdir():
+        os.utime(path, (0, 0))
+    damaged = load_tokens(tmp_path / "key").folder
+    (damaged / "tokens.bin").unlink()
+
+    data = load_or_tokenize(tmp_path / "key", lambda: [(SAMPLES[0],)], job_uid="next", **WRITER_OPTIONS)
+
+    assert set(tmp_path.glob("[!.]*")) == {damaged, data.folder}
+    assert {path.name for path in tmp_path.glob(".*")} == {".key--0.json", ".key-next-0.json"}
 
 
 def write_unsealed_entry(folder: Path, file: Path) -> Path:
