@@ -235,7 +235,12 @@ def report_degradations(
 
 def report_integrity(inputs: TrainerInputs, resume_point: ResumePoint) -> None:
     """Report damaged checkpoints, and what releases without checksums wrote; this does not end a job."""
-    is_verified = {"the checkpoint": resume_point.is_verified, "the token cache": inputs.data.train.content_digest}
+    data = inputs.data
+    is_verified = {
+        "the checkpoint": resume_point.is_verified,
+        "the cached training rows": data.train.content_digest,
+        "the cached evaluation rows": data.eval is None or data.eval.content_digest,
+    }
     unverified = " and ".join(name for name in is_verified if not is_verified[name])
     text = unverified and f"a release without checksums wrote {unverified}, so that damage is not detected"
     found = {"CheckpointSkipped": "; ".join(resume_point.skipped), "Unverified": text}
