@@ -51,8 +51,11 @@ def test_the_program_does_not_wait_for_a_blocked_volume(tmp_path: Path, monkeypa
     os.close(os.open(tmp_path / "node-0.log", os.O_RDONLY | os.O_NONBLOCK))  # let the thread end
 
 
-def test_the_problem_of_a_log_is_a_state_and_one_line(capsysbinary: pytest.CaptureFixture[bytes]) -> None:
-    output = ProcessOutput(Path("/dev/full"))
+def test_the_problem_of_a_log_is_a_state_and_one_line(
+    capsysbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(node_log, "open_below", lambda *_: os.open("/dev/full", os.O_WRONLY))
+    output = ProcessOutput(tmp_path / "node-0.log")
 
     output.write(b"line\n")
     output.finish(lambda: None, seconds=10.0)

@@ -107,5 +107,6 @@ def test_the_trainer_unpickles_only_weights() -> None:
         if isinstance(node, ast.Call) and ast.unparse(node.func) in ("torch.load", "pickle.load", "pickle.loads")
     ]
 
-    assert len(calls) == 2
-    assert [call for call in calls if not call.endswith("weights_only=True)")] == []
+    assert len(calls) == 4
+    own = "pickle.loads(pickle.dumps(error))"  # whether an error can be sent to another process
+    assert [call for call in calls if call != own and not call.endswith("weights_only=True)")] == []
