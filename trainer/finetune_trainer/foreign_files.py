@@ -14,7 +14,7 @@ from typing import BinaryIO
 from huggingface_hub import constants
 
 from finetune_supervisor import contract
-from finetune_supervisor.failures.redact import list_secret_mounts
+from finetune_supervisor.failures.redact import list_mounts
 from finetune_trainer.errors import ModelError, first_line
 
 _SYSTEM_FOLDERS = tuple(map(Path, ("/proc", "/sys", "/dev", "/run/secrets", "/var/run/secrets")))
@@ -97,7 +97,7 @@ def _get_config() -> str:
 
 @lru_cache(maxsize=1)
 def _list_forbidden_folders(config: str) -> tuple[Path, ...]:
-    return tuple(folder.resolve() for folder in (*_SYSTEM_FOLDERS, *list_secret_mounts({contract.CONFIG: config})))
+    return tuple(folder.resolve() for folder in (*_SYSTEM_FOLDERS, *list_mounts({contract.CONFIG: config}, of_secrets=True)))
 
 
 @lru_cache(maxsize=1)

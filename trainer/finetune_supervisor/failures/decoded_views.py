@@ -12,7 +12,6 @@ from functools import partial
 from typing import NamedTuple
 
 _Encoding = tuple[re.Pattern[bytes], Callable[[re.Match[bytes]], bytes]]
-_SIMPLE_ESCAPES = {b"n": b"\n", b"t": b"\t", b"r": b"\r", b"b": b"\b", b"f": b"\f", b"a": b"\a", b"v": b"\v"}
 
 
 class View(NamedTuple):
@@ -21,14 +20,18 @@ class View(NamedTuple):
     data: bytes
     starts: array[int]
 
+    def find_characters(self, start: int, end: int) -> tuple[int, int]:
+        """Return the range of characters that encode a range of bytes, which is not empty."""
+        last = end
+        while self.starts[last] == self.starts[end - 1]:
+            last += 1
+        return self.starts[start], self.starts[last]
 
-def list_views(text: str, offset: int) -> Iterator[View]:
-    """Yield the text as UTF-8, and the views with nested escapes, base64 and hex decoded.
 
-    offset: position of the first character.
-    """
-    starts = [position for position, character in enumerate(text, offset) for _ in _encode(character)]
-    plain = View(_encode(text), array("I", [*starts, offset + len(text)]))
+def list_views(text: str) -> Iterator[View]:
+    """Yield the text as UTF-8, and the views with nested escapes, base64 and hex decoded."""
+    starts = [position for position, character in enumerate(text) for _ in _encode(character)]
+    plain = View(_encode(text), array("I", [*starts, len(text)]))
     outer = [plain, *_decode_each([plain], _ESCAPES)]
     nested = _decode_each(outer[1:], _ESCAPES)
     packed = _decode_each([plain], _PACKED)
@@ -38,7 +41,7 @@ def list_views(text: str, offset: int) -> Iterator[View]:
 
 def unescape(data: bytes) -> Iterator[bytes]:
     """Yield the values that escapes of JSON, TOML or a URL in the data stand for, if there are any."""
-    for pattern, decode in (_ESCAPES[0], _ESCAPES[2]):
+    for pattern, decode in _ESCAPES[:2]:
         decoded = pattern.sub(decode, data)
         if decoded != data:
             yield decoded
@@ -65,27 +68,23 @@ def _encode(text: str) -> bytes:
     return text.encode("utf-8", "surrogatepass")
 
 
-def _decode_backslash(match: re.Match[bytes], *, in_bytes: bool = False) -> bytes:
-    """Decode an escape of JSON, Python or a shell; \\x stands for a byte in the repr of bytes, or for a character."""
-    escape, kind = match[0], match[0][1:2]
-    if kind in (b"u", b"U", b"x") and len(escape) > 2:
-        if kind == b"x" and in_bytes:
-            return bytes.fromhex(escape[2:].decode())
-        text = codecs.decode(escape, "unicode_escape")
-        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace").encode()
-    if b"0" <= kind <= b"7":
-        return bytes([int(escape[1:], 8) & 0xFF])
-    return _SIMPLE_ESCAPES.get(kind, kind)
+def _decode_backslash(match: re.Match[bytes]) -> bytes:
+    """Decode an escape of JSON, Python or a shell; \\x and octal numbers stand for bytes."""
+    if not match[0][1:2].isalnum():
+        return match[0][1:]
+    text = codecs.decode(match[0], "unicode_escape")
+    if match[0][1:2] not in b"uU":
+        return text.encode("latin-1")
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace").encode()
 
 
-def _unescape_html(escape: bytes) -> bytes:
-    return _encode(html.unescape(escape.decode()))
+def _decode_html(match: re.Match[bytes]) -> bytes:
+    return _encode(html.unescape(match[0].decode()))
 
 
 def _decode_base64(match: re.Match[bytes], skip: int) -> bytes:
-    run = match[0][skip:]
-    run = run[: len(run) - (len(run) % 4 == 1)].translate(bytes.maketrans(b"-_", b"+/"))
-    return binascii.a2b_base64(run + b"=" * (-len(run) % 4))
+    run = match[0][skip:].translate(bytes.maketrans(b"-_", b"+/"))
+    return binascii.a2b_base64(run[: len(run) - (len(run) % 4 == 1)] + b"==")
 
 
 def _decode_hex(match: re.Match[bytes], skip: int) -> bytes:
@@ -94,17 +93,14 @@ def _decode_hex(match: re.Match[bytes], skip: int) -> bytes:
 
 _BACKSLASH = re.compile(
     rb"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U000[0-9a-fA-F]{5}|x[0-9a-fA-F]{2}"
-    rb"|[0-7]{1,3}|[^\n])"
+    rb"|[0-3]?[0-7]{1,2}|[abfnrtv]|[^\w\n])"
 )
 _ESCAPES: tuple[_Encoding, ...] = (
     (_BACKSLASH, _decode_backslash),
-    (_BACKSLASH, partial(_decode_backslash, in_bytes=True)),
     (re.compile(rb"%[0-9A-Fa-f]{2}"), partial(_decode_hex, skip=1)),
     (re.compile(rb"\+"), lambda _: b" "),  # in forms
-    (re.compile(rb"&(?:#\d{1,7}|#[xX][0-9A-Fa-f]{1,6}|[A-Za-z]{2,8});"), lambda match: _unescape_html(match[0])),
+    (re.compile(rb"&(?:#\d{1,7}|#[xX][0-9A-Fa-f]{1,6}|[A-Za-z]{2,8});"), _decode_html),
     (re.compile(rb"'\"'\"'|'\\''"), lambda _: b"'"),  # a quote in a quoted word of a shell
-    # line breaks that most tools insert into base64
-    (re.compile(rb"(?<=[A-Za-z0-9+/]{60})(?:\r?\n|\\n)(?=[A-Za-z0-9+/])"), lambda _: b""),
 )
 # base64, base64url and hex of a part of a longer value, which is replaced as a whole
 _PACKED: tuple[_Encoding, ...] = (

@@ -11,8 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields, is_dataclass, replace
-from itertools import groupby
-from operator import itemgetter
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,7 +19,7 @@ from finetune_supervisor import contract
 from finetune_supervisor.contract import CONFIG, HIDDEN_ENV
 from finetune_supervisor.error_patterns import PATTERNS
 from finetune_supervisor.error_text import find_category
-from finetune_supervisor.failures.secret_search import MIN_WHOLE_LENGTH, TooMuchWorkError, find_secret_characters
+from finetune_supervisor.failures.secret_search import MIN_WHOLE_BYTES, find_secret_characters
 from finetune_supervisor.messages import Degradation, TerminationMessage
 
 REPLACEMENT = "***"
@@ -28,7 +27,7 @@ WITHHELD = "withheld, because it cannot be checked for secrets; see the log of t
 UNREAD = ""  # value of a secret that is larger than a Secret of Kubernetes; no free text is published then
 _MAX_FILE_BYTES, _MAX_TOTAL_BYTES = 2**20, 33 * 2**20  # 32 volumes with Secrets of at most 1 MiB, and variables
 _MAX_TEXT_CHARACTERS = 8192
-_MAX_CACHED_TEXTS = 256
+_MAX_CACHED_MESSAGES = 16
 _REDACTED_CLASS = "RedactedError"  # class of an exception whose name contains a secret
 SECRET_NAMES = re.compile(r"(^|_)(TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|ACCESS_?KEY|CREDENTIALS?)(_|$)", re.IGNORECASE)
 _SECRET_FORMATS = re.compile(
@@ -38,6 +37,8 @@ _SECRET_FORMATS = re.compile(
     r"|(?<=://)[^\s/:@]*:[^\s/@]+(?=@)"  # user and password of a URL
     r"|(?<=Bearer )[A-Za-z0-9._~+/-]{8,}=*",
 )
+# A file of data or code with its line, which is kept, so that the verdict names it whatever the secrets are.
+_PLACE = re.compile(r"[\w.-]{1,100}\.(?:jsonl?|csv|parquet|py)(?:\",)? (?:line|row) \d+")
 # Words of the protocol, which are never replaced, so that a secret cannot change a verdict.
 _PROTOCOL_WORDS = frozenset(
     value for name, value in vars(contract).items() if name.isupper() and isinstance(value, str)
@@ -56,18 +57,18 @@ def find_secrets(env: Mapping[str, str]) -> tuple[str, ...]:
 
     Bytes that are not UTF-8 are surrogate escapes. With more than Kubernetes allows, the only value is UNREAD.
     """
-    files = [content for mount in list_secret_mounts(env) for content in _read_files(mount)]
+    files = [content for mount in list_mounts(env, of_secrets=True) for content in _read_files(mount)]
     if max(map(len, files), default=0) > _MAX_FILE_BYTES or sum(map(len, files)) > _MAX_TOTAL_BYTES:
         return (UNREAD,)
     values = (*(os.fsencode(env[name]) for name in list_secret_variables(env)), *map(bytes.strip, files))
-    return tuple(os.fsdecode(value) for value in dict.fromkeys(values) if len(value) >= MIN_WHOLE_LENGTH)
+    return tuple(os.fsdecode(value) for value in dict.fromkeys(values) if len(value) >= MIN_WHOLE_BYTES)
 
 
-def list_secret_mounts(env: Mapping[str, str]) -> tuple[Path, ...]:
-    """Return the paths at which Secrets of the job's spec are mounted."""
+def list_mounts(env: Mapping[str, str], *, of_secrets: bool) -> tuple[Path, ...]:
+    """Return the paths at which the Secrets of the job's spec, or its other volumes, are mounted."""
     try:
         volumes = json.loads(Path(env.get(CONFIG, "")).read_text(encoding="utf-8")).get("volumes") or []
-        return tuple(Path(volume["mountPath"]) for volume in volumes if volume.get("secret") is not None)
+        return tuple(Path(each["mountPath"]) for each in volumes if (each.get("secret") is not None) == of_secrets)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):  # the trainer reports an unreadable spec
         return ()
 
@@ -85,49 +86,50 @@ def _read_files(mount: Path) -> Iterator[bytes]:
 
 
 def redact(text: str, secrets: Sequence[str]) -> str:
-    """Replace the secrets, and all strings in the format of a known token, with `***` (decisions/213).
-
-    Secrets are found in all encodings that security.md lists, also if the text was cut within one. Of a long text,
-    the beginning and the end are kept.
-    """
+    """Redact one text, as `redact_texts` does."""
     return redact_texts((text,), secrets)[0]
 
 
 def redact_texts(texts: Sequence[str], secrets: Sequence[str]) -> list[str]:
-    """Redact several texts at once, so that each secret is read only once."""
+    """Replace the secrets, and all strings in the format of a known token, with `***` (decisions/213).
+
+    Secrets are found in all encodings that security.md lists, also if a text was cut within one. Of a long text, the
+    beginning and the end are kept. A file with its line is kept, unless the name of the file contains a whole secret.
+    """
+    if UNREAD in secrets:
+        return [": ".join((*_PLACE.findall(text)[-1:], WITHHELD)) if text else "" for text in texts]
     half = _MAX_TEXT_CHARACTERS // 2
     shown = [text if len(text) <= 2 * half else f"{text[:half]} [...] {text[-half:]}" for text in texts]
-    try:
-        masks = find_secret_characters(shown, [*map(os.fsencode, secrets)])
-    except TooMuchWorkError:
-        return [WITHHELD if text else "" for text in texts]
-    return [_SECRET_FORMATS.sub(REPLACEMENT, _replace(text, mask)) for text, mask in zip(shown, masks)]  # noqa: B905
+    masks = find_secret_characters(shown, [*map(os.fsencode, secrets)])
+    return [_SECRET_FORMATS.sub(REPLACEMENT, _replace(*each, secrets)) for each in zip(shown, masks)]  # noqa: B905
 
 
-def _replace(text: str, mask: bytearray) -> str:
+def _replace(text: str, mask: bytearray, secrets: Sequence[str]) -> str:
     """Replace each range of characters whose mask is 1."""
-    groups = groupby(zip(text, mask), key=itemgetter(1))  # noqa: B905 (Python 3.9)
-    return "".join(REPLACEMENT if hidden else "".join(character for character, _ in group) for hidden, group in groups)
+    for place in _PLACE.finditer(text):
+        if not any(secret in place[0] for secret in secrets):
+            mask[slice(*place.span())] = bytes(len(place[0]))
+    for match in reversed([*re.finditer(b"\1+", mask)]):
+        text = text[: match.start()] + REPLACEMENT + text[match.end() :]
+    return text
 
 
 class Redactor:
     """Redacts all texts of messages with the secrets of this container, and caches the results."""
 
     def __init__(self, secrets: tuple[str, ...]) -> None:
-        self._secrets = secrets
-        self._redacted: dict[str, str] = {}
+        self._redact_texts = lru_cache(_MAX_CACHED_MESSAGES)(
+            lambda texts: dict(zip(texts, redact_texts(texts, secrets)))  # noqa: B905 (Python 3.9)
+        )
 
     def redact(self, message: T) -> T:
         """Return the dataclass with redacted texts; words of the protocol, such as outcomes, are unchanged.
 
         The category of a termination message is that of the unredacted text, so that secrets do not change the verdict.
         """
-        redacted = self._redacted if len(self._redacted) < _MAX_CACHED_TEXTS else {}
         found: list[str] = []
         _map_texts(message, lambda text: found.append(text) or text)  # type: ignore[func-returns-value]
-        if texts := sorted(frozenset(found) - _PROTOCOL_WORDS - redacted.keys()):
-            redacted = {**redacted, **dict(zip(texts, redact_texts(texts, self._secrets)))}  # noqa: B905 (Python 3.9)
-            self._redacted = redacted  # not changed in place, because several threads call this method
+        redacted = self._redact_texts(tuple(sorted(frozenset(found) - _PROTOCOL_WORDS)))
         result: Any = _map_texts(message, lambda text: redacted.get(text, text))
         if isinstance(message, TerminationMessage) and result != message:
             error_type = message.error_type if message.error_type == result.error_type else _REDACTED_CLASS

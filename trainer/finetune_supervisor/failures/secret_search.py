@@ -3,123 +3,84 @@
 from __future__ import annotations
 
 import re
-import sys
-from array import array
-from bisect import bisect
-from collections.abc import Sequence
-from itertools import accumulate
+from collections.abc import Iterator, Sequence
 
 from finetune_supervisor.failures.decoded_views import list_views, unescape
 
-MIN_WHOLE_LENGTH = 6  # bytes of a variable or file, or of a secret that the border of a text cuts
-_MIN_PART_LENGTH = 8  # bytes of a line, a value or another part of a secret; shorter ones also occur in normal text
-_GRAM_BYTES, _STRIDE = 4, 2  # each part of a secret with at least 5 bytes contains 4 bytes at an even position
+MIN_WHOLE_BYTES = 6  # of a variable or file, or of a secret that the border of a text cuts
+_GRAM_BYTES = 8  # of a line, a value or another part of a secret; shorter ones also occur in normal text
 _BORDER_CHARACTERS = 8  # at a border, an encoded character may be incomplete
-_MAX_STEPS = 10_000_000  # about ten seconds
 _SEPARATORS = b"\"'`=:,;\n\r\t (){}[]<>"
 # words, paths without digits and the beginning of URLs, which normal text contains too
 _COMMON_TEXT = re.compile(rb"(?:[a-z]{2,10}://)?[a-z_.-]*(?:/[a-z_.-]*)*|[A-Za-z_]+|-*[A-Z ]+-*")
-
-
-class TooMuchWorkError(Exception):
-    """The texts resemble the secrets in so many places that the search would take minutes."""
+_Place = tuple[bytearray, int, int]  # mask of a text, and a range of its characters
 
 
 def find_secret_characters(texts: Sequence[str], secrets: Sequence[bytes]) -> list[bytearray]:
-    """Return for each character of each text whether it belongs to a secret, as 0 or 1. Raises: TooMuchWorkError."""
-    if any(not secret for secret in secrets):  # redact.UNREAD
-        raise TooMuchWorkError
-    search = _Search(texts)
-    # longest first, because a found part is not extended by a shorter secret
-    for secret in sorted(secrets, key=len, reverse=True):
-        for form in (secret, *unescape(secret)):
-            search.hide(form)
-    return [search.hidden[start:end] for start, end in zip(search.borders, search.borders[1:])]  # noqa: B905
+    """Return for each character of each text whether it belongs to a secret, as 0 or 1."""
+    forms = {form for secret in secrets for form in (secret, *unescape(secret))}
+    masks = [bytearray(len(text)) for text in texts]
+    views = [(mask, view) for text, mask in zip(texts, masks) for view in list_views(text)]  # noqa: B905 (Python 3.9)
+    marks = _mark_parts([view.data for _, view in views], forms)
+    unclear: dict[tuple[bytes, bytes], list[_Place]] = {}  # by part, and expression for a secret that contains it
+    for (mask, view), marked in zip(views, marks):  # noqa: B905
+        for start, end, is_marked in _list_parts(marked):
+            part = view.data[start:end].strip(_SEPARATORS)
+            if is_marked and part and not _COMMON_TEXT.fullmatch(part):
+                first, last = view.find_characters(start, end)
+                mask[first:last] = b"\1" * (last - first)
+            elif len(part) >= MIN_WHOLE_BYTES:
+                at = view.data.index(part, start)
+                first, last = view.find_characters(at, at + len(part))
+                at_start, at_end = first < _BORDER_CHARACTERS, last > len(mask) - _BORDER_CHARACTERS
+                expression = _build_value_expression(part, is_start_known=not at_start, is_end_known=not at_end)
+                unclear.setdefault((part, expression), []).append((mask, first, last))
+    for (part, expression), places in unclear.items():
+        if any(part in form and re.search(expression, form) for form in forms):
+            for mask, first, last in places:
+                mask[first:last] = b"\1" * (last - first)
+    return masks
 
 
-class _Search:
-    """Index of the parts of 4 bytes in all views of the texts, and the characters that belong to a secret."""
-
-    def __init__(self, texts: Sequence[str]) -> None:
-        self.borders = [0, *accumulate(map(len, texts))]
-        self.hidden = bytearray(self.borders[-1])
-        self._starts = array("I")  # for each byte of the buffer, the first character that encodes it
-        self._view_starts = [0]  # positions in the buffer
-        self._positions: dict[int, list[int]] = {}
-        self._steps = 0
-        buffer = bytearray()
-        for text, offset in zip(texts, self.borders):  # noqa: B905
-            for view in list_views(text, offset) if text else ():
-                for position in range(len(view.data) - _GRAM_BYTES + 1):
-                    gram = int.from_bytes(view.data[position : position + _GRAM_BYTES], sys.byteorder)
-                    self._positions.setdefault(gram, []).append(len(buffer) + position)
-                buffer += view.data + b"\n"
-                self._starts += view.starts
-                self._view_starts.append(len(buffer))
-        self._buffer, self._covered = bytes(buffer), bytearray(len(buffer))
-
-    def hide(self, secret: bytes) -> None:
-        """Mark all characters that encode a part of the secret."""
-        if len(secret) < MIN_WHOLE_LENGTH:
-            return
-        for offset in range(0, _GRAM_BYTES, _STRIDE):
-            grams = memoryview(secret)[offset : len(secret) - (len(secret) - offset) % _GRAM_BYTES].cast("I")
+def _mark_parts(texts: Sequence[bytes], secrets: set[bytes]) -> list[bytearray]:
+    """Return for each byte of each text whether it belongs to a part of 8 bytes of a secret, or to a short secret."""
+    marks, places = [bytearray(len(text)) for text in texts], dict[int, list[tuple[bytearray, int]]]()
+    for text, marked in zip(texts, marks):  # noqa: B905
+        for offset, grams in enumerate(_list_grams(text)):
             for index, gram in enumerate(grams):
-                if gram in self._positions:
-                    self._hide_at(secret, offset + index * _GRAM_BYTES, gram)
-
-    def _hide_at(self, secret: bytes, at: int, gram: int) -> None:
-        buffer, covered, spots = self._buffer, self._covered, self._positions[gram]
-        self._steps += len(spots)
-        spots = self._positions[gram] = [spot for spot in spots if not (covered[spot] and covered[spot + 3])]
-        for spot in spots:
-            view, shift = bisect(self._view_starts, spot), spot - at
-            first_start, last_end = self._view_starts[view - 1] - shift, self._view_starts[view] - 1 - shift
-            start, end = at, at + _GRAM_BYTES
-            while start > max(first_start, 0) and secret[start - 1] == buffer[start - 1 + shift]:
-                start -= 1
-            while end < min(last_end, len(secret)) and secret[end] == buffer[end + shift]:
-                end += 1
-            self._steps += end - start
-            if self._is_secret(secret, start, end, shift):
-                covered[start + shift : end + shift] = b"\1" * (end - start)
-                first, last = self._find_characters(start + shift, end + shift)
-                self.hidden[first:last] = b"\1" * (last - first)
-        if self._steps > _MAX_STEPS:
-            raise TooMuchWorkError
-
-    def _find_characters(self, start: int, end: int) -> tuple[int, int]:
-        """Return the range of characters that encode a range of bytes in the buffer."""
-        last = end
-        while self._starts[last] == self._starts[end - 1]:
-            last += 1
-        return self._starts[start], self._starts[last]
-
-    def _is_secret(self, secret: bytes, start: int, end: int, shift: int) -> bool:
-        """Return whether this part of the secret, which a text contains, is more than normal text."""
-        if end - start == len(secret):
-            return True
-        part = secret[start:end]
-        text = part.strip(_SEPARATORS)
-        if len(part) < MIN_WHOLE_LENGTH or not text:
-            return False
-        begins, ends, is_whole = _find_value_borders(secret, start + part.find(text), len(text))
-        # A text may have been cut within a secret.
-        first, last = self._find_characters(start + shift, end + shift)
-        number = bisect(self.borders, first)
-        is_at_start = first < self.borders[number - 1] + _BORDER_CHARACTERS
-        if (is_at_start and ends) or (last > self.borders[number] - _BORDER_CHARACTERS and begins):
-            return True
-        return len(part) >= _MIN_PART_LENGTH and (is_whole or _COMMON_TEXT.fullmatch(text) is None)
+                places.setdefault(gram, []).append((marked, offset + index * _GRAM_BYTES))
+    for secret in secrets:
+        for grams in _list_grams(secret):
+            for gram in filter(places.__contains__, grams):
+                for marked, position in places.pop(gram):
+                    marked[position : position + _GRAM_BYTES] = b"\1" * _GRAM_BYTES
+        for text, marked in zip(texts, marks) if MIN_WHOLE_BYTES <= len(secret) < _GRAM_BYTES else ():  # noqa: B905
+            for match in re.finditer(re.escape(secret), text):
+                marked[slice(*match.span())] = b"\1" * len(secret)
+    return marks
 
 
-def _find_value_borders(secret: bytes, start: int, length: int) -> tuple[bool, bool, bool]:
-    """Return whether a value or word of the secret begins there, whether it ends there, and whether it is a value.
+def _list_grams(data: bytes) -> Iterator[memoryview]:
+    """Yield the numbers of 8 bytes at all positions of the data, as eight sequences with different offsets."""
+    for offset in range(min(_GRAM_BYTES, len(data) - _GRAM_BYTES + 1)):
+        yield memoryview(data)[offset : len(data) - (len(data) - offset) % _GRAM_BYTES].cast("Q")
 
-    A word between two spaces is no value, and neither is a key of JSON.
+
+def _list_parts(marked: bytearray) -> Iterator[tuple[int, int, bool]]:
+    """Yield the ranges of marked bytes, and the first and last bytes, which may belong to a secret that was cut."""
+    for match in re.finditer(b"\1+", marked):
+        yield (*match.span(), True)
+    for size in range(MIN_WHOLE_BYTES, min(_GRAM_BYTES, len(marked) + 1)):
+        yield from ((0, size, False), (len(marked) - size, len(marked), False))
+
+
+def _build_value_expression(part: bytes, *, is_start_known: bool, is_end_known: bool) -> bytes:
+    """Return an expression for the part as a value in a secret; keys of JSON and words between others are none.
+
+    A side that is not known was cut with the text. If both may be cut, one of them must be that of the value.
     """
-    before, after = secret[max(start - 2, 0) : start], secret[start + length : start + length + 2]
-    begins_value = before[-1:] in (b"", b'"', b"'", b"`", b"=", b":", b"\n", b"\t") or before in (b": ", b"= ")
-    begins = begins_value or before[-1:] == b" "
-    ends = after[:1] in (b"", b'"', b"'", b"`", b",", b";", b"\n", b"\r") and after != b'":'
-    return begins, ends, (begins and ends) or (begins_value and after[:1] == b" ")
+    text = re.escape(part)
+    start, end = rb"(?<![^\"'`=:\n\t ]" + text + rb")", rb"(?![^\"'`,;\n\r])(?!\" ?:)"
+    if not is_start_known and not is_end_known:
+        return text + rb"(?:" + start + rb"|" + end + rb")"
+    return text + start * is_start_known + end * is_end_known

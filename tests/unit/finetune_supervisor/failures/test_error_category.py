@@ -59,6 +59,7 @@ def test_secrets_do_not_change_the_verdict(
 
     assert message not in evidence.message
     assert judge_node(evidence).reason is expected
+    assert ("rows.jsonl line 4" in judge_node(evidence).message) == ("rows.jsonl line 4" in message)
 
 
 def test_the_supervisor_classifies_as_the_operator() -> None:

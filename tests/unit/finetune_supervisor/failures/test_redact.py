@@ -203,6 +203,17 @@ def test_no_text_is_published_beyond_the_bound(tmp_path: Path) -> None:
     assert termination.message.startswith("withheld")
 
 
+@pytest.mark.parametrize("is_read", [True, False])
+def test_a_file_with_its_line_is_kept(is_read: bool) -> None:
+    text = "DatasetError: /data/rows-1.jsonl line 4: expected one JSON object"
+
+    redacted = redact(text, (text if is_read else "",))
+
+    assert "rows-1.jsonl line 4" in redacted
+    assert "expected" not in redacted
+    assert redact("a1b2c3d4.jsonl line 4", ("a1b2c3d4",)) == "***.jsonl line 4"
+
+
 def test_words_that_normal_text_contains_are_kept() -> None:
     secret = json.dumps(
         {"type": "service_account", "private_key_id": "a1b2c3d4", "token_uri": "https://auth.example/x"}

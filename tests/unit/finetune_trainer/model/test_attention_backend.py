@@ -142,6 +142,7 @@ def test_a_damaged_choice_is_not_used(tmp_path: Path) -> None:
     assert choose_fastest_backend(TRIAL, ("fast",), cache_file).name == "fast"
 
 
+@pytest.mark.usefixtures("fake_backends")
 def test_a_stored_name_that_is_no_candidate_is_not_used(tmp_path: Path) -> None:
     cache_file = tmp_path / "attention.json"
     choose_fastest_backend(TRIAL, ("fast",), cache_file)
