@@ -1,8 +1,9 @@
 """Render the summary with which report.html opens: facts, use of the GPU time, and what ended earlier attempts."""
 
+from html import escape
+
 from finetune_trainer.report.attempt_history import AttemptHistory, PastAttempt
 from finetune_trainer.report.run_summary import RunSummary, format_hours, list_parts
-from finetune_trainer.report.xml_text import escape
 from finetune_trainer.units import format_duration
 
 _BAR_WIDTH, _BAR_HEIGHT = 1000, 14  # of the viewBox, which is stretched to the page

@@ -3,8 +3,7 @@
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-
-from finetune_trainer.report.xml_text import escape
+from html import escape
 
 _WIDTH, _HEIGHT = 640, 240
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64, 12, 12, 30
