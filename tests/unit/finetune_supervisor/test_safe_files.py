@@ -1,7 +1,6 @@
 """Tests that nothing below the mount point of the output is written through a link."""
 
 import os
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -15,9 +14,10 @@ from finetune_supervisor.messages import TerminationMessage
 from finetune_supervisor.safe_files import open_below, open_folder
 from finetune_trainer.atomic_files import check_no_links, fsync_tree, translate_disk_errors, write_json
 from finetune_trainer.errors import OutputError
-from finetune_trainer.metrics.trackers import build_trackers
+from finetune_trainer.metrics.trackers import build_tracker
 from finetune_trainer.report.attempt_log import AttemptEntry, AttemptLog
 from testing.builders.nodes import node
+from testing.written_paths import TRIED
 
 
 @pytest.fixture
@@ -31,7 +31,9 @@ def mount(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def write_log(output: Path) -> None:
-    ProcessOutput(output / "logs" / "attempt-0" / "node-0.log").write(b"text")
+    log = ProcessOutput(output / "logs" / "attempt-0" / "node-0.log")
+    log.write(b"text")
+    log.finish(lambda: None, seconds=10.0)
 
 
 def write_final_message(output: Path) -> None:
@@ -46,42 +48,47 @@ def write_job(output: Path) -> None:
     write_json(output / "job.json", {})
 
 
-def write_list(output: Path) -> None:
-    write_json(output.parent / "cache" / "hub" / "list.json", {})
-
-
 def write_tensorboard(output: Path) -> None:
-    build_trackers(("tensorboard",), logs=output / "logs", first_step=0)
+    build_tracker("tensorboard", logs=output / "logs", first_step=0)._SummaryWriter().close()
 
 
-# Paths that the trainer and the supervisor write, relative to the mount point.
-WRITTEN: dict[str, Callable[[Path], None]] = {
-    "job": write_job,
-    "job/job.json": write_job,
-    "job/.tmp-job.json": write_job,
-    "job/logs": write_log,
-    "job/logs/attempt-0": write_log,
-    "job/logs/attempt-0/node-0.log": write_log,
-    "job/logs/attempt-0/node-0.json": write_final_message,
-    "job/logs/attempt-0/attempt.json": write_attempt,
-    "job/logs/attempt-0/.tmp-attempt.json": write_attempt,
-    "job/logs/tensorboard": write_tensorboard,
-    "cache": write_list,
-    "cache/hub": write_list,
-    "cache/hub/.tmp-list.json": write_list,
-    "cache/hub/list.json": write_list,
-}
+def write_success(output: Path) -> None:
+    check_no_links((output / "checkpoints", output / "result"))
+    write_json(output / "result" / "SUCCESS", {}, staging_file=output / "checkpoints" / ".tmp-attempt-0-SUCCESS")
 
 
-@pytest.mark.parametrize("path", WRITTEN)
+def write_in_cache(output: Path) -> None:
+    cache = output.parent / "cache"
+    check_no_links((cache / "huggingface" / "hub", cache / "tokens"))
+    (cache / "huggingface" / "hub").mkdir(parents=True, exist_ok=True)
+    (cache / "huggingface" / "hub" / "CACHEDIR.TAG").write_text("of huggingface_hub")
+    write_json(cache / "hub" / "KEY.json", {})
+    write_json(cache / "tokens" / ".KEY-uid-1-0.json", {})
+
+
+def write_everything(output: Path) -> None:
+    """Write as a job does; a function that reports a link writes nothing."""
+    for write in (
+        write_job,
+        write_log,
+        write_final_message,
+        write_attempt,
+        write_tensorboard,
+        write_success,
+        write_in_cache,
+    ):
+        with suppress(OSError, OutputError):
+            write(output)
+
+
+@pytest.mark.parametrize("path", TRIED)
 @pytest.mark.parametrize("to_folder", [False, True])
 def test_nothing_is_written_through_a_planted_link(mount: Path, path: str, *, to_folder: bool) -> None:
     private = mount.parent / "private"
     (mount / path).parent.mkdir(parents=True, exist_ok=True)
     (mount / path).symlink_to(private if to_folder else private / "key")
 
-    with suppress(OSError):  # some callers report the error
-        WRITTEN[path](mount / "job")
+    write_everything(mount / "job")
 
     assert os.listdir(private) == ["key"]
     assert (private / "key").read_text() == "key"
