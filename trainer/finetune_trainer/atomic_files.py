@@ -104,9 +104,9 @@ def translate_disk_errors(folder: Path) -> Iterator[None]:
         if code is None and is_volume_full(folder):
             code = errno.ENOSPC
         if code in _LINK_FOUND:
-            place = getattr(error, "filename", None) or folder
+            path = getattr(error, "filename", None) or folder
             raise OutputError(
-                f"{place} is a link or a file, but the trainer only writes to folders; move it away"
+                f"{path} is a link or a file, but the trainer only writes to folders; move it away"
             ) from error
         if code is None or code not in (*_NO_SPACE, *_NOT_WRITABLE):
             raise

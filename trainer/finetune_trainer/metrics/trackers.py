@@ -45,7 +45,5 @@ def build_tracker(name: str, *, logs: Path, first_step: int) -> TrainerCallback:
     with open_folder(folder):
         suffix = f".{secrets.token_hex(8)}"  # others know the rest of the name, and could make it a link
     # The first event creates the files; purge_step hides entries of an earlier attempt for steps that are repeated.
-    callback._SummaryWriter = lambda **_: SummaryWriter(
-        str(folder), purge_step=first_step + 1, filename_suffix=suffix
-    )
+    callback._SummaryWriter = lambda **_: SummaryWriter(str(folder), purge_step=first_step + 1, filename_suffix=suffix)
     return callback

@@ -16,6 +16,7 @@ from finetune_api.batch import Batch
 from finetune_api.termination import Termination, parse_termination
 from finetune_api.untrusted_json import parse_untrusted_json
 from finetune_api.v1alpha1.job import TrainerSpec
+from finetune_supervisor.safe_files import open_below
 from finetune_trainer.atomic_files import write_json
 from finetune_trainer.parallel.parallelism import describe_parallelism
 
@@ -148,9 +149,7 @@ def _add_progress(entry: AttemptEntry, messages: Sequence[Termination]) -> Attem
 def _read_bounded(path: Path) -> str | None:
     """Return the text of a small regular file, or None."""
     try:
-        # Do not block on a pipe that somebody else created.
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
-        with open(descriptor, "rb") as file:
+        with open(open_below(path, os.O_RDONLY, create_folder=False), "rb") as file:
             content = file.read(_MAX_FILE_BYTES + 1)
     except OSError:
         return None
