@@ -4,6 +4,7 @@ import os
 import time
 from concurrent.futures import wait
 from dataclasses import replace
+from glob import escape
 from pathlib import Path
 
 from finetune_api.v1alpha1.training import EVAL_LOSS
@@ -67,7 +68,7 @@ def publish_result(
             card = collect_card_content(trainer, model_description, summary, title=title)
             write_model_card(redactor.redact(card), folder, published=output.result)
             write_report(redactor.redact(build_report_data(trainer, summary, title=title, outcome=outcome)), folder)
-        files[:] = [str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()]
+        files[:] = [escape(str(path.relative_to(folder))) for path in folder.rglob("*") if path.is_file()]
 
     def publish() -> None:
         if source_check := trainer.inputs.data.source_check:

@@ -17,7 +17,7 @@ def create_repository(target: PushToHub) -> None:
 
 
 def upload(target: PushToHub, folder: Path, *, title: str, files: Sequence[str]) -> str:
-    """Upload these files of `folder`, if they are new or changed, and return the URL of the result.
+    """Upload these files of `folder` (escaped as for glob) that are new or changed, and return the URL of the result.
 
     Raises: InvalidSpec if the hub rejects the request, HubUnavailable if it is down or unreachable.
     """

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from glob import escape
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -41,7 +40,7 @@ def upload(target: PushToHub, folder: Path, *, title: str, files: Sequence[str])
         commit = HfApi().upload_folder(
             repo_id=target.repo,
             folder_path=folder,
-            allow_patterns=[escape(name) for name in files],
+            allow_patterns=list(files),
             commit_message=f"Result of {title}",
             ignore_patterns=[CARD_FILE] if is_kept else None,
         )

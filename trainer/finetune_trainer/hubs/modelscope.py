@@ -2,9 +2,8 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
-from glob import escape
 from pathlib import Path
+from typing import Any
 
 from modelscope_hub import HubApi
 from modelscope_hub.errors import (
@@ -41,10 +40,9 @@ def upload(target: PushToHub, folder: Path, *, title: str, files: Sequence[str])
     """Upload the folder and return the URL of the repository."""
     with _translate_hub_errors(target):
         api = HubApi()
-        message = f"Result of {title}"
         # Disable the cache, which the client would write into the uploaded folder.
-        upload_files = partial(api.upload_folder, allow_patterns=[escape(name) for name in files], use_cache=False)
-        upload_files(target.repo, "model", folder, commit_message=message, disable_tqdm=True)
+        options: dict[str, Any] = {"allow_patterns": list(files), "use_cache": False, "disable_tqdm": True}
+        api.upload_folder(target.repo, "model", folder, commit_message=f"Result of {title}", **options)
         return f"{api.legacy.endpoint}/models/{target.repo}"
 
 
