@@ -44,6 +44,7 @@ _BLOCKED_STATES = {
 }
 _ENDED_STATES = ("Z", "")
 _LAUNCHER_REPORT_SECONDS = 10.0  # time in which a launcher notices and reports that a rank has ended
+ReadActivity = Callable[[int], "tuple[int, float] | None"]
 STOPPED_OR_DEAD_STATES = frozenset(_BLOCKED_STATES) - {"D"}  # states in which a process cannot continue
 
 
@@ -65,12 +66,7 @@ class HangDetector:
     """
 
     def __init__(
-        self,
-        *,
-        limit_seconds: float,
-        now: float,
-        is_stopped: Callable[[int], bool],
-        read_activity: Callable[[int], tuple[int, float] | None],
+        self, *, limit_seconds: float, now: float, is_stopped: Callable[[int], bool], read_activity: ReadActivity
     ) -> None:
         self._limit = limit_seconds
         self._is_stopped = is_stopped

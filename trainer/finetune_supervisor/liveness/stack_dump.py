@@ -90,18 +90,15 @@ def is_stopped_or_dead(pid: int) -> bool:
 
 
 def read_activity(pid: int, proc_folder: Path = Path("/proc")) -> tuple[int, float] | None:
-    """Return the bytes that a process has read and written, also in mapped files, and its seconds of CPU time.
-
-    Return None if they are unknown.
-    """
+    """Return the bytes that a process has read and written, also in mapped files, and its CPU seconds, if known."""
     try:
-        lines = (proc_folder / str(pid) / "io").read_text(encoding="utf-8").splitlines()
-        stat = (proc_folder / str(pid) / "stat").read_text(encoding="utf-8", errors="replace")
+        counters = dict(line.split(b": ") for line in (proc_folder / str(pid) / "io").read_bytes().splitlines())
+        stat = (proc_folder / str(pid) / "stat").read_bytes()
     except OSError:
         return None
-    fields = [*map(int, stat.rpartition(")")[2].split()[9:13])]  # major faults, those of children, user and system time
-    transferred = sum(int(line.split()[1]) for line in lines if not line.startswith(("sysc", "cancelled")))
-    return transferred + 4096 * fields[0], (fields[2] + fields[3]) / os.sysconf("SC_CLK_TCK")
+    faults, _, user_ticks, system_ticks = map(int, stat.rpartition(b")")[2].split()[9:13])  # faults that read files
+    transferred = sum(int(counters[name]) for name in (b"rchar", b"wchar", b"read_bytes", b"write_bytes"))
+    return transferred + 4096 * faults, (user_ticks + system_ticks) / os.sysconf("SC_CLK_TCK")
 
 
 def read_kernel_function(pid: int, proc_folder: Path = Path("/proc")) -> str:

@@ -48,10 +48,7 @@ class ConversationTemplate:
         return cls(tokenizer, subject, conversation.tools, merged, as_content_parts)
 
     def render(self, turns: Sequence[Turn], **options: Any) -> Any:
-        """Render the turns with the chat template.
-
-        Raises: ChatTemplateError with the origin of the row; ModelError if the template does not end.
-        """
+        """Render the turns. Raises: ChatTemplateError with the origin of the row, or ModelError if it is too slow."""
         try:
             return self._apply(turns, **options)
         except _TEMPLATE_ERRORS as error:
