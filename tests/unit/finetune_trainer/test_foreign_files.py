@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from huggingface_hub import snapshot_download
+from huggingface_hub.utils._shared_blobs import publish_blob_to_shared_store
 
 from finetune_api.v1alpha1.model_source import ModelSource
 from finetune_trainer.data_sources.readers import read_rows
@@ -13,9 +15,11 @@ from finetune_trainer.errors import DatasetError, ModelError
 from finetune_trainer.foreign_files import ForbiddenFile, copy_model_files, open_data_file, open_foreign
 from finetune_trainer.model.load import describe_model
 from finetune_trainer.model.save import save_tokenizer_and_processors
+from testing.fakes.hub import FakeModel, serve_hub, set_endpoint
 from testing.models import tiny_text
 
 CPU = torch.device("cpu")
+COMMIT = "1" * 40
 
 
 @pytest.fixture
@@ -58,21 +62,24 @@ def test_a_model_is_saved_without_files_that_were_replaced_after_it_was_read(fol
     assert not (tmp_path / "result" / "chat_template.json").exists()
 
 
-@pytest.mark.parametrize("with_shared_blobs", [False, True])
-def test_the_links_of_the_hub_cache_are_followed(folder: Path, tmp_path: Path, with_shared_blobs: bool) -> None:
-    repository = tmp_path / "hub" / "models--acme--tiny"
-    snapshot = repository / "snapshots" / ("0" * 40)
-    for path in (snapshot, repository / "blobs", tmp_path / "hub" / "blobs" / "aa"):
-        path.mkdir(parents=True)
-    for file in folder.iterdir():
-        blob = repository / "blobs" / file.name
-        if with_shared_blobs:
-            file.rename(tmp_path / "hub" / "blobs" / "aa" / file.name)
-            blob.symlink_to(f"../../blobs/aa/{file.name}")
-        else:
-            file.rename(blob)
-        (snapshot / file.name).symlink_to(f"../../blobs/{file.name}")
+@pytest.mark.parametrize("with_xet", [False, True])
+def test_the_links_of_the_hub_cache_are_followed(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, with_xet: bool
+) -> None:
+    cache = tmp_path / "hub"
+    with serve_hub() as hub:
+        hub.models["acme/tiny"] = FakeModel()
+        hub.models["acme/tiny"].push(COMMIT, folder)
+        set_endpoint(monkeypatch, hub.address)
+        snapshot = Path(snapshot_download("acme/tiny", revision=COMMIT, cache_dir=cache))
+    for blob in (cache / "models--acme--tiny" / "blobs").iterdir() if with_xet else ():  # as after a download by xet
+        size = blob.stat().st_size
+        assert publish_blob_to_shared_store(
+            blob_path=str(blob), xet_hash=blob.name, cache_dir=cache, expected_size=size
+        )
+        assert blob.is_symlink()
 
+    assert (snapshot / "config.json").is_symlink()
     assert describe_model(ModelSource(name=str(snapshot)), CPU).tokenizer("a")
     (snapshot / "chat_template.jinja").unlink(missing_ok=True)
     (snapshot / "chat_template.jinja").symlink_to(tmp_path / "other.jinja")
@@ -97,8 +104,8 @@ def test_files_that_are_not_read_are_neither_checked_nor_copied(folder: Path) ->
     (folder / "README.md").symlink_to("/proc/self/environ")
     (folder / ".git").mkdir()
 
-    with copy_model_files(folder, "model") as copy:
-        assert sorted(os.listdir(copy)) == sorted({path.name for path in folder.iterdir()} - {"README.md", ".git"})
+    copy = copy_model_files(folder, "model")
+    assert sorted(os.listdir(copy)) == sorted({path.name for path in folder.iterdir()} - {"README.md", ".git"})
 
 
 @pytest.fixture

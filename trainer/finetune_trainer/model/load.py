@@ -5,7 +5,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from pickle import UnpicklingError
-from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
 import torch
@@ -60,16 +59,11 @@ class ModelDescription:
     config: PretrainedConfig
     tokenizer: PreTrainedTokenizerBase
     dtype: torch.dtype  # dtype of the published result; training may use float32
+    local: ModelSource  # name and revision from which files are loaded: a checked copy in the pod, or the Hub
     vision: VisionProcessor | None = None  # None for text models, and for the text part of others
     frozen_modules: tuple[str, ...] = ()  # modules that text does not reach (spec.model.textOnly)
     attention: str = SDPA  # name of the attention implementation
     revision: str | None = None  # branch, tag or commit on the Hub; in training the commit, None for a path
-    files: "TemporaryDirectory[str] | None" = None  # checked copy of its files; None to load them from the Hub
-
-    @property
-    def location(self) -> tuple[str, str | None]:
-        """Name or folder from which files are loaded, and their revision."""
-        return (self.files.name, None) if self.files else (self.name, self.revision)
 
     @property
     def attention_option(self) -> str | dict[str, str]:
@@ -94,15 +88,17 @@ def describe_model(source: ModelSource, device: torch.device, *, is_downloaded: 
         folder = load_or_raise(
             source, lambda: snapshot_download(source.name, revision=source.revision, local_files_only=True)
         )
-    files = copy_model_files(Path(folder), f'spec.model.name: model "{source.name}"') if folder else None
-    local = source.model_copy(update={"name": files.name, "revision": None}) if files else source
+    local = source
+    if folder:
+        files = copy_model_files(Path(folder), f'spec.model.name: model "{source.name}"')
+        local = source.model_copy(update={"name": files, "revision": None})
     config = read_config(source, local)
     tokenizer = load_or_raise(source, lambda: AutoTokenizer.from_pretrained(local.name, revision=local.revision))
     vision = load_or_raise(source, lambda: build_vision_processor(source, config, tokenizer, local))
     frozen_modules = find_frozen_modules(source, config)
     dtype = choose_dtype(source, config, device)
     return ModelDescription(
-        source.name, config, tokenizer, dtype, vision, frozen_modules, revision=source.revision, files=files
+        source.name, config, tokenizer, dtype, local, vision, frozen_modules, revision=source.revision
     )
 
 
@@ -112,7 +108,13 @@ def read_config(source: ModelSource, local: ModelSource | None = None) -> Pretra
     local: source with the name and revision from which files are loaded, by default those of `source`.
     """
     _check_path(source)
-    config = load_or_raise(source, lambda: _load_config(source, local or source))
+    location = local or source
+    if local is None or is_path(local.name):  # otherwise, a program that reads from the Hub has checked it before
+        content, _ = load_or_raise(
+            source, lambda: PretrainedConfig.get_config_dict(location.name, revision=location.revision)
+        )
+        check_sizes(content)
+    config = load_or_raise(source, lambda: _load_config(source, location))
     check_towers(source, config)
     return config
 
@@ -132,8 +134,6 @@ def _check_path(source: ModelSource) -> None:
 
 
 def _load_config(source: ModelSource, local: ModelSource) -> PretrainedConfig:
-    if is_path(local.name):
-        check_sizes(PretrainedConfig.get_config_dict(local.name)[0])
     try:
         config = AutoConfig.from_pretrained(local.name, revision=local.revision, trust_remote_code=False)
         # A name in the file may be that of a repository with kernels, which transformers would run.
@@ -220,12 +220,12 @@ def _read_weights(
         options["quantization_config"] = build_nf4_config(
             model_description.dtype, family, unquantized_modules=model_description.frozen_modules
         )
-    name, revision = model_description.location
+    local = model_description.local
     model: torch.nn.Module = load_or_raise(
         model_description,
         lambda: auto_class.from_pretrained(
-            name,
-            revision=revision,
+            local.name,
+            revision=local.revision,
             config=model_description.config,
             dtype=dtype,
             attn_implementation=model_description.attention_option,
