@@ -18,7 +18,6 @@ from typing import Any, TypeVar
 from finetune_supervisor import contract
 from finetune_supervisor.contract import CONFIG, HIDDEN_ENV
 from finetune_supervisor.error_patterns import PATTERNS
-from finetune_supervisor.error_text import find_category
 from finetune_supervisor.failures.secret_search import MIN_WHOLE_BYTES, find_secret_characters
 from finetune_supervisor.messages import Degradation, TerminationMessage
 
@@ -123,18 +122,13 @@ class Redactor:
         )
 
     def redact(self, message: T) -> T:
-        """Return the dataclass with redacted texts; words of the protocol, such as outcomes, are unchanged.
-
-        The category of a termination message is that of the unredacted text, so that secrets do not change the verdict.
-        """
+        """Return the dataclass with redacted texts; words of the protocol, such as outcomes, are unchanged."""
         found: list[str] = []
         _map_texts(message, lambda text: found.append(text) or text)  # type: ignore[func-returns-value]
         redacted = self._redact_texts(tuple(sorted(frozenset(found) - _PROTOCOL_WORDS)))
         result: Any = _map_texts(message, lambda text: redacted.get(text, text))
-        if isinstance(message, TerminationMessage) and result != message:
-            error_type = message.error_type if message.error_type == result.error_type else _REDACTED_CLASS
-            category = find_category(message.error_type, message.message)
-            result = replace(result, error_type=error_type, category=category)
+        if isinstance(message, TerminationMessage) and result.error_type != message.error_type:
+            result = replace(result, error_type=_REDACTED_CLASS)
         return result  # type: ignore[no-any-return]
 
 
