@@ -123,7 +123,7 @@ def test_a_folder_that_is_a_link_is_named_before_training(mount: Path) -> None:
     (mount / "job" / "logs").symlink_to(mount.parent / "private")
 
     check_no_links((mount / "job", mount / "missing" / "folder"))
-    with pytest.raises(OutputError, match=r"job/logs is a link or a file.*remove it"):
+    with pytest.raises(OutputError, match=r"job/logs is a link or a file.*move it away"):
         check_no_links((mount / "job" / "logs" / "attempt-0",))
 
 
