@@ -7,6 +7,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from io import BytesIO
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -221,6 +222,7 @@ def test_a_storage_fault_in_a_decoding_thread_is_no_bad_video(
 ) -> None:
     """The threads of ffmpeg report errors by their number."""
     monkeypatch.setattr(av, "open", lambda *_, **__: av.error.err_check(-number))
+    monkeypatch.setattr(video_frames, "open_data_file", lambda _: BytesIO())
 
     def decode() -> None:
         video = MediaItem(path="a.mp4", modality=Modality.VIDEO)
@@ -230,6 +232,37 @@ def test_a_storage_fault_in_a_decoding_thread_is_no_bad_video(
     *verdict, message = find_verdict(decode, tmp_path / "ffmpeg")
     assert verdict == ["StorageFault", "StorageFault", "Restart"]
     assert "rows.jsonl line 4: video a.mp4 cannot be read: " in message
+
+
+class FailingFile(BytesIO):
+    """A video file whose content cannot be read; the threads of ffmpeg pass the error to the caller of av.open."""
+
+    def __init__(self, fail: Callable[[], None]) -> None:
+        super().__init__()
+        self._fail = fail
+
+    def read(self, _size: int | None = -1) -> bytes:
+        self._fail()
+        raise AssertionError
+
+
+@pytest.mark.parametrize("name", ERRORS)
+def test_an_error_while_a_video_is_decoded_keeps_its_identity(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The error is translated where images and videos are read, as in the main thread."""
+    monkeypatch.setattr(video_frames, "open_data_file", lambda _: FailingFile(ERRORS[name]))
+    video = MediaItem(path="a.mp4", modality=Modality.VIDEO)
+
+    def read() -> None:
+        with _translate_media_errors("rows.jsonl line 4", video):
+            ERRORS[name]()
+
+    def decode() -> None:
+        with _translate_media_errors("rows.jsonl line 4", video), video_frames._open_video(video):
+            pass
+
+    assert find_verdict(decode, tmp_path / "decoding") == find_verdict(read, tmp_path / "main")
 
 
 @pytest.mark.parametrize(
