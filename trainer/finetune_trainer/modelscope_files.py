@@ -24,8 +24,8 @@ from requests import RequestException
 
 from finetune_api.v1alpha1.name_types import COMMIT_PATTERN, HUB_ID_PATTERN
 from finetune_trainer.atomic_files import translate_disk_errors, write_json
-from finetune_trainer.errors import HubUnavailable, first_line
-from finetune_trainer.storage_faults import is_storage_fault, to_storage_fault
+from finetune_trainer.errors import HubUnavailable, StorageFault, first_line
+from finetune_trainer.storage_faults import is_storage_fault
 
 MAIN_BRANCH = "master"
 _NOT_READABLE = (AuthenticationError, PermissionDeniedError, NotExistError)
@@ -98,7 +98,6 @@ class ModelScopeRepository:
                 raise
             return known_snapshot
         with translate_disk_errors(self.cache):
-            self.cache.mkdir(parents=True, exist_ok=True)
             write_json(self._get_list_file(revision), asdict(snapshot))
             if _read_list(self._get_list_file(snapshot.commit)) is None:  # its first list remains
                 write_json(self._get_list_file(snapshot.commit), asdict(snapshot))
@@ -157,7 +156,7 @@ class ModelScopeRepository:
             raise MissingRepository(first_line(error)) from error
         except FileDownloadError as error:
             if fault := next(filter(is_storage_fault, error.failed_files.values()), None):
-                raise to_storage_fault(fault) from error
+                raise StorageFault(first_line(fault)) from error
             failures = [f"{path}: {first_line(failure)}" for path, failure in sorted(error.failed_files.items())]
             raise HubUnavailable(
                 f'"{self.name}" could not be downloaded from ModelScope: {"; ".join(failures[:3])}'

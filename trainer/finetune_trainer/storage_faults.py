@@ -28,14 +28,7 @@ def raise_storage_faults() -> Iterator[None]:
     except Exception as error:
         if not is_storage_fault(error):
             raise
-        raise to_storage_fault(error) from error
-
-
-def to_storage_fault(error: BaseException) -> StorageFault:
-    """Return a StorageFault with the first line of the error and the error as its cause."""
-    fault = StorageFault(first_line(error))
-    fault.__cause__ = error
-    return fault
+        raise StorageFault(first_line(error)) from error
 
 
 def is_storage_fault(error: BaseException) -> bool:

@@ -100,10 +100,7 @@ def build_failure_from_exit_code(local_rank: int | None, code: int, time: float)
 
 
 def find_worker_signal(message: str, output: str) -> str:
-    """Return the line that names the signal that ended a worker of torch's data loader; other messages unchanged.
-
-    torch reports the signal only as the cause of an error without it.
-    """
+    """Return the line that names the signal which ended a data loader's worker, for torch's message without it."""
     signals = _WORKER_SIGNAL.findall(output) if re.match(r"DataLoader worker .* exited unexpectedly$", message) else ()
     return signals[-1] if signals else message
 

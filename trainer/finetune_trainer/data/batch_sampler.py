@@ -14,8 +14,8 @@ from finetune_api.batch import Batch
 from finetune_trainer.data.collator import Collate
 from finetune_trainer.data.epoch_order import Epoch, Item, ItemOrder
 from finetune_trainer.data.late_skips import LateSkips, collate_with_skips
-from finetune_trainer.data.loader_errors import send_errors
 from finetune_trainer.data.token_dataset import FILLER, Features
+from finetune_trainer.data.worker_errors import send_errors
 
 
 class BatchSampler(Sampler[list[Item]]):

@@ -8,7 +8,6 @@ from finetune_trainer.data.collator import Collate
 from finetune_trainer.data.micro_batch import MicroBatch, SkippedRows
 from finetune_trainer.data.token_dataset import FILLER, Features, MultimodalDataset, TokenDataset
 from finetune_trainer.errors import DatasetError
-from finetune_trainer.storage_faults import is_storage_fault
 from finetune_trainer.vision.processor import VisionProcessor
 
 
@@ -28,10 +27,7 @@ class LateSkips:
 
 
 class SkippingDataset(MultimodalDataset):
-    """Replaces a row whose images or videos cannot be used by a filler, which has no target tokens.
-
-    The row keeps its place, so that the order of all other rows is the same as without the fault.
-    """
+    """Puts a filler, which has no target tokens, in the place of a row whose images or videos cannot be used."""
 
     def __init__(self, rows: TokenDataset, vision: VisionProcessor, skips: LateSkips, name: str) -> None:
         super().__init__(rows, vision)
@@ -43,8 +39,6 @@ class SkippingDataset(MultimodalDataset):
             try:
                 return super().__getitem__(index)
             except DatasetError as error:
-                if is_storage_fault(error):
-                    raise
                 self._skips.found[self._name, index] = str(error)
         return self._rows[FILLER]
 

@@ -32,7 +32,6 @@ from finetune_trainer.data_sources.source_files import EVAL_FIELD, TRAIN_FIELD
 from finetune_trainer.data_sources.sources import RowSource, find_sources, read_sources
 from finetune_trainer.errors import ChatTemplateError, DatasetError, InvalidSpec, TrainerError
 from finetune_trainer.once_per_job import DownloadSettings
-from finetune_trainer.storage_faults import is_storage_fault
 from finetune_trainer.vision.processor import VisionProcessor
 
 SampleDataset = TorchDataset[tuple[Features, ...]]
@@ -219,8 +218,6 @@ def _render_rows(sources: Sequence[RowSource], config: TokenizationConfig) -> It
         try:
             return row if isinstance(row, DatasetError) else config.row_renderer.render(example_renderer, row), repeats
         except (DatasetError, ChatTemplateError) as error:
-            if is_storage_fault(error):
-                raise  # onBadRow must not skip the row, because the row itself is valid
             return error, repeats
 
     draws = read_sources(sources, seed=config.seed)

@@ -12,7 +12,7 @@ from multiprocessing.process import BaseProcess
 from typing import Any, TypeVar
 
 from finetune_supervisor.launch.child_process import die_with_parent
-from finetune_trainer.sent_error import to_sendable
+from finetune_trainer.data.worker_errors import to_sendable
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -73,4 +73,4 @@ def _process_chunk(chunk: tuple[Any, ...]) -> list[Any]:
     try:
         return [_function(item) for item in chunk]
     except Exception as error:
-        raise to_sendable(error)  # noqa: B904  its cause is set
+        raise to_sendable(error)  # noqa: B904  its traceback is kept

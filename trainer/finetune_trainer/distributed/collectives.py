@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from finetune_trainer.errors import TrainerError
-from finetune_trainer.storage_faults import is_storage_fault, to_storage_fault
+from finetune_trainer.storage_faults import raise_storage_faults
 
 T = TypeVar("T")
 NO_TIMEOUT = timedelta(days=20)  # the store rejects much longer timeouts
@@ -35,12 +35,9 @@ def run_on_rank_zero(action: Callable[[], T]) -> T:
 def return_error(action: Callable[[], T]) -> T | TrainerError:
     """Return the result of `action`, or its TrainerError or storage fault, which other ranks may need to know."""
     try:
-        return action()
-    except Exception as error:
-        if is_storage_fault(error):
-            return to_storage_fault(error)
-        if not isinstance(error, TrainerError):
-            raise
+        with raise_storage_faults():
+            return action()
+    except TrainerError as error:
         return error
 
 

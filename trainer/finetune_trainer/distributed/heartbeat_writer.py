@@ -17,7 +17,6 @@ from finetune_supervisor.messages import Degradation, TrainingProgress
 from finetune_trainer.errors import first_line
 
 _MIN_INTERVAL_SECONDS = 0.5
-_NOT_RECORDED = "NotRecorded"  # reason of the degradation that lists what cannot be written
 
 
 class HeartbeatWriter:
@@ -28,7 +27,6 @@ class HeartbeatWriter:
         folder.mkdir(parents=True, exist_ok=True)
         self._written_at = 0.0
         self._unrecorded: dict[str, str] = {}
-        self._has_failed = False
         self.started_at = time.time()  # of the rank, in seconds since the epoch
         self._heartbeat = Heartbeat(
             rank=rank, local_rank=local_rank, pid=os.getpid(), time=self.started_at, phase=contract.INIT
@@ -83,7 +81,7 @@ class HeartbeatWriter:
         self._unrecorded[name] = problem
         print(f"warning: {name} is incomplete: {problem}; training goes on", flush=True)
         listed = "; ".join(f"{each}: {cause}" for each, cause in self._unrecorded.items())
-        self.record_degradations((Degradation(_NOT_RECORDED, f"incomplete, but training goes on: {listed}"),))
+        self.record_degradations((Degradation("NotRecorded", f"incomplete, but training goes on: {listed}"),))
 
     def start_training(self, step: int, *, total_steps: int, checkpoint: str | None) -> None:
         """Write the step at which training starts or resumes, and the checkpoint from which it resumes."""
@@ -111,12 +109,8 @@ class HeartbeatWriter:
     def _write(self) -> None:
         self._written_at = time.monotonic()
         self._heartbeat = replace(self._heartbeat, time=time.time(), peak_memory_bytes=measure_peak_memory())
-        try:
+        with self.tolerate_errors("the heartbeat"):  # the next one may succeed
             write_heartbeat(self._folder, self._heartbeat)
-        except OSError as error:  # the next heartbeat may succeed; without one, the supervisor reports a hang
-            if not self._has_failed:
-                print(f"warning: the heartbeat cannot be written: {error}", flush=True)
-            self._has_failed = True
 
 
 def measure_peak_memory() -> int:

@@ -51,4 +51,4 @@ def test_a_heartbeat_that_cannot_be_written_is_one_warning(
     for phase in ("load", "train"):
         heartbeat.enter_phase(phase)
 
-    assert capsys.readouterr().out.count("warning: the heartbeat cannot be written") == 1
+    assert capsys.readouterr().out.count("warning: the heartbeat is incomplete") == 1
