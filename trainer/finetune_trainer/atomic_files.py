@@ -104,7 +104,7 @@ def translate_disk_errors(folder: Path) -> Iterator[None]:
         if code is None and is_volume_full(folder):
             code = errno.ENOSPC
         if code in _LINK_FOUND:
-            path = getattr(error, "filename", None) or folder
+            path = str(getattr(error, "filename", None) or folder)
             raise OutputError(
                 f"{path} is a link or a file, but the trainer only writes to folders; move it away"
             ) from error
