@@ -205,7 +205,7 @@ class OutputFolder:
         return self.checkpoints / f"{self.staging_prefix}{folder.name}"
 
     def publish_staged(self, folder: Path) -> None:
-        """Flush a staged folder, and rename it to `folder` if this attempt is still the holder; call it in `writing`."""
+        """Flush a staged folder, and rename it to `folder` if this attempt is the holder. Call it within `writing`."""
         staged = self.get_staged_folder(folder)
         fsync_tree(staged)
         replaced = staged.with_name(f"{self.staging_prefix}replaced-{folder.name}")
