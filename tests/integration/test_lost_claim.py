@@ -100,12 +100,14 @@ def test_a_lost_claim_costs_no_checkpoint(job: LocalJob, claim: MountedClaim, fa
     assert "Traceback" not in output or "warning: tensorboard is incomplete" in output or reported, output
 
 
-def test_training_goes_on_while_the_claim_is_full(job: LocalJob, claim: MountedClaim) -> None:
+def test_training_goes_on_while_the_claim_is_full(tmp_path: Path, tiny_files: TinyFiles, claim: MountedClaim) -> None:
     """Only the next save frees space; everything that shows progress is a warning until then."""
+    training = {**TRAINING, "maxSteps": 160, "saveSteps": 50}
+    job = write_job(tmp_path / "job", tiny_files, numNodes=1, training=training)
     process = job.start("--logs")
-    job.wait_for_step(13, node_rank=0)  # three checkpoints
+    job.wait_for_step(101, node_rank=0)  # two checkpoints
     claim.fill()
-    job.wait_for_step(15, node_rank=0)
+    job.wait_for_step(105, node_rank=0)
     (claim.volume / "ballast").unlink()
     code, output = wait_for_exit(process)
 
