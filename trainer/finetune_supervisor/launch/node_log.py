@@ -21,6 +21,7 @@ class NodeLog:
         self.tasks = BackgroundTasks("node log")
         self._path = path
         self._file: BinaryIO | None = None
+        self.write(b"")  # creates the file, also if there is no output
 
     def write(self, chunk: bytes) -> None:
         """Append a chunk of the output, in the thread."""
