@@ -19,7 +19,6 @@ from finetune_trainer.errors import ModelError, first_line
 _SYSTEM_FOLDERS = tuple(map(Path, ("/proc", "/sys", "/dev", "/run/secrets", "/var/run/secrets")))
 _COPIED = frozenset((".json", ".jinja", ".txt", ".model", ".tiktoken", ".bpe", ".vocab"))
 _WEIGHTS = frozenset((".safetensors", ".bin"))
-_TEMPLATES = "additional_chat_templates"
 
 
 class ForbiddenFile(OSError):
@@ -39,9 +38,12 @@ def open_foreign(path: Path, folders: Sequence[Path] | None = None) -> BinaryIO:
     is_inside = folders is None or any(target.is_relative_to(folder) for folder in folders)
     secrets = _list_mounts(os.environ.get(contract.CONFIG, ""), of_secrets=True)
     is_secret = any(target.is_relative_to(folder) for folder in (*_SYSTEM_FOLDERS, *secrets))
-    if stat.S_ISREG(os.fstat(file.fileno()).st_mode) and is_inside and not is_secret:
+    is_regular = stat.S_ISREG(os.fstat(file.fileno()).st_mode)
+    if is_regular and is_inside and not is_secret:
         return file
-    file.close()
+    with file:
+        if is_regular:
+            file.read(1)  # an I/O error is a fault of the storage, wherever the link leads
     raise ForbiddenFile(f"{path} leads to {target}, from which the trainer reads nothing; replace it by a file")
 
 
@@ -62,7 +64,7 @@ def copy_model_files(folder: Path, subject: str) -> str:
     root, copy = folder.resolve(), tempfile.mkdtemp(prefix="model-")
     atexit.register(shutil.rmtree, copy, ignore_errors=True)
     folders = (root, *_list_blob_folders(root))
-    for path in sorted((*folder.iterdir(), *folder.glob(f"{_TEMPLATES}/*"))):
+    for path in sorted((*folder.iterdir(), *folder.glob("additional_chat_templates/*"))):
         if path.suffix not in _COPIED | _WEIGHTS or path.is_dir():
             continue
         target = Path(copy, path.relative_to(folder))
