@@ -22,13 +22,13 @@ def find_secret_characters(texts: Sequence[str], secrets: Sequence[bytes]) -> li
     masks = [bytearray(len(text)) for text in texts]
     views = [(mask, view) for text, mask in zip(texts, masks) for view in list_views(text)]  # noqa: B905 (Python 3.9)
     marks = _mark_parts([view.data for _, view in views], forms)
+    found: list[_Place] = []
     unclear: dict[tuple[bytes, bytes], list[_Place]] = {}  # by part, and expression for a secret that contains it
     for (mask, view), marked in zip(views, marks):  # noqa: B905
         for start, end, is_marked in _list_parts(marked):
             part = view.data[start:end].strip(_SEPARATORS)
             if is_marked and part and not _COMMON_TEXT.fullmatch(part):
-                first, last = view.find_characters(start, end)
-                mask[first:last] = b"\1" * (last - first)
+                found.append((mask, *view.find_characters(start, end)))
             elif len(part) >= MIN_WHOLE_BYTES:
                 at = view.data.index(part, start)
                 first, last = view.find_characters(at, at + len(part))
@@ -37,8 +37,9 @@ def find_secret_characters(texts: Sequence[str], secrets: Sequence[bytes]) -> li
                 unclear.setdefault((part, expression), []).append((mask, first, last))
     for (part, expression), places in unclear.items():
         if any(part in form and re.search(expression, form) for form in forms):
-            for mask, first, last in places:
-                mask[first:last] = b"\1" * (last - first)
+            found += places
+    for mask, first, last in found:
+        mask[first:last] = b"\1" * (last - first)
     return masks
 
 
