@@ -23,7 +23,7 @@ _EXIF_ORIENTATION = 0x0112
 _QUARTER_TURNS = (5, 6, 7, 8)  # EXIF orientations that swap height and width
 _FRAMES_PER_GROUP = 2  # all supported families merge two consecutive frames
 # Containers that ffmpeg may recognise. Others, such as SDP, HLS and concat, open further files and connections.
-_CONTAINERS = "mov,matroska,webm,avi,mpegts,mpeg,flv,ogg,asf,gif,apng,m4v,mpegvideo,h264,hevc,ivf"
+_CONTAINERS = "mov,matroska,webm,avi,mpegts,mpeg,flv,ogg,asf,gif,apng,m4v,mpegvideo,h264,hevc,ivf,wav"
 _OPTIONS = {"format_whitelist": _CONTAINERS, "protocol_whitelist": "none"}
 
 
