@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NoReturn
 
+TEMPLATE_SECONDS = 10  # for one rendering of a chat template
+
 
 @contextmanager
 def limit_cpu_seconds(seconds: float, error: Exception) -> Iterator[None]:

@@ -9,14 +9,13 @@ from typing import Any
 from jinja2 import Environment, TemplateError
 from transformers import PreTrainedTokenizerBase
 
-from finetune_trainer.cpu_limit import limit_cpu_seconds
+from finetune_trainer import cpu_limit
 from finetune_trainer.data_sources.conversations import Conversation
 from finetune_trainer.data_sources.messages import Role, Turn
 from finetune_trainer.data_sources.tool_calls import JsonObject, ToolCall
 from finetune_trainer.errors import ChatTemplateError, ModelError
 from finetune_trainer.vision.placeholders import to_content_parts
 
-_MAX_CPU_SECONDS = 10  # for one row
 _TEMPLATE_ERRORS = (TemplateError, TypeError, ValueError, KeyError, AttributeError)
 MOVE_SYSTEM_PROMPT = "move its text to the beginning of the first user turn"
 
@@ -64,8 +63,9 @@ class ConversationTemplate:
 
     def _apply(self, turns: Sequence[Turn], **options: Any) -> Any:
         messages = [self._build_message(turn) for turn in turns]
-        too_slow = ModelError(f"{self.subject} needs more than {_MAX_CPU_SECONDS} s for this row; correct its loops")
-        with limit_cpu_seconds(_MAX_CPU_SECONDS, too_slow):
+        seconds = cpu_limit.TEMPLATE_SECONDS
+        too_slow = ModelError(f"{self.subject} needs more than {seconds} s for this row; correct its loops")
+        with cpu_limit.limit_cpu_seconds(seconds, too_slow):
             return self.tokenizer.apply_chat_template(
                 messages, tools=list(self.tools) or None, **{**self.kwargs, "tokenize": False, **options}
             )

@@ -187,7 +187,7 @@ def test_the_first_token_is_never_a_target(tokenizer: PreTrainedTokenizerFast) -
 def test_a_template_that_does_not_end_is_named(
     tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch, loop: str
 ) -> None:
-    monkeypatch.setattr("finetune_trainer.chat_template.conversation_template._MAX_CPU_SECONDS", 0.5)
+    monkeypatch.setattr("finetune_trainer.cpu_limit.TEMPLATE_SECONDS", 0.5)
 
     with (
         pytest.raises(ModelError, match=r"line 1: the chat template of model .* needs more than 0\.5 s"),
