@@ -37,7 +37,7 @@ class Termination(TerminationMessage):
     outcome: Outcome = Outcome.STARTING
     progress: Progress | None = None
 
-    @field_validator("error_type")
+    @field_validator("error_type", "category")
     @classmethod
     def _drop_invalid_error_type(cls, value: str) -> str:
         return value if _CLASS_NAME.fullmatch(value) else ""

@@ -103,7 +103,7 @@ def _prepare_and_run(job_file: JobFile, volumes: list[str], options: RunOptions)
         body = store.open_job(job_file, start_over=options.start_over)
         if changed_fields:
             display.print_line(
-                f"this is not the job of the last run: {', '.join(changed_fields)} changed; starting over"
+                f"this is not the job of the last run: {', '.join(changed_fields)} changed; it is a new job"
             )
         if body["status"].get("completionTime"):
             display.print_line(

@@ -1,8 +1,8 @@
-"""Builder of a checkpoint without tensors."""
+"""Writes checkpoints without tensors, and finds the one to resume from."""
 
 from pathlib import Path
 
-from finetune_trainer.checkpoint.checkpoints import Checkpoints
+from finetune_trainer.checkpoint.checkpoints import Checkpoints, ResumePoint
 
 
 def write_files(folder: Path) -> list[Path]:
@@ -18,3 +18,8 @@ def write_checkpoint(checkpoints: Checkpoints, step: int, *, retained_step: int 
     """Write and publish a complete checkpoint of one rank."""
     files = checkpoints.stage(step, write_files)
     checkpoints.publish_staged(step, [files], retained_step=retained_step)
+
+
+def find_newest(checkpoints: Checkpoints) -> ResumePoint:
+    """Return the newest intact checkpoint, as a new attempt does, which does not know the damaged ones yet."""
+    return Checkpoints(checkpoints.output, checkpoints.keep_last).find_intact()

@@ -6,6 +6,7 @@ The name of a cell selects a variant:
 
 - `X (again)`: remove the result of X and run X again.
 - `X (from step 2)`: like `(again)`, but also remove the checkpoints after that step.
+- `X (damaged after step 2)`: like `(again)`, but also damage the checkpoints after that step.
 - `Y <- X`: run spec Y and resume from the first checkpoint of X.
 - `X (mixed)`: the last rank reports another GPU model.
 - `X (in 900 MiB)`: each rank can allocate only this much memory.
@@ -64,7 +65,7 @@ from finetune_trainer.training.preflight import run_forward_and_backward
 from testing.models.allocation_tracker import AllocationCallback, AllocationTracker
 
 MEMORY_VARIANT = re.compile(r" \((in (?P<mib>\d+) MiB|at most (?P<most>\d+) sequences)\)$")
-RERUN_VARIANT = re.compile(r" \((again|from step (?P<step>\d+))\)$")
+RERUN_VARIANT = re.compile(r" \((again|(from|(?P<damaged>damaged after)) step (?P<step>\d+))\)$")
 RESUMED_FROM = " <- "
 TILED = " (in tiles)"
 SLOW_SAVES = ", slow saves"
@@ -80,7 +81,8 @@ def train_cell(name: str, spec: dict[str, Any], folder: Path, context: RankConte
     if variant := RERUN_VARIANT.search(name):
         name = uid = name[: variant.start()]
         step = int(variant["step"]) if variant["step"] else None
-        run_on_rank_zero(lambda: rewind_output(folder / name, last_step=step))
+        change = zero_weights if variant["damaged"] else shutil.rmtree
+        run_on_rank_zero(lambda: rewind_output(folder / name, change, last_step=step))
     elif name != uid:
         run_on_rank_zero(lambda: copy_first_checkpoint(folder / uid, folder / name))
     context = replace(context, output=folder / name, uid=uid, job=uid, run=RunFolder(folder / "run"))
@@ -170,8 +172,14 @@ def write_state_later(*arguments: Any, **keywords: Any) -> list[Path]:
     return write_state(*arguments, **keywords)
 
 
-def rewind_output(output: Path, *, last_step: int | None) -> None:
-    """Remove the result, and the checkpoints after `last_step`, as if the training had been interrupted."""
+def zero_weights(checkpoint: Path) -> None:
+    """Replace the last 1,000 bytes of a file by zeros, as storage that loses pages does."""
+    file = max((checkpoint / "state").iterdir())
+    file.write_bytes(file.read_bytes()[:-1000] + bytes(1000))
+
+
+def rewind_output(output: Path, change: Callable[[Path], object], *, last_step: int | None) -> None:
+    """Remove the result, and change the checkpoints after `last_step`, as if the training had been interrupted."""
     shutil.rmtree(output / "result")
     if last_step is None:
         return
@@ -181,7 +189,7 @@ def rewind_output(output: Path, *, last_step: int | None) -> None:
     assert last_step in folders_by_step, sorted(folders_by_step)
     for step, folder in folders_by_step.items():
         if step > last_step:
-            shutil.rmtree(folder)
+            change(folder)
 
 
 def reset_global_state() -> None:

@@ -74,11 +74,11 @@ class LocalJob:
             return None
         return heartbeat
 
-    def wait_for_step(self, step: int, *, node_rank: int) -> int:
+    def wait_for_step(self, step: int, *, node_rank: int, attempt: int = 0) -> int:
         """Wait until the node's only rank has completed `step` steps and return its pid."""
 
         def find_pid() -> int | None:
-            heartbeat = self.read_heartbeat(node_rank=node_rank)
+            heartbeat = self.read_heartbeat(node_rank=node_rank, attempt=attempt)
             return int(heartbeat["pid"]) if heartbeat and heartbeat["progress"]["step"] >= step else None
 
         return wait_until(find_pid, f"step {step} on node {node_rank}")

@@ -253,9 +253,8 @@ def test_program_that_ignores_sigterm_is_killed_after_the_grace_period(tmp_path:
 
 
 def test_failed_program_is_reported_with_exit_code_and_last_line(tmp_path: Path, supervisor_bundle: Path) -> None:
-    pod = start_with_bundle(
-        tmp_path / "job", supervisor_bundle, {"exec": ["/bin/sh", "-c", "echo no GPU here >&2; exit 3"]}
-    )
+    script = 'cd "$FINETUNE_OUTPUT" && echo no GPU here >&2; exit 3'  # the folder exists before the program starts
+    pod = start_with_bundle(tmp_path / "job", supervisor_bundle, {"exec": ["/bin/sh", "-c", script]})
 
     assert pod.wait() == 1
     termination = pod.termination

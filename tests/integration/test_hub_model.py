@@ -11,6 +11,8 @@ from finetune_api.termination import Outcome
 from testing.fakes.hub import FakeModel, serve_hub
 from testing.models import tiny_text
 from testing.processes.supervisors import SupervisorJob, stop
+from testing.processes.write_trace import build_traced_environment, read_written_paths
+from testing.written_paths import find_untried
 
 pytestmark = pytest.mark.slow
 
@@ -32,8 +34,9 @@ def test_all_nodes_and_attempts_load_the_commit_of_the_first_attempt_which_is_do
     with serve_hub() as hub:
         model = hub.models["acme/base"] = FakeModel()
         model.push(FIRST, tiny_files.model)
-        env = {"HF_ENDPOINT": hub.address, "HF_HUB_CACHE": str(tmp_path / "cache" / "hub-cache")}
-        job = SupervisorJob(tmp_path, spec, nodes=2, ranks_per_node=2, env=env)
+        env = {"HF_ENDPOINT": hub.address, "HF_HUB_CACHE": str(tmp_path / "cache" / "huggingface" / "hub")}
+        env |= build_traced_environment(tmp_path / "traced")
+        job = SupervisorJob(tmp_path, spec, nodes=2, ranks_per_node=2, env=env, starts_interpreters=True)
         stopped = job.start()
         stopped[0].wait_for_step(1)
         for pod in stopped:
@@ -62,3 +65,4 @@ def test_all_nodes_and_attempts_load_the_commit_of_the_first_attempt_which_is_do
     counts = {file: requests[f"/acme/base/resolve/{FIRST}/{file}"] for file in model.commits[FIRST]}
     assert counts["model.safetensors"] == 2
     assert max(counts.values()) == 2, counts
+    assert find_untried(read_written_paths(tmp_path / "traced", tmp_path)) == set()

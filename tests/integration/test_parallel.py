@@ -182,6 +182,7 @@ def build_cells(tiny_files: tiny_text.TinyFiles) -> dict[str, Any]:
     for preset in SLOWLY_SAVED_PRESETS:
         job_spec = build_spec(tiny_files, preset, "full", "sft", maxSteps=4)
         cells |= {f"{preset}, slow saves": job_spec, f"{preset}, slow saves (from step 2)": job_spec}
+        cells[f"{preset}, slow saves (damaged after step 2)"] = job_spec
     for tuner in TUNERS:
         lora = {"lora": {"r": 64}} if tuner == "lora" else {}  # bitsandbytes keeps moments of small tensors in float32
         job_spec = {**build_spec(tiny_files, "ddp", tuner, "sft", maxSteps=4), **lora}
@@ -257,6 +258,15 @@ def test_a_checkpoint_contains_the_state_of_its_step_although_training_continued
     for key in ("loss", "grad_norm", "eval_loss", "weights"):
         assert resumed[key] == uninterrupted[key], key
     assert len(resumed["loss"]) == 4
+
+
+@pytest.mark.parametrize("preset", mark_long(SLOWLY_SAVED_PRESETS, LONG_SLOWLY_SAVED_PRESETS, OTHER_COMBINATION))
+def test_two_ranks_resume_from_the_checkpoint_before_a_damaged_one(results: Results, folder: Path, preset: str) -> None:
+    uninterrupted, resumed = (results[f"{preset}, slow saves{suffix}"] for suffix in ("", " (damaged after step 2)"))
+    report = (folder / f"{preset}, slow saves" / "result" / "report.html").read_text()
+
+    assert (resumed["loss"], resumed["weights"]) == (uninterrupted["loss"], uninterrupted["weights"])
+    assert "state/rank-00001-000.safetensors has other content" in report
 
 
 @pytest.mark.parametrize("tuner", mark_long(TUNERS, ["lora"], OTHER_COMBINATION))

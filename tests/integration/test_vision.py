@@ -1,10 +1,13 @@
 """Tests that results of vision-language models depend neither on the batch layout nor on the sharding strategy."""
 
 import json
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from PIL import Image
 from safetensors.torch import load_file
 from transformers import AutoModelForImageTextToText
 
@@ -86,6 +89,11 @@ def build_packed_spec(model: Path, rows: Path, batch_layout: tuple[int, int], **
     return {**job_spec, "dataset": {**job_spec["dataset"], "packing": True, "maxLength": 256}}
 
 
+def build_skipping_spec(model: Path, rows: Path, batch_layout: tuple[int, int]) -> dict[str, Any]:
+    job_spec = build_spec(model, rows, batch_layout)
+    return {**job_spec, "dataset": {**job_spec["dataset"], "onBadRow": "skip"}}
+
+
 @pytest.fixture(scope="module")
 def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_vision.write_rows(tmp_path_factory.mktemp("rows"), 24, images=count_images)
@@ -96,6 +104,18 @@ def video_rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Write rows with an image, with a video, with both and with neither."""
     folder = tmp_path_factory.mktemp("videos")
     return tiny_vision.write_rows(folder, 24, images=lambda number: number % 4 // 2, videos=lambda number: number % 2)
+
+
+@pytest.fixture(scope="module")
+def rows_with_truncated_images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Write rows with some images that cannot be decoded; tokenization reads only the headers of a JPEG file."""
+    folder = tmp_path_factory.mktemp("truncated")
+    rows = tiny_vision.write_rows(folder, 24, images=count_images)
+    for image in [folder / f"{number}-0.png" for number in range(0, 24, 6)]:
+        jpeg = BytesIO()
+        Image.open(image).convert("RGB").save(jpeg, "JPEG")
+        image.write_bytes(jpeg.getvalue()[: -len(jpeg.getvalue()) // 4])
+    return rows
 
 
 @pytest.fixture(scope="module")
@@ -111,7 +131,12 @@ def two_rank_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def two_rank_results(
-    models: dict[str, Path], rows: Path, video_rows: Path, two_rank_folder: Path, includes_long_tests: bool
+    models: dict[str, Path],
+    rows: Path,
+    video_rows: Path,
+    rows_with_truncated_images: Path,
+    two_rank_folder: Path,
+    includes_long_tests: bool,
 ) -> Results:
     cells = {model_type: build_spec(model, rows, TWO_RANKS) for model_type, model in models.items()}
     cells |= {
@@ -150,12 +175,19 @@ def two_rank_results(
         for preset in WEIGHT_SHARDING_PRESETS
     }
     cells["qwen2_vl, packed (from step 2)"] = cells["qwen2_vl, packed"]
+    truncated = build_skipping_spec(models["qwen2_vl"], rows_with_truncated_images, TWO_RANKS)
+    cells |= {"truncated": truncated, "truncated (from step 2)": truncated}
+    cells["truncated, loader processes"] = {**truncated, "dataset": {**truncated["dataset"], "numWorkers": 1}}
     return run_cells(two_rank_folder, cells, ranks=2)
 
 
 @pytest.fixture(scope="module")
 def single_rank_results(
-    models: dict[str, Path], rows: Path, video_rows: Path, tmp_path_factory: pytest.TempPathFactory
+    models: dict[str, Path],
+    rows: Path,
+    video_rows: Path,
+    rows_with_truncated_images: Path,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Results:
     cells = {model_type: build_spec(model, rows, ONE_RANK) for model_type, model in models.items()}
     cells |= {
@@ -170,6 +202,7 @@ def single_rank_results(
         f"{model_type}, packed": build_packed_spec(models[model_type], rows, (4, 1))
         for model_type in PACKING_MODEL_TYPES
     }
+    cells["truncated"] = build_skipping_spec(models["qwen2_vl"], rows_with_truncated_images, ONE_RANK)
     return run_cells(tmp_path_factory.mktemp("one") / "cells", cells, ranks=1)
 
 
@@ -215,6 +248,28 @@ def test_packed_image_training_can_be_resumed_and_sharded(two_rank_results: Resu
     assert two_rank_results["qwen2_vl, packed (from step 2)"] == reference
     for preset in WEIGHT_SHARDING_PRESETS:
         assert two_rank_results[f"{preset}, packed"]["loss"] == pytest.approx(reference["loss"], rel=FOUR_DIGITS)
+
+
+@pytest.mark.parametrize("metric", ["loss", "grad_norm", "eval_loss"])
+def test_rows_that_are_skipped_during_training_count_on_no_rank(
+    two_rank_results: Results, single_rank_results: Results, metric: str
+) -> None:
+    reference = two_rank_results["truncated"]
+
+    assert reference[metric] == pytest.approx(single_rank_results["truncated"][metric], rel=FOUR_DIGITS)
+    assert reference["loss"] != two_rank_results["qwen2_vl"]["loss"]
+    for name in ("truncated (from step 2)", "truncated, loader processes"):
+        assert two_rank_results[name] == reference
+
+
+def test_checkpoints_list_the_rows_that_are_skipped(two_rank_results: Results, two_rank_folder: Path) -> None:
+    assert two_rank_results["truncated"]["loss"]
+    (checkpoint,) = sorted((two_rank_folder / "truncated/checkpoints").glob("step-*"))[-1:]
+    skipped = torch.load(checkpoint / "skipped-rows.pt", weights_only=True)
+
+    assert {name for name, _ in skipped} == {"train", "eval"}
+    lines = [message.split("rows.jsonl ")[1].split(":")[0] for message in skipped.values()]
+    assert set(lines) == {"line 1", "line 7", "line 19"}  # the three steps do not read line 13
 
 
 @pytest.mark.parametrize("preset", WEIGHT_SHARDING_PRESETS)

@@ -66,6 +66,10 @@ USER_ERRORS = (
     "WorldSizeMismatch",
 )
 
+# Other classes of errors by which the operator decides, besides the reasons of error_patterns.
+LAUNCH_FAULTS = ("DnsTimeout", "LauncherFailed", "RendezvousConnectionError", "RendezvousTimeoutError")
+RANK_FAULTS = ("OutOfMemoryError", "RankExited", "RankKilled", "UnknownError")
+
 
 class InvalidEnvironment(Exception):
     """An environment variable that the operator sets is missing or has an invalid value."""

@@ -6,14 +6,13 @@ from dataclasses import dataclass, replace
 
 from finetune_supervisor import contract
 from finetune_supervisor.contract import Node
-from finetune_supervisor.failures.rank_failures import Failures, RankFailure, find_first_failure
+from finetune_supervisor.failures.rank_failures import Failures, RankFailure, find_first_failure, find_worker_signal
 from finetune_supervisor.failures.traceback_parser import explain_failures, find_last_line, parse_failure_report
 from finetune_supervisor.messages import TerminationMessage
 from finetune_supervisor.stop_request import StopRequest
 
 EXIT_SUCCEEDED, EXIT_RETRYABLE, EXIT_PERMANENT, EXIT_STOPPED = 0, 1, 2, 143
 _MAX_STACK_CHARACTERS = 3000
-_MAX_TAIL_CHARACTERS = 1500
 
 
 @dataclass(frozen=True)
@@ -71,7 +70,7 @@ def _judge_trainer(finished_node: FinishedNode) -> TerminationMessage:
         if finished_node.exit_code < 0
         else f"exited with code {finished_node.exit_code}"
     )
-    message = f"the launcher {ending}; the end of its output:\n{finished_node.output_tail[-_MAX_TAIL_CHARACTERS:]}"
+    message = f"the launcher {ending}; the end of its output:\n{finished_node.output_tail}"
     return build_failure_message(running_message, "LauncherFailed", message, now=now)
 
 
@@ -124,8 +123,9 @@ def build_failure_message(
 
 def build_rank_failure_message(finished_node: FinishedNode, failure: RankFailure) -> TerminationMessage:
     """Build the final termination message of a node whose first failure is `failure`."""
+    message = find_worker_signal(failure.message, f"{failure.stack}\n{finished_node.output_tail}")
     return replace(
-        build_failure_message(finished_node.running_message, failure.error_type, failure.message, now=failure.time),
+        build_failure_message(finished_node.running_message, failure.error_type, message, now=failure.time),
         rank=_find_global_rank(finished_node, failure),
         local_rank=failure.local_rank,
         stack=failure.stack[-_MAX_STACK_CHARACTERS:],

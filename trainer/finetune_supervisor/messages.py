@@ -171,6 +171,7 @@ class TerminationMessage:
     local_rank: int | None = None
     error_type: str = ""  # class name of the exception, or RankKilled, DnsTimeout, Hang
     message: str = ""
+    category: str = ""  # reason of the first pattern that matches the whole text of the error
     stack: str = ""  # tail of the traceback
     exit_code: int | None = None  # exit code of the rank
     signal: int | None = None  # signal that terminated the rank

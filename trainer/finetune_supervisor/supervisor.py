@@ -42,8 +42,9 @@ from finetune_supervisor.liveness.hang_detector import (
     may_be_reported_by_launcher,
 )
 from finetune_supervisor.liveness.heartbeat import read_heartbeats
-from finetune_supervisor.liveness.stack_dump import inspect_ranks, is_stopped_or_dead
+from finetune_supervisor.liveness.stack_dump import inspect_ranks, is_stopped_or_dead, read_activity
 from finetune_supervisor.messages import TerminationMessage
+from finetune_supervisor.safe_files import open_folder
 from finetune_supervisor.status.log_progress import LogProgress
 from finetune_supervisor.status.node_reporter import NodeReporter
 from finetune_supervisor.status.progress_reports import ProgressReports
@@ -122,6 +123,9 @@ class Supervisor:
         env = enable_flight_recorder(os.environ, self._node)
         if self._command is None or self._reports is None:
             return plan_trainer_program(env)
+        if self._node.output is not None:  # a command may write there at once, and reports a volume that fails
+            with contextlib.suppress(OSError), open_folder(self._node.output):
+                pass
         return plan_program(self._command, self._node, self._reports.add_report_variables(env))
 
     def _watch_program(self, child: ChildProcess) -> int:
@@ -129,7 +133,10 @@ class Supervisor:
         written_at = 0.0
         checks = _build_command_checks(self._node, child.pid) if self._command else None
         detector = HangDetector(
-            limit_seconds=self._node.hang_seconds, now=time.monotonic(), is_stopped=is_stopped_or_dead
+            limit_seconds=self._node.hang_seconds,
+            now=time.monotonic(),
+            is_stopped=is_stopped_or_dead,
+            read_activity=read_activity,
         )
         while (code := child.reap()) is None or (self._stop.is_requested and child.has_survivors()):
             now = time.monotonic()

@@ -3,32 +3,45 @@
 import errno
 import json
 import os
-import re
 import shutil
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from finetune_supervisor.failures.full_volumes import is_volume_full
-from finetune_trainer.errors import DiskFull, OutputError, StorageFault, TrainerError, first_line, iterate_causes
+from finetune_supervisor.safe_files import open_below, open_folder
+from finetune_trainer.errors import DiskFull, OutputError, StorageFault, TrainerError, first_line
+from finetune_trainer.storage_faults import find_errno, is_storage_fault
 
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 _NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS)
-_IO_FAILED = (errno.EIO, errno.EREMOTEIO, errno.ESTALE, errno.ENOTCONN, errno.ESHUTDOWN, errno.EUCLEAN)
+_LINK_FOUND = (errno.ELOOP, errno.ENOTDIR)  # of os.open with O_NOFOLLOW
 
 
-def write_json(path: Path, value: object, *, staging_file: Path | None = None) -> None:
-    """Write JSON to a staging file, flush it to disk and rename it to `path`.
+def write_json(path: Path, value: object, *, staging_file: Path | None = None, durable: bool = True) -> None:
+    """Write JSON to a new staging file, flush it to disk unless `durable` is False, and rename it to `path`.
 
-    staging_file: by default `.tmp-NAME` in the same folder.
+    Folders are created, and links are not followed. staging_file: by default `.tmp-NAME` in the same folder.
     """
     staging_file = staging_file or path.with_name(f".tmp-{path.name}")
-    with staging_file.open("w", encoding="utf-8") as file:
-        json.dump(value, file, indent=2)
-        file.flush()
-        os.fsync(file.fileno())
-    staging_file.replace(path)
-    fsync_folder(path.parent)
+    with open_folder(path.parent) as folder, open_folder(staging_file.parent) as staging_folder:
+        with suppress(FileNotFoundError):
+            os.unlink(staging_file.name, dir_fd=staging_folder)
+        with open(open_below(staging_file, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "w", encoding="utf-8") as file:
+            json.dump(value, file, indent=2)
+            file.flush()
+            if durable:
+                os.fsync(file.fileno())
+        os.rename(staging_file.name, path.name, src_dir_fd=staging_folder, dst_dir_fd=folder)
+    if durable:
+        fsync_folder(path.parent)
+
+
+def check_no_links(folders: Iterable[Path]) -> None:
+    """Check that no existing folder is a link or below one. Raises: OutputError."""
+    for folder in folders:
+        with suppress(FileNotFoundError), translate_disk_errors(folder), open_folder(folder, create=False):
+            pass
 
 
 def fsync_tree(folder: Path) -> None:
@@ -45,9 +58,12 @@ def fsync_files(paths: Iterable[Path]) -> None:
     mask = os.umask(0)
     os.umask(mask)
     for path in paths:
-        path.chmod(0o666 & ~mask)  # safetensors creates files with mode 0600
-        with path.open("rb") as file:
-            os.fsync(file.fileno())
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        try:
+            os.fchmod(descriptor, 0o666 & ~mask)  # safetensors creates files with mode 0600
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 def fsync_folder(folder: Path) -> None:
@@ -72,7 +88,7 @@ def remove_path(path: Path) -> None:
 
 @contextmanager
 def translate_disk_errors(folder: Path) -> Iterator[None]:
-    """Translate disk-full errors to DiskFull and permission errors to OutputError; other errors are unchanged.
+    """Translate errors to DiskFull, OutputError (no permission, planted links) or StorageFault; others are unchanged.
 
     safetensors reports the errno only in its message. torch.save does not report it; the free space is checked instead.
     """
@@ -81,9 +97,17 @@ def translate_disk_errors(folder: Path) -> Iterator[None]:
     except TrainerError:
         raise
     except Exception as error:
-        code = _find_errno(error)
+        if is_storage_fault(error):  # errors of open files do not name them
+            place = "" if getattr(error, "filename", None) else f"{folder}: "
+            raise StorageFault(f"{place}{first_line(error)}") from error
+        code = find_errno(error)
         if code is None and is_volume_full(folder):
             code = errno.ENOSPC
+        if code in _LINK_FOUND:
+            path = str(getattr(error, "filename", None) or folder)
+            raise OutputError(
+                f"{path} is a link or a file, but the trainer only writes to folders; move it away"
+            ) from error
         if code is None or code not in (*_NO_SPACE, *_NOT_WRITABLE):
             raise
         reason = os.strerror(code)
@@ -92,30 +116,3 @@ def translate_disk_errors(folder: Path) -> Iterator[None]:
         raise OutputError(
             f"{folder} cannot be written ({reason}); let the trainer's user write there or choose another claim"
         ) from error
-
-
-@contextmanager
-def raise_storage_faults() -> Iterator[None]:
-    """Convert errors that are caused by a failed file system into StorageFault.
-
-    Otherwise an I/O error while reading rows or weights would be reported as invalid data.
-    """
-    try:
-        yield
-    except Exception as error:
-        if not is_storage_fault(error):
-            raise
-        raise StorageFault(first_line(error)) from error
-
-
-def is_storage_fault(error: BaseException) -> bool:
-    """Return whether the error or one of its causes is an I/O error of a file system."""
-    return any(_find_errno(cause) in _IO_FAILED for cause in iterate_causes(error))
-
-
-def _find_errno(error: BaseException) -> int | None:
-    """Return the errno of an error; Rust libraries such as safetensors report it only in the message."""
-    if isinstance(error, OSError):
-        return error.errno
-    match = re.search(r"\(os error (\d+)\)", str(error))
-    return int(match[1]) if match else None

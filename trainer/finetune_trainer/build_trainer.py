@@ -149,7 +149,7 @@ def assemble_trainer(
             frozen_modules=model_description.frozen_modules,
             args=args,
             ranks=context.ranks,
-            checkpoints=Checkpoints(setup.output, keep_last=spec.training.save_total_limit),
+            checkpoints=Checkpoints(setup.output, spec.training.save_total_limit, setup.heartbeat.touch),
             heartbeat=setup.heartbeat,
             is_stop_requested=context.run.stop_request.exists,
             forecast_bytes=forecast.total if isinstance(forecast, MemoryBreakdown) else None,

@@ -91,8 +91,10 @@ class StorageFault(TrainerError):
 
 
 def iterate_causes(error: BaseException | None) -> Iterator[BaseException]:
-    """Yield the error and its chain of causes."""
-    while error is not None:
+    """Yield the error and its chain of causes, which is a cycle if a cause was raised again."""
+    found = set[int]()
+    while error is not None and id(error) not in found:
+        found.add(id(error))
         yield error
         error = error.__cause__ or error.__context__
 

@@ -24,7 +24,8 @@ from requests import RequestException
 
 from finetune_api.v1alpha1.name_types import COMMIT_PATTERN, HUB_ID_PATTERN
 from finetune_trainer.atomic_files import translate_disk_errors, write_json
-from finetune_trainer.errors import HubUnavailable, first_line
+from finetune_trainer.errors import HubUnavailable, StorageFault, first_line
+from finetune_trainer.storage_faults import is_storage_fault
 
 MAIN_BRANCH = "master"
 _NOT_READABLE = (AuthenticationError, PermissionDeniedError, NotExistError)
@@ -87,7 +88,7 @@ class ModelScopeRepository:
         they are listed once. Raises: MissingRepository, MissingRevision, HubUnavailable, DiskFull or OutputError.
         """
         revision = revision or MAIN_BRANCH
-        known_snapshot = self._read_list(revision)
+        known_snapshot = _read_list(self._get_list_file(revision))
         if known_snapshot is not None and re.fullmatch(COMMIT_PATTERN, revision):
             return known_snapshot
         try:
@@ -97,11 +98,15 @@ class ModelScopeRepository:
                 raise
             return known_snapshot
         with translate_disk_errors(self.cache):
-            self.cache.mkdir(parents=True, exist_ok=True)
             write_json(self._get_list_file(revision), asdict(snapshot))
-            if self._read_list(snapshot.commit) is None:  # jobs that resolved this commit keep its first list
+            if _read_list(self._get_list_file(snapshot.commit)) is None:  # its first list remains
                 write_json(self._get_list_file(snapshot.commit), asdict(snapshot))
         return snapshot
+
+    def find_snapshot_in(self, paths: str) -> Snapshot | None:
+        """Return the snapshot whose folder is in a text with paths, if it was listed before."""
+        snapshots = map(_read_list, self.cache.glob("files-*.json"))
+        return next((each for each in snapshots if each is not None and each.folder_name in paths), None)
 
     def download(self, snapshot: Snapshot, paths: Iterable[str]) -> Path:
         """Download the missing ones of these files, check their SHA-256, and return their folder.
@@ -110,6 +115,9 @@ class ModelScopeRepository:
         """
         # The path ends with the id, so that messages which contain the path also contain the id.
         folder, selected = self.cache / snapshot.folder_name / self.name, frozenset(paths)
+        if unverified := [file.path for file in snapshot.files if file.path in selected and not file.sha256]:
+            examples = ", ".join(unverified[:5])
+            print(f"{self.name}: ModelScope lists no checksum of {len(unverified)} files: {examples}", flush=True)
         files = [file for file in snapshot.files if file.path in selected and not _is_complete(file, folder)]
         files.sort(key=lambda file: file.revision)
         with self._translate_errors(), translate_disk_errors(self.cache):
@@ -147,6 +155,8 @@ class ModelScopeRepository:
         except _NOT_READABLE as error:
             raise MissingRepository(first_line(error)) from error
         except FileDownloadError as error:
+            if fault := next(filter(is_storage_fault, error.failed_files.values()), None):
+                raise StorageFault(first_line(fault)) from error
             failures = [f"{path}: {first_line(failure)}" for path, failure in sorted(error.failed_files.items())]
             raise HubUnavailable(
                 f'"{self.name}" could not be downloaded from ModelScope: {"; ".join(failures[:3])}'
@@ -158,11 +168,15 @@ class ModelScopeRepository:
         key = f"{self.kind} {self.name} {revision}"
         return self.cache / f"files-{sha256(key.encode()).hexdigest()[:16]}.json"
 
-    def _read_list(self, revision: str) -> Snapshot | None:
-        try:
-            return _SNAPSHOT.validate_json(self._get_list_file(revision).read_bytes())
-        except (OSError, ValueError):
-            return None
+
+def _read_list(file: Path) -> Snapshot | None:
+    """Return the list in a file, or None if it is missing, damaged, or contains a path outside of the repository."""
+    try:
+        snapshot = _SNAPSHOT.validate_json(file.read_bytes())
+    except (OSError, ValueError):
+        return None
+    is_inside = re.fullmatch(COMMIT_PATTERN, snapshot.commit) and all(_is_inside(each.path) for each in snapshot.files)
+    return snapshot if is_inside else None
 
 
 def _parse_list(entries: Sequence[Mapping[str, Any]], revision: str) -> Snapshot:

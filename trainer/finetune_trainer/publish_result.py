@@ -1,12 +1,17 @@
 """Publish the result of a run: the weights with tokenizer, log, report and model card, then the success marker."""
 
+import os
 import time
+from concurrent.futures import wait
 from dataclasses import replace
+from glob import escape
 from pathlib import Path
 
 from finetune_api.v1alpha1.training import EVAL_LOSS
 from finetune_supervisor import contract
-from finetune_trainer.checkpoint.checkpoints import parse_checkpoint_step
+from finetune_supervisor.failures.redact import Redactor, find_secrets
+from finetune_trainer.card_marker import CARD_FILE
+from finetune_trainer.checkpoint.manifest import parse_checkpoint_step
 from finetune_trainer.checkpoint.output_folder import OutputFolder
 from finetune_trainer.checkpoint.state_files import READ_ERRORS, StateReader
 from finetune_trainer.distributed.collectives import run_on_rank_zero
@@ -20,6 +25,7 @@ from finetune_trainer.parallel.model_state import WEIGHT, Tensors, build_key, ga
 from finetune_trainer.parallel.state_access import build_state_access
 from finetune_trainer.report.attempt_history import build_history
 from finetune_trainer.report.attempt_log import read_attempts
+from finetune_trainer.report.html_report import FILE_NAME as REPORT_FILE
 from finetune_trainer.report.html_report import ReportData, write_report
 from finetune_trainer.report.run_summary import RunSummary
 from finetune_trainer.training.base_trainer import GlobalMeanTrainer
@@ -38,12 +44,15 @@ def publish_result(
     # Full fine-tuning trains float32 weights; publish them in the dtype of the base model.
     dtype = None if lora else model_description.dtype
     weights = gather_weights(trainer.model, build_state_access(trainer), keep_result=is_rank_zero, dtype=dtype)
-    outcome = run_on_rank_zero(lambda: report_outcome(trainer))
+    outcome = report_outcome(trainer)
     if outcome:
         progress = replace(
             trainer.inputs.heartbeat.progress, ended=outcome.message, stopped_early=outcome.stopped_early
         )
         trainer.inputs.heartbeat.record_progress(progress)
+
+    files: list[str] = []
+    redactor = Redactor(find_secrets(os.environ) if is_rank_zero else ())
 
     def write_result(folder: Path) -> None:
         if outcome and outcome.checkpoint:
@@ -51,18 +60,25 @@ def publish_result(
         save_weights(trainer.model, weights | ({} if lora else list_saved_buffers(trainer.model)), folder)
         save_tokenizer_and_processors(model_description, folder)
         trainer.state.save_to_json(str(folder / "trainer_state.json"))
-        summary = summarise_run(trainer, output, outcome)
-        card = collect_card_content(trainer, model_description, summary, title=title)
-        write_model_card(card, folder, published=output.result)
-        write_report(build_report_data(trainer, summary, title=title, outcome=outcome), folder)
         if lora is not None and lora.merge:
             write_merged_model(model_description, folder, folder / "merged")
+        described = (folder / CARD_FILE, folder / REPORT_FILE)
+        with trainer.inputs.heartbeat.tolerate_errors("the model card or the report", *described):
+            summary = summarise_run(trainer, output, outcome)
+            card = collect_card_content(trainer, model_description, summary, title=title)
+            write_model_card(redactor.redact(card), folder, published=output.result)
+            write_report(redactor.redact(build_report_data(trainer, summary, title=title, outcome=outcome)), folder)
+        files[:] = [escape(str(path.relative_to(folder))) for path in folder.rglob("*") if path.is_file()]
 
     def publish() -> None:
+        if source_check := trainer.inputs.data.source_check:
+            while wait([source_check], timeout=1.0).not_done:
+                trainer.inputs.heartbeat.touch()
+            source_check.result()  # raises an error if rows have changed
         best_step = parse_checkpoint_step(outcome.checkpoint) if outcome and outcome.checkpoint else None
         trainer.inputs.checkpoints.publish(output.result, write_result, retained_step=best_step)
         if push := trainer.inputs.plan.spec.output.push_to_hub:
-            print(f"pushed: {upload(push, output.result, title=title)}", flush=True)
+            print(f"pushed: {upload(push, output.result, title=title, files=files)}", flush=True)
         output.mark_success()
         print(f"result: {output.result}", flush=True)
 
@@ -78,20 +94,21 @@ def replace_weights(weights: Tensors, checkpoint: Path) -> None:
                 weights[name] = reader.read_tensor(key, weight.shape).to(weight.dtype)
     except READ_ERRORS as error:
         raise CheckpointCorrupt(
-            f"{checkpoint} cannot be loaded ({error}); delete it to publish the next best"
+            f"{checkpoint} cannot be loaded ({error}); move it to another folder to publish the next best"
         ) from error
 
 
 def report_outcome(trainer: GlobalMeanTrainer) -> TrainingOutcome | None:
-    """Determine and print the outcome of training; return None without an evaluation policy. Runs on rank 0 only."""
+    """Determine and print the outcome of training; return None without an evaluation policy (collective)."""
     if trainer.evaluation_policy is None:
         return None
     state, checkpoints = trainer.state, trainer.inputs.checkpoints
     steps = {"last_step": state.global_step, "total_steps": trainer.args.max_steps}
     outcome = determine_outcome(trainer.evaluation_policy, state.log_history, checkpoints, **steps)
-    for problem in outcome.skipped_checkpoints:
-        print(f"checkpoint skipped: {problem}", flush=True)
-    print(outcome.message, flush=True)
+    if trainer.inputs.ranks.is_rank_zero:
+        for problem in outcome.skipped_checkpoints:
+            print(f"checkpoint skipped: {problem}", flush=True)
+        print(outcome.message, flush=True)
     return outcome
 
 
@@ -109,6 +126,7 @@ def summarise_run(trainer: GlobalMeanTrainer, output: OutputFolder, outcome: Tra
         forecast_bytes=inputs.forecast_bytes,
         on_gpu=trainer.args.device.type == "cuda",
         history=build_history(read_attempts(output.logs, uid=output.identity.uid), now=time.time()),
+        degraded=inputs.heartbeat.degraded,
     )
 
 

@@ -5,18 +5,18 @@ import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from math import floor
+from pathlib import Path
 
 import torch
 import transformers
 from torch.distributed.elastic.multiprocessing.errors import record
-from transformers import TrainerCallback
 
 from finetune_api.v1alpha1.job import TrainerSpec
 from finetune_supervisor import contract
 from finetune_supervisor.launch.child_process import die_with_parent
 from finetune_supervisor.liveness.stack_dump import register_stack_dump
 from finetune_supervisor.messages import Degradation
-from finetune_trainer.atomic_files import raise_storage_faults, translate_disk_errors
+from finetune_trainer.atomic_files import check_no_links
 from finetune_trainer.build_trainer import TrainingSetup, assemble_trainer, resolve_auto_batch_size
 from finetune_trainer.cgroup import Cgroup
 from finetune_trainer.checkpoint.checkpoints import ResumePoint
@@ -41,7 +41,8 @@ from finetune_trainer.distributed.rank_context import RankContext, Ranks, check_
 from finetune_trainer.errors import Degraded
 from finetune_trainer.hubs import create_repository
 from finetune_trainer.memory.run_forecast import forecast_rank_memory, format_rank_forecast
-from finetune_trainer.metrics.trackers import build_trackers, select_trackers
+from finetune_trainer.metrics.recorder_threads import RecorderThreads
+from finetune_trainer.metrics.trackers import build_tracker, select_trackers
 from finetune_trainer.model.attention_backend import (
     AttentionChoice,
     build_attention_trial,
@@ -57,11 +58,13 @@ from finetune_trainer.once_per_job import DownloadSettings
 from finetune_trainer.publish_result import publish_result
 from finetune_trainer.read_spec import read_spec
 from finetune_trainer.report.attempt_log import (
+    ATTEMPT_FILE,
     AttemptEntry,
     AttemptLog,
     AttemptLogCallback,
     describe_repairable_settings,
 )
+from finetune_trainer.secret_variables import forget_secrets
 from finetune_trainer.startup_log import (
     describe_data,
     describe_packing,
@@ -70,7 +73,9 @@ from finetune_trainer.startup_log import (
     describe_weights,
     print_on_rank_zero,
 )
+from finetune_trainer.storage_faults import raise_storage_faults
 from finetune_trainer.training.base_trainer import GlobalMeanTrainer
+from finetune_trainer.training.trainer_inputs import TrainerInputs
 from finetune_trainer.training_arguments import DeviceConfig, count_cpus
 from finetune_trainer.training_plan import plan_training
 
@@ -81,6 +86,8 @@ def main() -> None:
     die_with_parent()
     context = RankContext.from_environment(os.environ)
     register_stack_dump(context.run, context.ranks.local_rank)
+    if not context.ranks.is_rank_zero:
+        forget_secrets(is_loaded=False)
     heartbeat = HeartbeatWriter(context.run.heartbeats, rank=context.ranks.rank, local_rank=context.ranks.local_rank)
     transformers.utils.logging.disable_progress_bar()
     # All library versions are pinned, so warnings about future versions are irrelevant.
@@ -102,7 +109,7 @@ def run(spec: TrainerSpec, context: RankContext, heartbeat: HeartbeatWriter) -> 
     if output.is_finished():
         print_on_rank_zero(context, [f"{output.result} is complete; nothing is left to do"])
         return contract.DONE
-    output.check_owner(overwrite=spec.output.overwrite)
+    check_output(output, context.cache, overwrite=spec.output.overwrite)
     trackers = select_trackers(spec.training)
 
     # Load config, tokenizer and data, which needs no process group.
@@ -114,7 +121,7 @@ def run(spec: TrainerSpec, context: RankContext, heartbeat: HeartbeatWriter) -> 
     heartbeat.record_progress(replace(heartbeat.progress, model_revision=model.revision))
     print_on_rank_zero(context, describe_revision(spec.model, commit=model.revision))
     local_model = download_model(model, choose_model_downloads(model, context, downloads))
-    model_description = describe_model(local_model, device)
+    model_description = describe_model(local_model, device, is_downloaded=True)
     data = load_data(spec.dataset, build_tokenization_config(spec, model_description, context, downloads))
     plan = plan.with_samples(len(data.order))
     print_on_rank_zero(context, describe_data(data))
@@ -131,7 +138,9 @@ def run(spec: TrainerSpec, context: RankContext, heartbeat: HeartbeatWriter) -> 
     print_on_rank_zero(context, [cluster.describe()] if spec.training.preflight.enabled else [])
 
     # Claim the output, and create the Hub repository now, to fail early if the push is not possible.
-    output.check_shared_storage(run_on_rank_zero(lambda: output.claim(overwrite=spec.output.overwrite)))
+    output.check_shared_storage(
+        run_on_rank_zero(lambda: output.claim(overwrite=spec.output.overwrite, rows=data.train.content_digest))
+    )
     if push := spec.output.push_to_hub:
         run_on_rank_zero(lambda: create_repository(push))
     attempt_log = start_attempt_log(context, output, heartbeat) if context.ranks.is_rank_zero else None
@@ -157,28 +166,46 @@ def run(spec: TrainerSpec, context: RankContext, heartbeat: HeartbeatWriter) -> 
     print_on_rank_zero(context, [format_rank_forecast(forecast)] if forecast else [])
 
     # Train from the newest checkpoint, and publish.
-    resume_point = run_on_rank_zero(trainer.inputs.checkpoints.find_newest_complete)
+    resume_point = trainer.inputs.checkpoints.find_intact()
     if attempt_log is not None:
-        add_recorders(trainer, attempt_log, build_trackers(trackers, logs=output.logs, first_step=resume_point.step))
-        settings = describe_repairable_settings(plan.spec, plan.batch, os.environ)
-        attempt_log.start_training(first_step=resume_point.step, settings=settings)
+        add_recorders(trainer, attempt_log, trackers, first_step=resume_point.step)
     if not train(trainer, resume_point, total_steps=trainer.args.max_steps):
         return contract.STOPPED
     publish_result(trainer, output, model_description, title=f"{context.namespace}/{context.job}")
     return contract.DONE
 
 
+def check_output(output: OutputFolder, cache: Path, *, overwrite: bool) -> None:
+    """Check that the output belongs to this job, and that no folder to write to is a link. Raises: OutputError."""
+    output.check_owner(overwrite=overwrite)
+    logs = (output.logs / f"attempt-{output.identity.attempt}", output.logs / "tensorboard")
+    caches = ("tokens", "hub/modelscope", "huggingface/hub", "huggingface/xet")
+    check_no_links((output.checkpoints, output.result, *logs, *(cache / name for name in caches)))
+
+
 def start_attempt_log(context: RankContext, output: OutputFolder, heartbeat: HeartbeatWriter) -> AttemptLog:
     """Record in the output that the attempt has started. Called on rank 0 only, after it has claimed the output."""
     identity = output.identity
     entry = AttemptEntry(identity.uid, identity.attempt, context.ranks.world_size, heartbeat.started_at)
-    return AttemptLog(output.logs, entry)
+    attempt_log = AttemptLog(output.logs, entry)
+    with heartbeat.tolerate_errors(ATTEMPT_FILE):
+        attempt_log.write()
+    return attempt_log
 
 
-def add_recorders(trainer: GlobalMeanTrainer, attempt_log: AttemptLog, trackers: Iterable[TrainerCallback]) -> None:
+def add_recorders(
+    trainer: GlobalMeanTrainer, attempt_log: AttemptLog, trackers: Iterable[str], *, first_step: int
+) -> None:
     """Add the callbacks that record the steps of the training. Called on rank 0 only."""
-    for callback in (*trackers, AttemptLogCallback(attempt_log)):
-        trainer.add_callback(callback)
+    heartbeat, logs, plan = trainer.inputs.heartbeat, trainer.inputs.checkpoints.output.logs, trainer.inputs.plan
+    with heartbeat.tolerate_errors(ATTEMPT_FILE):
+        settings = describe_repairable_settings(plan.spec, plan.batch, os.environ)
+        attempt_log.start_training(first_step=first_step, settings=settings)
+    callbacks = {ATTEMPT_FILE: AttemptLogCallback(attempt_log)}
+    for name in trackers:
+        with heartbeat.tolerate_errors(name):
+            callbacks[name] = build_tracker(name, logs=logs, first_step=first_step)
+    trainer.add_callback(RecorderThreads(callbacks, heartbeat))
 
 
 def describe_model_compute(
@@ -204,6 +231,23 @@ def report_degradations(
     print_on_rank_zero(context, lines)
     if degraded and spec.training.on_degraded == "fail":
         raise Degraded("; ".join(f"{each.reason}: {each.message}" for each in degraded))
+
+
+def report_integrity(inputs: TrainerInputs, resume_point: ResumePoint) -> None:
+    """Report damaged checkpoints, and what releases without checksums wrote; this does not end a job."""
+    data = inputs.data
+    is_verified = {
+        "the checkpoint": resume_point.is_verified,
+        "the cached training rows": data.train.content_digest,
+        "the cached evaluation rows": data.eval is None or data.eval.content_digest,
+    }
+    unverified = " and ".join(name for name in is_verified if not is_verified[name])
+    text = unverified and f"a release without checksums wrote {unverified}, so that damage is not detected"
+    found = {"CheckpointSkipped": "; ".join(resume_point.skipped), "Unverified": text}
+    degraded = tuple(Degradation(reason, message) for reason, message in found.items() if message)
+    inputs.heartbeat.record_degradations(degraded)
+    for each in degraded if inputs.ranks.is_rank_zero else ():
+        print(f"warning: {each.reason}: {each.message}", flush=True)
 
 
 def connect_ranks(spec: TrainerSpec, ranks: Ranks, device: torch.device, data: TrainingData) -> None:
@@ -233,8 +277,7 @@ def choose_attention(
     max_length = spec.dataset.max_length if spec.dataset.packing else int(data.train.lengths.max())
     assert max_length is not None  # packing requires maxLength
     trial = build_attention_trial(spec, model_description.config, model_description.dtype, device, max_length)
-    with translate_disk_errors(output.root):
-        output.check_holder()  # select_attention may write its choice to the output
+    with output.writing():  # select_attention may write its choice
         return select_attention(spec, trial, output.checkpoints, is_multimodal=model_description.vision is not None)
 
 
@@ -249,14 +292,14 @@ def describe_trainer(trainer: GlobalMeanTrainer, setup: TrainingSetup) -> Iterat
 def train(trainer: GlobalMeanTrainer, resume_point: ResumePoint, *, total_steps: int) -> bool:
     """Train from the resume point to the last step. Return False if a stop request ended training earlier."""
     checkpoint = resume_point.path
+    if not trainer.inputs.ranks.is_rank_zero:  # rank 0 publishes, and redacts report and model card
+        forget_secrets(is_loaded=True)
     trainer.inputs.heartbeat.start_training(
         resume_point.step, total_steps=total_steps, checkpoint=checkpoint.name if checkpoint else None
     )
-    if trainer.inputs.ranks.is_rank_zero:
-        for problem in resume_point.skipped:
-            print(f"checkpoint skipped: {problem}", flush=True)
-        if checkpoint:
-            print(f"resuming from {checkpoint}", flush=True)
+    report_integrity(trainer.inputs, resume_point)
+    if trainer.inputs.ranks.is_rank_zero and checkpoint:
+        print(f"resuming from {checkpoint}", flush=True)
     if checkpoint and trainer.is_final_checkpoint(checkpoint):
         trainer.load_final_checkpoint(checkpoint)
         return True
@@ -302,4 +345,5 @@ def build_tokenization_config(
         vision=model_description.vision,
         model_revision=model_description.revision,
         template_kwargs=spec.dataset.chat_template_kwargs,
+        attempt=context.attempt,
     )

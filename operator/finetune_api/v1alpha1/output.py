@@ -31,7 +31,7 @@ class Output(Model):
     sub_path: RelativePath | None = Field(
         default=None, description="Folder of this job inside the claim (default: <namespace>/<name>)."
     )
-    overwrite: bool = Field(default=False, description="Replace the output of another job in that folder.")
+    overwrite: bool = Field(default=False, description="Replace the output of another job after the first checkpoint.")
     push_to_hub: PushToHub | None = Field(
         default=None, description="Also upload the result, before the job is Complete."
     )

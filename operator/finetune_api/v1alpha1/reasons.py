@@ -186,8 +186,8 @@ class Reason(StrEnum):
     CHECKPOINT_CORRUPT = (
         "CheckpointCorrupt",
         Fault.USER,
-        "Checkpoints exist, but none is complete.",
-        "remove the file that the message names, or start over in another folder",
+        "Checkpoints exist, but none is intact; nothing was deleted.",
+        "restore a checkpoint from a backup, or start over in another folder",
     )
     NON_FINITE_LOSS = (
         "NonFiniteLoss",

@@ -117,6 +117,7 @@ class Evidence(StatusModel):
         default="", description="Last outcome reported by the supervisor: succeeded, stopped, failed, running."
     )
     error_type: Identifier = Field(default="", description="Class of the exception of the rank that failed first.")
+    category: Identifier = Field(default="", description="Reason that the pod found in the whole text of the error.")
     victim: bool = Field(default=False, description="Whether the rank failed only because another rank failed.")
     exit_code: ExitCode | None = Field(default=None, description="Exit code of the container.")
     rank: int | None = Field(default=None, description="Rank that failed first on this node.")

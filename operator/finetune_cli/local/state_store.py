@@ -74,7 +74,8 @@ class StateStore:
         except FileNotFoundError:
             return None
         except (ValueError, ValidationError) as error:
-            raise BadInput(f"{self.status_path}: cannot be read ({error}); start over with --fresh") from error
+            advice = "move it to another folder; the same command then continues from the checkpoints"
+            raise BadInput(f"{self.status_path}: cannot be read ({error}); {advice}") from error
 
     def _write(self) -> None:
         temporary = self.status_path.with_suffix(".tmp")

@@ -76,6 +76,6 @@ def _describe_reason(reason: Reason) -> str:
         sentences.append("Later attempts avoid that Kubernetes node.")
     if reason in SUSPICIOUS_REASONS:
         sentences.append("After two failures in a day on one Kubernetes node, later attempts avoid it.")
-    if any(pattern.reason is reason for pattern in PATTERNS):
+    if reason in PATTERNS:
         sentences.append("Also recognised in error text.")
     return " ".join(sentences)

@@ -121,7 +121,8 @@ def config_map_replaced(evidence: Evidence) -> Verdict | None:
 def cuda_out_of_memory(evidence: Evidence) -> Verdict | None:
     """Match a GPU that ran out of memory; the same batch would fail again, but a smaller one may fit."""
     is_reported = evidence.error_type == Reason.CUDA_OUT_OF_MEMORY
-    if not is_reported and evidence.error_type != "OutOfMemoryError" and "CUDA out of memory" not in evidence.message:
+    is_reported_by_torch = evidence.error_type == "OutOfMemoryError" or "CUDA out of memory" in evidence.message
+    if not is_reported and not is_reported_by_torch and evidence.category != Reason.CUDA_OUT_OF_MEMORY:
         return None
     description = f"ran out of GPU memory at step {evidence.last_step or 0}"
     detail = extract_last_line(evidence.message) if is_reported else description

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from finetune_api.v1alpha1.reasons import FailureAction, Reason
 from finetune_api.v1alpha1.status import AttemptRecord, Evidence, Fault
+from finetune_supervisor.error_text import MAX_LINE_CHARACTERS, select_line
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,5 @@ def describe_node(evidence: Evidence) -> str:
 
 
 def extract_last_line(text: str) -> str:
-    """Return the last non-empty line of a text, truncated to 300 characters; for a traceback, this is the exception."""
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[-1][:300] if lines else ""
+    """Return the last line of a text with words, truncated to 300 characters; for a traceback, the exception."""
+    return select_line(text)[:MAX_LINE_CHARACTERS]

@@ -3,12 +3,12 @@
 import re
 from datetime import UTC, datetime
 
-from finetune_api.bounded_text import truncate_text, truncate_text_start
+from finetune_api.bounded_text import measure_json_bytes, truncate_text, truncate_text_start
 from finetune_api.termination import Termination
 from finetune_api.v1alpha1.status import EVIDENCE_MESSAGE_BYTES, Evidence
 from finetune_operator.observation.ownership import RawBody, parse_time
+from finetune_supervisor.error_text import MAX_LINE_CHARACTERS, MAX_MESSAGE_CHARACTERS, select_line
 
-MAX_MESSAGE_CHARACTERS = 600  # maximum length of the message of a node in the status
 # condition message of Kueue; an unknown uid is UNKNOWN, and older releases do not add the uid of the job
 _PREEMPTOR = re.compile(r"accommodate a workload \(UID: ([0-9a-f-]{8,63})(?:, JobUID: ([0-9a-f-]{8,63}))?")
 
@@ -32,6 +32,7 @@ def read_evidence(
         preemptor=_find_preemptor(disruption.get("message") or ""),
         outcome=termination.outcome if termination else "",
         error_type=termination.error_type if termination else "",
+        category=termination.category if termination else "",
         victim=termination.victim if termination else False,
         exit_code=terminated_state.get("exitCode"),
         rank=termination.rank if termination else None,
@@ -55,11 +56,20 @@ def _find_preemptor(condition_message: str) -> str:
 def _select_message(
     status: RawBody, disruption: RawBody, terminated_state: RawBody, termination: Termination | None
 ) -> str:
-    """Return the most specific message; a termination message is truncated at its end, a log at its start."""
+    """Return the most specific message; a termination message keeps its last line, a log its end."""
     if termination:
-        return truncate_text(termination.message[:MAX_MESSAGE_CHARACTERS], EVIDENCE_MESSAGE_BYTES)
+        return _shorten(termination.message)
     text: str = status.get("message") or disruption.get("message") or terminated_state.get("message") or ""
     return truncate_text_start(text.strip()[-MAX_MESSAGE_CHARACTERS:], EVIDENCE_MESSAGE_BYTES)
+
+
+def _shorten(message: str) -> str:
+    """Return the message within the limits of the status; a longer one loses what precedes the displayed line."""
+    if truncate_text(message[:MAX_MESSAGE_CHARACTERS], EVIDENCE_MESSAGE_BYTES) == message:
+        return message
+    shown = truncate_text(select_line(message)[:MAX_LINE_CHARACTERS], EVIDENCE_MESSAGE_BYTES // 2)
+    start = message[: MAX_MESSAGE_CHARACTERS - len(shown) - 1]
+    return f"{truncate_text(start, EVIDENCE_MESSAGE_BYTES - measure_json_bytes(shown) - 2)}\n{shown}"
 
 
 def _select_finish_time(terminated_state: RawBody, termination: Termination | None) -> datetime | None:

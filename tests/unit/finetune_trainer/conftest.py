@@ -1,10 +1,12 @@
 """Fixtures for tests of the trainer: a tokenizer, vision-language models and a claimed output folder."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore
 from transformers import PreTrainedTokenizerFast
 
 from finetune_trainer.checkpoint.output_folder import OutputFolder
@@ -30,3 +32,11 @@ def output(tmp_path: Path) -> OutputFolder:
     output = OutputFolder(tmp_path / "output", identity())
     output.claim(overwrite=False)
     return output
+
+
+@pytest.fixture
+def process_group() -> Iterator[None]:
+    """Initialize a process group of one rank."""
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()

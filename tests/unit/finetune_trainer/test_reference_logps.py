@@ -34,6 +34,16 @@ def test_a_damaged_or_foreign_file_is_ignored(tmp_path: Path) -> None:
     assert load_saved_logps(file, "key") is None
 
 
+def test_values_with_other_content_than_was_written_are_computed_again(tmp_path: Path) -> None:
+    file = tmp_path / "logps.safetensors"
+    _save(LOGPS, tmp_path, "key")
+    file.write_bytes(file.read_bytes()[:-4] + bytes(4))
+    assert load_saved_logps(file, "key") is None
+
+    save_file(LOGPS, file, metadata={"settings and rows": "key"})  # as a release without checksums
+    assert load_saved_logps(file, "key") is not None
+
+
 class TwoRows(torch.utils.data.Dataset[tuple[Features, ...]]):
     """Preference pairs whose chosen sequence is longer than the rejected one."""
 

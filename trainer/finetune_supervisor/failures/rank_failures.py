@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,6 +10,8 @@ from pathlib import Path
 
 from finetune_supervisor.contract import RunFolder, parse_json
 from finetune_supervisor.peer_loss import is_victim
+
+_WORKER_SIGNAL = re.compile(r"DataLoader worker \(pid \d+\) is killed by signal: .*")
 
 
 @dataclass(frozen=True)
@@ -94,6 +97,12 @@ def build_failure_from_exit_code(local_rank: int | None, code: int, time: float)
         signal=number,
         victim=number == signal.SIGTERM,  # after a failure, the launcher sends SIGTERM to the other ranks
     )
+
+
+def find_worker_signal(message: str, output: str) -> str:
+    """Return the line that names the signal which ended a data loader's worker, for torch's message without it."""
+    signals = _WORKER_SIGNAL.findall(output) if re.match(r"DataLoader worker .* exited unexpectedly$", message) else ()
+    return signals[-1] if signals else message
 
 
 def _find_error_files(run_folder: RunFolder) -> Mapping[int, Path]:

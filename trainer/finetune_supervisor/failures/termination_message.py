@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 
 from finetune_supervisor.contract import MAX_TERMINATION_BYTES
 from finetune_supervisor.messages import TerminationMessage, to_json_object
+from finetune_supervisor.safe_files import open_below
 
 
 def encode_termination(termination: TerminationMessage) -> bytes:
@@ -34,5 +36,6 @@ def _encode_json(termination: TerminationMessage) -> bytes:
 def write_termination(path: Path, termination: TerminationMessage) -> None:
     """Write the message in place, because the kubelet bind-mounts the file, so that it cannot be replaced."""
     data = encode_termination(termination)
-    with path.open("wb", buffering=0) as file:
+    descriptor = open_below(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, create_folder=False)
+    with os.fdopen(descriptor, "wb", buffering=0) as file:
         file.write(data)

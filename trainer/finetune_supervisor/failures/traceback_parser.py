@@ -10,6 +10,7 @@ import signal
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
+from finetune_supervisor.error_text import select_line
 from finetune_supervisor.failures.rank_failures import Failures, RankFailure, build_failure_from_exit_code
 from finetune_supervisor.peer_loss import is_victim
 
@@ -164,7 +165,7 @@ def _find_original_failure(failure: RankFailure, text: str, *, first_rank: int) 
 
 
 def find_last_line(text: str, *, rank: int | None) -> str:
-    """Return the last line before torchrun's report that has the prefix of this rank or no rank prefix.
+    """Return the last line with words before torchrun's report that has the prefix of this rank or no rank prefix.
 
     A carriage return of a progress bar starts a new line.
     """
@@ -172,7 +173,7 @@ def find_last_line(text: str, *, rank: int | None) -> str:
     lines = (
         line.rpartition("\r")[2].strip() for prefix, line in prefixed_lines if rank is None or prefix in (None, rank)
     )
-    return next((line for line in reversed([*lines]) if line and "torch/distributed/elastic" not in line), "")
+    return select_line("\n".join(line for line in lines if "torch/distributed/elastic" not in line))
 
 
 def _split_rank_prefixes(text: str) -> Iterator[tuple[int | None, str]]:

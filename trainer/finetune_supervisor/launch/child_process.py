@@ -11,10 +11,11 @@ import subprocess
 import sys
 import threading
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
-from typing import BinaryIO
 
+from finetune_supervisor.launch.node_log import NodeLog
 from finetune_supervisor.launch.program import LaunchProgram
 
 _PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
@@ -41,14 +42,8 @@ class ProcessOutput:
         self._tail_bytes = 0
         self._written_bytes = 0
         self._tail_lock = threading.Lock()  # the supervisor and the thread that copies the program's output write
-        self._file: BinaryIO | None = None
-        if log_file is None:
-            return
-        try:
-            log_file.parent.mkdir(parents=True, exist_ok=True)
-            self._file = log_file.open("ab", buffering=0)
-        except OSError as error:
-            self.log(f"this log is not copied to the output: {error}")
+        self._file = NodeLog(log_file) if log_file else None
+        self.log_problem = ""  # why the log file is incomplete
 
     def log(self, line: str) -> None:
         """Write a log line of the supervisor."""
@@ -56,16 +51,21 @@ class ProcessOutput:
 
     def write(self, chunk: bytes) -> None:
         """Write a chunk of the program's output."""
-        sys.stdout.buffer.write(chunk)
-        sys.stdout.buffer.flush()
+        with contextlib.suppress(OSError):  # stdout of local mode may be a file on a full disk
+            sys.stdout.buffer.write(chunk)
+            sys.stdout.buffer.flush()
         self._append_to_tail(chunk)
-        if self._file is None:
-            return
-        try:
+        if self._file is not None:
             self._file.write(chunk)
-        except OSError as error:  # a full disk must not stop the training
-            self._file = None
-            self.log(f"this log is no longer copied to the output: {error}")
+            if self._file.tasks.problem and not self.log_problem:
+                self.log_problem = self._file.tasks.problem
+                self.log(f"this log is incomplete in the output: {self.log_problem}")
+
+    def finish(self, write_last_file: Callable[[], object], *, seconds: float) -> None:
+        """Write the last file to the claim after the log, and wait for both, but not longer than this time."""
+        if self._file is not None:
+            self._file.tasks.add(write_last_file)
+            self._file.tasks.finish(seconds)
 
     def _append_to_tail(self, chunk: bytes) -> None:
         with self._tail_lock:
@@ -144,7 +144,7 @@ class ChildProcess:
     def _copy_output(self, output: ProcessOutput) -> None:
         pipe = self._process.stdout
         assert pipe is not None  # always set with stdout=PIPE
-        while chunk := os.read(pipe.fileno(), 65_536):
+        while chunk := os.read(pipe.fileno(), 2**14):
             output.write(chunk)
 
 

@@ -44,6 +44,9 @@ def enable_flight_recorder(env: Mapping[str, str], node: Node) -> dict[str, str]
     if node.log is None:
         return dict(env)
     dump_prefix = str(node.log.parent / "collectives-rank-")  # torch appends the rank
+    for path in node.log.parent.glob("collectives-rank-*"):  # torch would follow a link
+        if path.is_symlink():
+            path.unlink()
     defaults = (
         (("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"), "2000"),
         (("TORCH_NCCL_DUMP_ON_TIMEOUT",), "1"),

@@ -19,6 +19,9 @@ _PHASE_FACTORS: Mapping[str, float] = {
     contract.SAVE: 6,
     contract.PUBLISH: 72,
 }
+_BUSY_LOAD_FACTOR = 12  # for a loading rank that computes, without a transfer and without a heartbeat
+_BUSY_FRACTION = 0.5  # share of computation that a rank does not reach if it waits for storage or for other ranks
+_MIN_TRANSFER_BYTES = 2**20  # more than heartbeats and polls of a rank that makes no progress
 _FIRST_STEP_FACTOR = 6
 _SLOW_STEP_FACTOR = 5  # minimum limit as a multiple of the 99th percentile of recent step times
 _MAX_RECENT_STEPS = 200
@@ -41,6 +44,7 @@ _BLOCKED_STATES = {
 }
 _ENDED_STATES = ("Z", "")
 _LAUNCHER_REPORT_SECONDS = 10.0  # time in which a launcher notices and reports that a rank has ended
+ReadActivity = Callable[[int], "tuple[int, float] | None"]
 STOPPED_OR_DEAD_STATES = frozenset(_BLOCKED_STATES) - {"D"}  # states in which a process cannot continue
 
 
@@ -57,15 +61,20 @@ class HangDetector:
     """Tracks the heartbeats of one node's ranks; `now` arguments are seconds of a monotonic clock.
 
     `limit_seconds`: time limit of one step, 0 disables detection. `is_stopped`: returns whether the process with a PID
-    cannot continue.
+    cannot continue. `read_activity`: returns the bytes that it has read and written, and the seconds of CPU time that
+    it has used, or None if they are unknown.
     """
 
-    def __init__(self, *, limit_seconds: float, now: float, is_stopped: Callable[[int], bool]) -> None:
+    def __init__(
+        self, *, limit_seconds: float, now: float, is_stopped: Callable[[int], bool], read_activity: ReadActivity
+    ) -> None:
         self._limit = limit_seconds
         self._is_stopped = is_stopped
+        self._read_activity = read_activity
         self.recorded_at = now
         self._last_heartbeat_at: dict[int, float] = {}
         self._heartbeats: dict[int, Heartbeat] = {}
+        self._progress_activity: dict[int, tuple[int, float]] = {}  # of loading ranks at their last progress
         self._last_step_at: dict[int, float] = {}
         self._step_seconds: deque[float] = deque(maxlen=_MAX_RECENT_STEPS)
 
@@ -86,11 +95,22 @@ class HangDetector:
         self.recorded_at = now
         for heartbeat in heartbeats:
             previous_heartbeat = self._heartbeats.get(heartbeat.local_rank)
-            if previous_heartbeat is not None and previous_heartbeat.time == heartbeat.time:
+            is_new = previous_heartbeat is None or previous_heartbeat.time != heartbeat.time
+            if heartbeat.phase == contract.LOAD and heartbeat.pid is not None:
+                self._record_activity(heartbeat.local_rank, heartbeat.pid, is_new=is_new, now=now)
+            if not is_new:
                 continue
             self._last_heartbeat_at[heartbeat.local_rank] = now
             self._heartbeats[heartbeat.local_rank] = heartbeat
             self._measure_step(previous_heartbeat, heartbeat, now=now)
+
+    def _record_activity(self, rank: int, pid: int, *, is_new: bool, now: float) -> None:
+        """Record the progress of a loading rank: a heartbeat, or a transfer, which counts as one."""
+        if activity := self._read_activity(pid):
+            transferred_bytes, _ = self._progress_activity.setdefault(rank, activity)
+            if is_new or activity[0] - transferred_bytes >= _MIN_TRANSFER_BYTES:
+                self._progress_activity[rank] = activity
+                self._last_heartbeat_at[rank] = now
 
     def _measure_step(self, previous_heartbeat: Heartbeat | None, heartbeat: Heartbeat, *, now: float) -> None:
         """Measure the seconds per step between two heartbeats, unless an evaluation or a checkpoint was in between."""
@@ -140,6 +160,10 @@ class HangDetector:
             return self._limit * _PHASE_FACTORS[contract.INIT]
         if silent_seconds > self._limit and heartbeat.pid is not None and self._is_stopped(heartbeat.pid):
             return self._limit
+        if heartbeat.phase == contract.LOAD and rank in self._progress_activity and heartbeat.pid is not None:
+            _, cpu_seconds = self._read_activity(heartbeat.pid) or (0, 0.0)
+            if cpu_seconds - self._progress_activity[rank][1] > _BUSY_FRACTION * silent_seconds:
+                return self._limit * _BUSY_LOAD_FACTOR
         if heartbeat.phase != contract.TRAIN:
             return self._limit * _PHASE_FACTORS.get(heartbeat.phase, 1)
         if heartbeat.progress.step == heartbeat.first_step:

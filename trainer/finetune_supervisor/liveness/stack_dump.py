@@ -89,6 +89,18 @@ def is_stopped_or_dead(pid: int) -> bool:
     return read_process_state(pid) in STOPPED_OR_DEAD_STATES
 
 
+def read_activity(pid: int, proc_folder: Path = Path("/proc")) -> tuple[int, float] | None:
+    """Return the bytes that a process has read and written, also in mapped files, and its CPU seconds, if known."""
+    try:
+        counters = dict(line.split(b": ") for line in (proc_folder / str(pid) / "io").read_bytes().splitlines())
+        stat = (proc_folder / str(pid) / "stat").read_bytes()
+    except OSError:
+        return None
+    faults, _, user_ticks, system_ticks = map(int, stat.rpartition(b")")[2].split()[9:13])  # faults that read files
+    transferred = sum(int(counters[name]) for name in (b"rchar", b"wchar", b"read_bytes", b"write_bytes"))
+    return transferred + 4096 * faults, (user_ticks + system_ticks) / os.sysconf("SC_CLK_TCK")
+
+
 def read_kernel_function(pid: int, proc_folder: Path = Path("/proc")) -> str:
     """Return the kernel function in which the process sleeps, empty if unknown."""
     try:

@@ -9,10 +9,11 @@ from typing import Any
 from jinja2 import Environment, TemplateError
 from transformers import PreTrainedTokenizerBase
 
+from finetune_trainer import cpu_limit
 from finetune_trainer.data_sources.conversations import Conversation
 from finetune_trainer.data_sources.messages import Role, Turn
 from finetune_trainer.data_sources.tool_calls import JsonObject, ToolCall
-from finetune_trainer.errors import ChatTemplateError
+from finetune_trainer.errors import ChatTemplateError, ModelError
 from finetune_trainer.vision.placeholders import to_content_parts
 
 _TEMPLATE_ERRORS = (TemplateError, TypeError, ValueError, KeyError, AttributeError)
@@ -46,7 +47,7 @@ class ConversationTemplate:
         return cls(tokenizer, subject, conversation.tools, merged, as_content_parts)
 
     def render(self, turns: Sequence[Turn], **options: Any) -> Any:
-        """Render the turns with the chat template. Raises: ChatTemplateError with the origin of the row."""
+        """Render the turns. Raises: ChatTemplateError with the origin of the row, or ModelError if it is too slow."""
         try:
             return self._apply(turns, **options)
         except _TEMPLATE_ERRORS as error:
@@ -62,9 +63,12 @@ class ConversationTemplate:
 
     def _apply(self, turns: Sequence[Turn], **options: Any) -> Any:
         messages = [self._build_message(turn) for turn in turns]
-        return self.tokenizer.apply_chat_template(
-            messages, tools=list(self.tools) or None, **{**self.kwargs, "tokenize": False, **options}
-        )
+        seconds = cpu_limit.TEMPLATE_SECONDS
+        too_slow = ModelError(f"{self.subject} needs more than {seconds} s for this row; correct its loops")
+        with cpu_limit.limit_cpu_seconds(seconds, too_slow):
+            return self.tokenizer.apply_chat_template(
+                messages, tools=list(self.tools) or None, **{**self.kwargs, "tokenize": False, **options}
+            )
 
     def _build_message(self, turn: Turn) -> dict[str, Any]:
         """Convert the turn to a message of the format that transformers documents for chat templates.

@@ -1,19 +1,34 @@
 """Manages the ownership of output folders, atomic publishing and the success marker."""
 
-import json
 import secrets
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
+from itertools import count
 from pathlib import Path
 
 from finetune_supervisor.contract import parse_json
+from finetune_supervisor.failures.full_volumes import is_volume_full
 from finetune_supervisor.success_marker import get_success_marker_path, is_result_published
-from finetune_trainer.atomic_files import fsync_tree, remove_path, translate_disk_errors, write_json
-from finetune_trainer.errors import OutputError
+from finetune_trainer.atomic_files import fsync_folder, fsync_tree, remove_path, translate_disk_errors, write_json
+from finetune_trainer.checkpoint.manifest import (
+    COMPUTED_ENTRIES,
+    MANIFEST,
+    Manifest,
+    UnusableCheckpoint,
+    list_checkpoints,
+    read_manifest,
+)
+from finetune_trainer.checksums import seal
+from finetune_trainer.errors import OutputError, StorageFault
 
-CHECKPOINT_PREFIX = "step-"  # name prefix of published checkpoints, such as step-00000100
+_REPLACED_OUTPUT = "replaced-output-"  # name prefix of folders with the output of other jobs
+_ADVICE = (
+    "choose another output.subPath, which changes nothing here; or set output.overwrite, which moves them to"
+    f" {_REPLACED_OUTPUT}1 in this folder until this job has a checkpoint or needs the space"
+)
 _SHARED_STORAGE_TIMEOUT_SECONDS = 30.0  # network file systems may delay new files on other nodes
 
 
@@ -84,39 +99,53 @@ class OutputFolder:
 
         Called on every rank before the model is loaded. Writes nothing.
         """
-        holder = _read_json_object(self.job_file)
-        if holder is not None and holder.get("uid") == self.identity.uid:
-            attempt = holder.get("attempt")
-            if isinstance(attempt, int) and attempt > self.identity.attempt:
-                raise OutputError(f"{self.root} is superseded by attempt {attempt}; this is {self.identity.attempt}")
-            if self.identity.has_same_settings(holder.get("fingerprint")) or overwrite:
-                return
-            raise OutputError(
-                f"{self.root} holds checkpoints of this job with another model, dataset, method or training setting;"
-                " give the changed job another output.subPath, or set output.overwrite to start over"
-            )
-        occupied = any(folder.is_dir() and any(folder.iterdir()) for folder in (self.checkpoints, self.result))
-        if (occupied or holder is not None) and not (overwrite or self._is_owned_by_job_without_output(holder)):
-            raise OutputError(
-                f"{self.root} holds the output of {_describe_owner(holder)}; choose another output.subPath,"
-                " or set output.overwrite to replace it"
-            )
+        holder = self._read_holder()
+        attempt = holder.get("attempt") if holder and self._is_own(holder) else None
+        if isinstance(attempt, int) and attempt > self.identity.attempt:
+            raise OutputError(f"{self.root} is superseded by attempt {attempt}; this is {self.identity.attempt}")
+        if not overwrite and (foreign_output := self._find_foreign_output(holder)):
+            raise OutputError(f"{self.root} holds {foreign_output}; {_ADVICE}")
 
-    def claim(self, *, overwrite: bool) -> str:
+    def _find_foreign_output(self, holder: Mapping[str, object] | None) -> str | None:
+        """Return what the folder contains that this job may not continue, or None."""
+        if holder is None:
+            # a save that loses its claim leaves staged files, with a leading dot, below the mount point
+            found = {path.name for folder in (self.checkpoints, self.result) for path in folder.glob("[!.]*")}
+            return "the output of an unknown owner" if found - COMPUTED_ENTRIES else None
+        if self._is_own(holder):
+            same = self.identity.has_same_settings(holder.get("fingerprint"))
+            return None if same else "checkpoints of this job with another model, dataset, method or training setting"
+        owner, name = _describe_owner(holder), (self.identity.namespace, self.identity.name)
+        if (holder.get("namespace"), holder.get("name")) != name:
+            return f"the output of {owner}"
+        # Names are unique in a cluster: a job of the same name was deleted, and its pods are gone (decisions/205).
+        if self.result.exists():
+            return f"the result of {owner}, which was deleted"
+        same = not list_checkpoints(self.checkpoints) or holder.get("fingerprint") == self.identity.fingerprint
+        return None if same else f"checkpoints of {owner}, which was deleted and had other settings"
+
+    def claim(self, *, overwrite: bool, rows: str = "") -> str:
         """Make this attempt the holder and return a token for check_shared_storage. Called on rank 0 only.
 
-        Deletes the checkpoints and the result of another job or configuration.
+        Checkpoints of a deleted job with the same name, settings and rows become those of this job (decisions/546).
+        Checkpoints and result of other jobs are moved aside until `remove_replaced_output` deletes them.
+        rows: hash of the tokenized rows; empty if unknown.
         Raises: OutputError if the folder may not be claimed or written.
         """
         self.check_owner(overwrite=overwrite)
         with translate_disk_errors(self.root):
             self.root.mkdir(parents=True, exist_ok=True)
-            holder = _read_json_object(self.job_file)
+            self._restore_replaced_folders()
+            holder = self._read_holder()
             token = secrets.token_hex(8)
-            if holder is None or not self._has_same_configuration(holder):
-                remove_path(self.checkpoints)
-                remove_path(self.result)
-            write_json(self.job_file, {**asdict(self.identity), "token": token})
+            if holder is None or not self.has_same_configuration(holder):
+                if overwrite or holder is None or not list_checkpoints(self.checkpoints):
+                    self._move_output_aside()
+                else:
+                    self._adopt_checkpoints(holder, rows)
+            if is_volume_full(self.root):
+                self.remove_replaced_output()
+            write_json(self.job_file, {**asdict(self.identity), "rows": rows, "token": token})
             self.checkpoints.mkdir(exist_ok=True)
             # Remove staged files after the claim, because older attempts can no longer publish them.
             self._remove_staged_files()
@@ -134,12 +163,29 @@ class OutputFolder:
             time.sleep(0.2)
 
     def check_holder(self) -> None:
-        """Raise OutputError if a newer attempt or another job has claimed the folder. Called before publishing."""
+        """Raise OutputError if another attempt or job has claimed the folder, and StorageFault if job.json is gone."""
         holder = _read_json_object(self.job_file)
-        if holder is None or holder.get("uid") != self.identity.uid:
+        if holder is None:
+            raise StorageFault(f"{self.root} lost job.json: it is no longer mounted, or its files were deleted")
+        if not self._is_own(holder):
             raise OutputError(f"{self.root} was taken over by {_describe_owner(holder)}; nothing more is written there")
-        if holder.get("attempt") != self.identity.attempt:
-            raise OutputError(f"{self.root}: superseded by attempt {holder.get('attempt')}; nothing more is written")
+        if isinstance(attempt := holder.get("attempt"), int) and attempt > self.identity.attempt:
+            raise OutputError(f"{self.root}: superseded by attempt {attempt}; nothing more is written")
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Check the holder before the `with` block writes to the folder, and again if the block raises an error.
+
+        The error may be a consequence: a newer attempt deletes staged files, and a lost claim leaves its mount point.
+        Raises: OutputError; StorageFault; DiskFull if the volume is full.
+        """
+        with translate_disk_errors(self.root):
+            self.check_holder()
+            try:
+                yield
+            except Exception:
+                self.check_holder()
+                raise
 
     def publish(self, folder: Path, write_files: Callable[[Path], None]) -> None:
         """Write and flush a staged folder, and rename it to `folder` if this attempt is still the holder.
@@ -148,7 +194,7 @@ class OutputFolder:
         Raises: OutputError, or DiskFull if the volume is full.
         """
         staged = self.get_staged_folder(folder)
-        with translate_disk_errors(self.root):
+        with self.writing():
             remove_path(staged)
             staged.mkdir(parents=True)
             write_files(staged)
@@ -159,42 +205,76 @@ class OutputFolder:
         return self.checkpoints / f"{self.staging_prefix}{folder.name}"
 
     def publish_staged(self, folder: Path) -> None:
-        """Flush a staged folder, and rename it to `folder` if this attempt is still the holder.
-
-        Raises: OutputError, or DiskFull if the volume is full.
-        """
+        """Flush a staged folder, and rename it to `folder` if this attempt is the holder. Call it within `writing`."""
         staged = self.get_staged_folder(folder)
-        with translate_disk_errors(self.root):
-            fsync_tree(staged)
-            replaced = staged.with_name(f"{self.staging_prefix}replaced-{folder.name}")
-            self.check_holder()
-            if folder.exists():
-                folder.rename(replaced)
-            try:
-                staged.rename(folder)
-            except FileNotFoundError as error:  # a newer attempt has deleted the staged folder
-                self.check_holder()
-                raise OutputError(f"{staged} was deleted before it could be published") from error
-            remove_path(replaced)
+        fsync_tree(staged)
+        replaced = staged.with_name(f"{self.staging_prefix}replaced-{folder.name}")
+        self.check_holder()
+        if folder.exists():
+            folder.rename(replaced)
+        staged.rename(folder)
+        fsync_folder(folder.parent)  # before anything that it replaces is deleted
+        remove_path(replaced)
 
     def mark_success(self) -> None:
         """Write the success marker, which marks the published result as complete."""
         marker = {"uid": self.identity.uid, "fingerprint": self.identity.fingerprint, "attempt": self.identity.attempt}
-        with translate_disk_errors(self.root):
-            self.check_holder()
+        with self.writing():
             write_json(self.success_file, marker, staging_file=self.checkpoints / f"{self.staging_prefix}SUCCESS")
 
-    def _is_owned_by_job_without_output(self, holder: dict[str, object] | None) -> bool:
-        """Return whether a deleted job of the same name owns the folder and has published no checkpoint or result."""
-        if holder is None or (holder.get("namespace"), holder.get("name")) != (
-            self.identity.namespace,
-            self.identity.name,
-        ):
-            return False
-        return not self.result.exists() and not any(self.checkpoints.glob(f"{CHECKPOINT_PREFIX}*"))
+    def remove_replaced_output(self) -> tuple[str, ...]:
+        """Delete the output of other jobs that `claim` moved aside, and return the names of its folders."""
+        folders = [path for path in self.root.glob(f"{_REPLACED_OUTPUT}*") if path.name.rpartition("-")[2].isdigit()]
+        for folder in folders:
+            remove_path(folder)
+        return tuple(folder.name for folder in folders)
 
-    def _has_same_configuration(self, holder: dict[str, object]) -> bool:
-        return holder.get("uid") == self.identity.uid and self.identity.has_same_settings(holder.get("fingerprint"))
+    def has_same_configuration(self, holder: Mapping[str, object]) -> bool:
+        """Return whether a folder or a checkpoint belongs to this job with these settings."""
+        return self._is_own(holder) and self.identity.has_same_settings(holder.get("fingerprint"))
+
+    def _read_holder(self) -> Mapping[str, object] | None:
+        """Return job.json or, if it is lost, the owner of a checkpoint: this job, if any checkpoint is its own."""
+        if (holder := _read_json_object(self.job_file)) is not None:
+            return holder
+        owners = [manifest.content for _, manifest in _read_manifests(self.checkpoints)]
+        return next(iter([owner for owner in owners if self._is_own(owner)] or owners), None)
+
+    def _is_own(self, holder: Mapping[str, object]) -> bool:
+        return holder.get("uid") == self.identity.uid
+
+    def _adopt_checkpoints(self, holder: Mapping[str, object], rows: str) -> None:
+        """Make the checkpoints of a deleted job those of this job. Raises: OutputError if its rows were others."""
+        owner = f"{_describe_owner(holder)}, which was deleted"
+        if rows and (holder.get("rows") or rows) != rows:
+            raise OutputError(f"{self.root} holds checkpoints of {owner} and had other rows; {_ADVICE}")
+        for folder, manifest in _read_manifests(self.checkpoints):
+            if manifest.content.get("uid") == holder.get("uid"):
+                content = {**manifest.content, **asdict(self.identity)}
+                write_json(folder / MANIFEST, seal(content) if manifest.has_checksums else content)
+        print(f"{self.root}: continues the training of {owner}", flush=True)
+
+    def _move_output_aside(self) -> None:
+        """Move checkpoints and result of another job or configuration to a new folder; own checkpoints stay."""
+        manifests = _read_manifests(self.checkpoints)
+        own = [folder for folder, manifest in manifests if self.has_same_configuration(manifest.content)]
+        entries = [path for path in (*self.checkpoints.glob("*"), *self.root.glob(self.result.name)) if path not in own]
+        if not entries:
+            return
+        folders = (self.root / f"{_REPLACED_OUTPUT}{number}" for number in count(1))
+        aside = next(folder for folder in folders if not folder.exists())
+        (aside / self.checkpoints.name).mkdir(parents=True)
+        for entry in (*entries, *self.root.glob(self.job_file.name)):
+            entry.rename(aside / entry.relative_to(self.root))
+        print(f"{self.root}: the replaced output is in {aside.name} until this job has a checkpoint", flush=True)
+
+    def _restore_replaced_folders(self) -> None:
+        """Restore folders that an attempt moved aside to replace them, if it ended before it could do so."""
+        for entry in self.checkpoints.glob(".tmp-attempt-*-replaced-*"):
+            name = entry.name.partition("-replaced-")[2]
+            folder = (self.root if name == self.result.name else self.checkpoints) / name
+            if not folder.exists():
+                entry.rename(folder)
 
     def _remove_staged_files(self) -> None:
         """Delete unpublished files of older attempts."""
@@ -209,12 +289,18 @@ def _read_json_object(path: Path) -> dict[str, object] | None:
     """Return the JSON object in a file, or None if the file is missing or damaged."""
     try:
         value = parse_json(path.read_text(encoding="utf-8"))
-    except (FileNotFoundError, NotADirectoryError, json.JSONDecodeError):
+    except (FileNotFoundError, NotADirectoryError, ValueError):
         return None
     return value if isinstance(value, dict) else None
 
 
-def _describe_owner(holder: dict[str, object] | None) -> str:
-    if holder is None:
-        return "an unknown owner"
-    return f"job {holder.get('namespace')}/{holder.get('name')} (uid {holder.get('uid')})"
+def _read_manifests(checkpoints: Path) -> Iterator[tuple[Path, Manifest]]:
+    """Yield the checkpoints with a readable manifest, newest first."""
+    for folder in list_checkpoints(checkpoints):
+        with suppress(UnusableCheckpoint):
+            yield folder, read_manifest(folder)
+
+
+def _describe_owner(holder: Mapping[str, object]) -> str:
+    name = f"job {holder['namespace']}/{holder.get('name')}" if "namespace" in holder else "a job"
+    return f"{name} (uid {holder.get('uid')})"

@@ -72,7 +72,7 @@ class StateReader:
 
     def __init__(self, folder: Path) -> None:
         self._parts: dict[str, list[_Part]] = {}
-        for path in sorted((folder / STATE_FOLDER).iterdir()):
+        for path in sorted((folder / STATE_FOLDER).glob("*.safetensors")):  # not copies such as *.safetensors.bak
             file: Any = safe_open(path, framework="pt")
             offsets = parse_json(file.metadata()[_OFFSETS_BY_KEY])
             for key in file.keys():  # noqa: SIM118 -- safe_open returns no dict

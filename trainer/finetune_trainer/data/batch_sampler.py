@@ -4,6 +4,7 @@ The samples of a step depend only on seed, epoch and effective batch (decisions/
 """
 
 from collections.abc import Iterator
+from functools import partial
 
 import numpy as np
 import torch
@@ -12,7 +13,9 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from finetune_api.batch import Batch
 from finetune_trainer.data.collator import Collate
 from finetune_trainer.data.epoch_order import Epoch, Item, ItemOrder
+from finetune_trainer.data.late_skips import LateSkips, collate_with_skips
 from finetune_trainer.data.token_dataset import FILLER, Features
+from finetune_trainer.data.worker_errors import send_errors
 
 
 class BatchSampler(Sampler[list[Item]]):
@@ -77,18 +80,20 @@ def build_dataloader(
     sampler: BatchSampler,
     collate: Collate,
     *,
+    skips: LateSkips,
     worker_count: int,
     is_persistent: bool = False,
 ) -> RankDataLoader:
     """Build the data loader for one rank.
 
-    worker_count: number of loader processes; if it is 0, the training process loads the samples. is_persistent: whether
-    the processes are used again in the next epoch.
+    skips: the caller reports the micro-batches to it. worker_count: number of loader processes; if it is 0, the
+    training process loads the samples. is_persistent: whether the processes are used again in the next epoch.
     """
     return RankDataLoader(
         dataset,
         batch_sampler=sampler,
-        collate_fn=collate,
+        collate_fn=partial(collate_with_skips, collate=collate, skips=skips),
+        worker_init_fn=send_errors,
         num_workers=worker_count,
         persistent_workers=is_persistent and worker_count > 0,
         pin_memory=torch.cuda.is_available(),

@@ -1,6 +1,7 @@
 """Reads, renders and tokenizes the training and evaluation data of a job."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import astuple, dataclass, field
 from functools import cached_property
 from hashlib import sha256
@@ -17,11 +18,12 @@ from finetune_trainer.atomic_files import translate_disk_errors
 from finetune_trainer.chat_template.conversation_template import list_template_names
 from finetune_trainer.chat_template.example_renderer import ExampleRenderer
 from finetune_trainer.data.epoch_order import Item, ItemOrder, RowOrder
+from finetune_trainer.data.late_skips import LateSkips, SkippingDataset
 from finetune_trainer.data.packing import PackedDataset, PackOrder
 from finetune_trainer.data.process_pool import map_in_order
 from finetune_trainer.data.row_filter import RowRules
 from finetune_trainer.data.row_rendering import RenderedRow, RowRenderer
-from finetune_trainer.data.token_cache import CacheRole, compute_cache_key, load_or_tokenize
+from finetune_trainer.data.token_cache import CacheRole, compute_cache_key, load_or_tokenize, start_source_check
 from finetune_trainer.data.token_dataset import Features, MultimodalDataset, TokenDataset
 from finetune_trainer.data.train_test_split import hold_out_rows
 from finetune_trainer.data_sources.media import Modality
@@ -45,6 +47,8 @@ class TrainingData:
     rules: RowRules
     is_eval_held_out: bool  # whether `eval` was split off from spec.dataset.train
     vision: VisionProcessor | None = None
+    skips: LateSkips = field(default_factory=LateSkips)  # rows that turn out to be unusable during training
+    source_check: Future[None] | None = None  # on rank 0; see `start_source_check`
 
     @property
     def samples(self) -> SampleDataset:
@@ -79,7 +83,11 @@ class TrainingData:
 
     def add_pixel_inputs(self, rows: TokenDataset) -> SampleDataset:
         """Return a dataset of the rows, with pixel inputs if the model is a vision-language model."""
-        return MultimodalDataset(rows, self.vision) if self.vision else rows
+        if self.vision is None:
+            return rows
+        if self.rules.on_bad_row == "skip":
+            return SkippingDataset(rows, self.vision, self.skips, "train" if rows is self.train else "eval")
+        return MultimodalDataset(rows, self.vision)
 
 
 @dataclass(frozen=True)
@@ -99,6 +107,7 @@ class TokenizationConfig:
     vision: VisionProcessor | None = None
     model_revision: str | None = None  # commit of a model on the Hub
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)  # variables for the chat template
+    attempt: int = 0
 
 
 def load_data(dataset: Dataset, config: TokenizationConfig) -> TrainingData:
@@ -119,6 +128,7 @@ def load_data(dataset: Dataset, config: TokenizationConfig) -> TrainingData:
         rules=config.rules,
         is_eval_held_out=dataset.split_dataset_ratio is not None,
         vision=config.vision,
+        source_check=start_source_check(filter(None, (train, evaluation))) if config.role is CacheRole.WRITER else None,
     )
 
 
@@ -172,6 +182,8 @@ def _load_rows(
             rules=config.rules,
             role=config.role,
             send_heartbeat=config.send_heartbeat,
+            job_uid=config.downloads.job_uid,
+            attempt=config.attempt,
         )
     if len(data) == 0:
         raise DatasetError(f"{spec_field}: no sample is left; {_explain_empty_dataset(data, config.rules)}")

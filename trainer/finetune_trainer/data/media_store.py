@@ -9,6 +9,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from finetune_supervisor.contract import parse_json
 from finetune_trainer.data_sources.media import MediaItem, Modality
 
 _ENDS, _SOURCES, _BYTES = "image-ends.npy", "images.json", "images.bin"
@@ -51,7 +52,7 @@ class MediaStore:
     def __init__(self, folder: Path) -> None:
         self._bytes = folder / _BYTES
         self._ends = np.load(folder / _ENDS)
-        self._sources: list[dict[str, Any]] = json.loads((folder / _SOURCES).read_text(encoding="utf-8"))
+        self._sources: list[dict[str, Any]] = parse_json((folder / _SOURCES).read_bytes())
         self.modalities = frozenset(_get_modality(source) for source in self._sources)
 
     def __getitem__(self, index: int) -> tuple[MediaItem, ...]:

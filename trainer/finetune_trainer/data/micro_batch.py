@@ -1,10 +1,12 @@
 """A collated micro-batch: the inputs of the model, the target tokens, and the lengths of the sequences."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import torch
+
+SkippedRows = dict[tuple[str, int], str]  # error messages by dataset (train or eval) and index of the row
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,7 @@ class MicroBatch:
     target_counts: tuple[int, ...]  # number of target tokens of each sequence; 0 for fillers
     shared_lengths: tuple[int, ...] = ()  # number of tokens of each prompt that both completions of a pair share
     reference_logps: torch.Tensor | None = None  # log-probabilities under DPO's reference model, (sequences,)
+    skipped_rows: SkippedRows = field(default_factory=dict)  # found while the micro-batch was loaded
 
     @property
     def real_token_count(self) -> int:

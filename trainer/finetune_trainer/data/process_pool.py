@@ -1,15 +1,18 @@
 """Applies a function to items in several processes, in the order of the items (decisions/528)."""
 
 import os
+import signal
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from itertools import chain, islice
 from multiprocessing import get_context
+from multiprocessing.process import BaseProcess
 from typing import Any, TypeVar
 
 from finetune_supervisor.launch.child_process import die_with_parent
+from finetune_trainer.data.worker_errors import to_sendable
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -24,7 +27,7 @@ _function: Callable[[Any], Any]  # of a pool's process; inherited, so that it ne
 def map_in_order(function: Callable[[Item], Result], items: Iterable[Item], *, processes: int) -> Iterator[Result]:
     """Yield the results of the function; with few items or one process, the calling process computes them.
 
-    The items and results must be serializable. Raises: errors of the function; RuntimeError if a process is killed.
+    The items and results must be serializable. Raises: errors of the function; RuntimeError if a process ends early.
     """
     iterator = iter(items)
     first_items = list(islice(iterator, _MIN_ITEMS))
@@ -35,7 +38,9 @@ def map_in_order(function: Callable[[Item], Result], items: Iterable[Item], *, p
     try:
         yield from _map_chunks(pool, chain(first_items, iterator), max_pending=_CHUNKS_PER_PROCESS * processes)
     except BrokenProcessPool as error:
-        raise RuntimeError("a worker that tokenises rows was killed by signal: killed, as if memory ran out") from error
+        members = tuple((pool._processes or {}).values())
+        pool.shutdown()  # waits until the members have ended
+        raise RuntimeError(f"a worker that tokenises rows {_describe_end(members)}") from error
     finally:
         pool.shutdown(cancel_futures=True)
 
@@ -50,6 +55,13 @@ def _map_chunks(pool: ProcessPoolExecutor, items: Iterator[Any], *, max_pending:
         yield from pending.popleft().result()
 
 
+def _describe_end(members: Iterable[BaseProcess]) -> str:
+    """Describe how the first member ended; the pool then sends SIGTERM to the others."""
+    codes = [member.exitcode for member in members if member.exitcode]
+    code = next((code for code in codes if code != -signal.SIGTERM), -signal.SIGTERM)
+    return f"exited with code {code}" if code > 0 else f"was killed by signal: {signal.strsignal(-code)}".lower()
+
+
 def _start_process(function: Callable[[Any], Any]) -> None:
     global _function
     die_with_parent()
@@ -58,4 +70,7 @@ def _start_process(function: Callable[[Any], Any]) -> None:
 
 
 def _process_chunk(chunk: tuple[Any, ...]) -> list[Any]:
-    return [_function(item) for item in chunk]
+    try:
+        return [_function(item) for item in chunk]
+    except Exception as error:
+        raise to_sendable(error)  # noqa: B904  its traceback is kept

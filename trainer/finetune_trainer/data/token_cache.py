@@ -2,30 +2,37 @@
 
 import hashlib
 import json
-import os
+import secrets
 import shutil
+import threading
 import time
 from array import array
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, astuple
 from enum import Enum, auto
-from pathlib import Path
+from pathlib import Path, PurePath
 
 import numpy as np
 
+from finetune_supervisor.contract import parse_json
+from finetune_trainer.atomic_files import fsync_folder, fsync_tree, remove_path, write_json
+from finetune_trainer.checksums import find_damage, record_file, seal
 from finetune_trainer.data.media_store import MediaStoreWriter
 from finetune_trainer.data.row_filter import RowFilter, RowRules
 from finetune_trainer.data.row_rendering import RenderedRow
-from finetune_trainer.data.token_dataset import TokenDataset
-from finetune_trainer.data_sources.file_digests import compute_file_digest
+from finetune_trainer.data.token_dataset import META_FILE, TokenDataset
+from finetune_trainer.data_sources.file_digests import FileDigest, compute_file_digest
 from finetune_trainer.data_sources.row_origins import RowOriginWriter
-from finetune_trainer.errors import TrainerError
+from finetune_trainer.errors import DatasetError, TrainerError, first_line
 
 _FORMAT = 7
 _TOKENS_FILE = "tokens.bin"
-_DIGEST_PROGRESS_FILE = "digest-progress.bin"
+_PROGRESS_FILE = "progress.bin"
+MAX_COMPARED_BYTES = 2**30  # larger datasets are compared with their digests in the background
 _POLL_SECONDS = 0.1
+_MAX_UNUSED_SECONDS = 30 * 86_400.0  # a job that runs for longer and loses its entry tokenizes the rows again
 TAKEOVER_SECONDS = 60.0  # time without progress after which a deputy writes; network file systems report sizes late
 
 RenderedRows = Iterable[RenderedRow | TrainerError]
@@ -34,8 +41,8 @@ RenderedRows = Iterable[RenderedRow | TrainerError]
 class CacheRole(Enum):
     """What a process does if the cache is empty."""
 
-    WRITER = auto()  # tokenizes the rows
-    DEPUTY = auto()  # waits for the writer, and tokenizes the rows if it makes no progress
+    WRITER = auto()  # verifies the entry of the cache, or tokenizes the rows
+    DEPUTY = auto()  # waits for the writer, and does its work if it makes no progress
     READER = auto()  # waits
 
 
@@ -45,7 +52,7 @@ def compute_cache_key(files: Sequence[Path], *parameters: object) -> str:
     return hashlib.sha256(json.dumps([_FORMAT, stats, parameters]).encode()).hexdigest()[:32]
 
 
-def load_or_tokenize(
+def load_or_tokenize(  # noqa: PLR0913  each is independent of the others
     folder: Path,
     render_rows: Callable[[], RenderedRows],
     *,
@@ -53,28 +60,35 @@ def load_or_tokenize(
     role: CacheRole,
     send_heartbeat: Callable[[], None],
     files: Sequence[Path] = (),
+    job_uid: str = "",
+    attempt: int = 0,
 ) -> TokenDataset:
-    """Load the cached rows. If the cache is empty, the writer tokenizes the rows and the other processes wait.
+    """Load the cached rows. The writer verifies them, or tokenizes the rows; the other processes wait.
 
-    A deputy writes the cache if the writer makes no progress, for example because the storage is not shared. Waiting
-    has no timeout: if the process that writes fails, the supervisor terminates the waiting processes.
+    A deputy does so if the writer makes no progress, for example because the storage is not shared. Waiting has no
+    timeout: if the process that writes fails, the supervisor terminates the waiting processes.
+    folder: the entry of the cache. If it cannot be used, it stays for other jobs, and the new one gets a longer name.
+    The writer deletes what is older than _MAX_UNUSED_SECONDS: entries that cannot be used, and files of other writers.
     files: the files of the rows, whose digests are stored with the rows.
+    attempt: the first one uses no entry of a release without checksums.
+    Raises: DatasetError if a file changes meanwhile, or an error of `render_rows`.
     """
-    if role is CacheRole.DEPUTY and not folder.exists():
-        _wait_for_writer(folder, send_heartbeat)
-    if role is not CacheRole.READER:
-        if not folder.exists():
-            _write_cache(folder, render_rows(), files, rules=rules, send_heartbeat=send_heartbeat)
+    note = folder.with_name(f".{folder.name}-{job_uid}-{attempt}.json")  # contains the name of the entry
+    if role is CacheRole.DEPUTY:
+        _wait_for_writer(folder, note, send_heartbeat)
+    if role is CacheRole.WRITER or (role is CacheRole.DEPUTY and not note.exists()):
+        entry = _find_or_write(folder, render_rows, files, rules=rules, attempt=attempt, send_heartbeat=send_heartbeat)
+        write_json(note, entry.name)
+    while not note.exists():
         send_heartbeat()
-    while not folder.exists():
         time.sleep(_POLL_SECONDS)
-    return TokenDataset(folder)
+    return TokenDataset(folder.with_name(PurePath(parse_json(note.read_bytes())).name))
 
 
-def _wait_for_writer(folder: Path, send_heartbeat: Callable[[], None]) -> None:
-    """Wait until the cache exists, or until its temporary folders have not grown for some time."""
+def _wait_for_writer(folder: Path, note: Path, send_heartbeat: Callable[[], None]) -> None:
+    """Wait until the note exists, or until the temporary folders have not grown for some time."""
     written_bytes, last_progress = _measure_progress(folder), time.monotonic()
-    while not folder.exists() and time.monotonic() - last_progress < TAKEOVER_SECONDS:
+    while not note.exists() and time.monotonic() - last_progress < TAKEOVER_SECONDS:
         time.sleep(_POLL_SECONDS)
         if (size := _measure_progress(folder)) != written_bytes:
             written_bytes, last_progress = size, time.monotonic()
@@ -84,51 +98,122 @@ def _wait_for_writer(folder: Path, send_heartbeat: Callable[[], None]) -> None:
 def _measure_progress(folder: Path) -> int:
     """Return the bytes that all processes have written for the cache; folders may vanish meanwhile."""
     total = 0
-    for name in (_TOKENS_FILE, _DIGEST_PROGRESS_FILE):
-        for file in folder.parent.glob(f"{_build_temporary_prefix(folder)}*/{name}"):
+    for name in (_TOKENS_FILE, _PROGRESS_FILE):
+        for file in folder.parent.glob(f".{folder.name}-*/{name}"):
             with suppress(OSError):
                 total += file.stat().st_size
     return total
 
 
-def _build_temporary_prefix(folder: Path) -> str:
-    return f".{folder.name}-"
-
-
-def _write_cache(
-    folder: Path, rows: RenderedRows, files: Sequence[Path], *, rules: RowRules, send_heartbeat: Callable[[], None]
-) -> None:
-    """Write the cache to a temporary folder beside `folder`, then rename the temporary folder.
-
-    If another node has already created `folder`, delete the temporary folder.
-    """
-    temporary = folder.with_name(f"{_build_temporary_prefix(folder)}{os.uname().nodename}-{os.getpid()}")
+def _find_or_write(
+    folder: Path,
+    render_rows: Callable[[], RenderedRows],
+    files: Sequence[Path],
+    *,
+    rules: RowRules,
+    attempt: int,
+    send_heartbeat: Callable[[], None],
+) -> Path:
+    """Return an intact entry, or write one to a temporary folder, which is renamed at the end."""
+    _remove_old(folder.parent.glob(".*"))
+    token = secrets.token_hex(8)
+    temporary = folder.with_name(f".{folder.name}-{token}")
     temporary.mkdir(parents=True)
     try:
-        meta = _write_files(temporary, rows, rules=rules, send_heartbeat=send_heartbeat)
-        meta["files"] = _compute_digests(files, temporary / _DIGEST_PROGRESS_FILE, send_heartbeat)
-        (temporary / "meta.json").write_text(json.dumps(meta), encoding="utf-8")
-        temporary.rename(folder)
-    except OSError:
-        if not folder.exists():
-            raise
+        with (temporary / _PROGRESS_FILE).open("wb", buffering=0) as progress:
+
+            def report_progress() -> None:
+                send_heartbeat()
+                progress.write(b".")  # the file grows, so that no deputy takes over
+
+            is_small = sum(file.stat().st_size for file in files) <= MAX_COMPARED_BYTES
+            before = _compute_digests(files, report_progress) if is_small else None
+            if entry := _find_intact_entry(folder, before, is_first=attempt == 0, report_progress=report_progress):
+                return entry
+            entry = folder.with_name(f"{folder.name}-{token}") if folder.exists() else folder
+            meta = _write_files(temporary, render_rows(), rules=rules, send_heartbeat=send_heartbeat)
+            digests = _compute_digests(files, report_progress)
+            if before not in (None, digests):
+                raise DatasetError(f"{files[0].parent}: a file changed while its rows were read; start again")
+            written = [file for file in temporary.iterdir() if file.name != _PROGRESS_FILE]
+            records = {file.name: astuple(record_file(file, report_progress=report_progress)) for file in written}
+        (temporary / _PROGRESS_FILE).unlink()
+        meta |= {"files": [asdict(digest) for digest in digests], "records": records}
+        write_json(temporary / META_FILE, seal(meta))
+        fsync_tree(temporary)
+        try:
+            temporary.rename(entry)
+        except OSError:
+            if not entry.exists():  # otherwise, another job has written the same rows
+                raise
+        fsync_folder(folder.parent)
+        return entry
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _compute_digests(
-    files: Sequence[Path], progress_file: Path, send_heartbeat: Callable[[], None]
-) -> list[dict[str, object]]:
-    """Return the digests of the files; the progress file grows meanwhile, so that no deputy takes over."""
+def _compute_digests(files: Sequence[Path], report_progress: Callable[[], None]) -> tuple[FileDigest, ...]:
+    return tuple(compute_file_digest(file, report_progress=report_progress) for file in files)
 
-    def report_progress() -> None:
-        send_heartbeat()
-        progress.write(b".")
 
-    with progress_file.open("wb", buffering=0) as progress:
-        digests = [asdict(compute_file_digest(file, report_progress=report_progress)) for file in files]
-    progress_file.unlink()
-    return digests
+def _find_intact_entry(
+    folder: Path, digests: tuple[FileDigest, ...] | None, *, is_first: bool, report_progress: Callable[[], None]
+) -> Path | None:
+    """Return an entry that can be used, if any. digests: those of the source files now, or None if not compared."""
+    for entry in sorted(folder.parent.glob(f"{folder.name}*"), reverse=True):  # the first one may have no checksums
+        try:
+            rows = TokenDataset(entry)
+            problem = "a release without checksums wrote it" if is_first and not rows.records else None
+            if digests not in (None, rows.files):
+                problem = "its source files have changed"
+            for name, record in () if problem else rows.records.items():
+                if damage := find_damage(entry / name, record, report_progress=report_progress):
+                    problem = f"{name} {damage}"
+        except (FileNotFoundError, ValueError, LookupError, TypeError, AttributeError, EOFError) as error:
+            problem = first_line(error)
+        if problem is None:
+            return entry
+        print(f"token cache: {entry} is not used, because {problem}", flush=True)
+        _remove_old([entry])
+    return None
+
+
+def _remove_old(paths: Iterable[Path]) -> None:
+    for path in paths:
+        with suppress(OSError):  # another job may delete it as well
+            if time.time() - path.stat().st_mtime > _MAX_UNUSED_SECONDS:
+                remove_path(path)
+
+
+def start_source_check(datasets: Iterable[TokenDataset]) -> Future[None]:
+    """Compare large source files with the digests of their rows in a thread, because that takes long.
+
+    The result raises DatasetError after a change, or OSError if a file cannot be read.
+    """
+    files = {rows.folder: rows.files for rows in datasets}
+    large = [folder for folder in files if sum(file.size_bytes for file in files[folder]) > MAX_COMPARED_BYTES]
+    expected = [(folder, file, Path(file.path).stat().st_mtime_ns) for folder in large for file in files[folder]]
+    check: Future[None] = Future()
+    threading.Thread(target=_compare_sources, args=(expected, check), name="source check", daemon=True).start()
+    return check
+
+
+def _compare_sources(expected: Iterable[tuple[Path, FileDigest, int]], check: Future[None]) -> None:
+    try:
+        for entry, file, time_ns in expected:
+            with suppress(FileNotFoundError):  # the rows of a deleted file can only be read from the entry
+                found = compute_file_digest(Path(file.path), report_progress=lambda: None)
+                if found == file or Path(file.path).stat().st_mtime_ns != time_ns:  # it changed after it was read
+                    continue
+                (entry / META_FILE).unlink()  # the next job tokenizes the rows again
+                raise DatasetError(
+                    f"{file.path} has changed without a new modification time since its rows were tokenized"
+                    f" (sha256 {found.sha256}, was {file.sha256}): this job trained on the old rows, in {entry};"
+                    " create a job with another output.subPath, which reads the file again"
+                )
+        check.set_result(None)
+    except Exception as error:
+        check.set_exception(error)
 
 
 def _write_files(

@@ -3,6 +3,7 @@
 import copy
 import json
 from collections.abc import Collection
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
+from finetune_trainer.checksums import FileRecord, unseal
 from finetune_trainer.data.media_store import MediaStore
 from finetune_trainer.data.row_filter import RowStats
 from finetune_trainer.data_sources.file_digests import FileDigest
@@ -18,6 +20,7 @@ from finetune_trainer.data_sources.media import MediaItem
 from finetune_trainer.data_sources.row_origins import RowOrigins
 from finetune_trainer.vision.processor import VisionProcessor
 
+META_FILE = "meta.json"  # of an entry of the token cache
 IGNORE_INDEX = -100  # label of a token that is not a target
 FILLER = -1  # index of the filler sample, which has one token and no targets and completes a round of micro-batches
 
@@ -34,8 +37,11 @@ class TokenDataset(Dataset[tuple[Features, ...]]):
     """Dataset of rows; a row is a tuple of sequences: one for SFT, the chosen and the rejected one for DPO."""
 
     def __init__(self, folder: Path) -> None:
-        meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
+        """Open an entry of the token cache; one that is damaged raises errors of several classes."""
+        meta = unseal((folder / META_FILE).read_bytes(), sealed_key="records")
+        self.folder = folder
         self.cache_key = folder.name  # depends on the files and the settings of tokenization
+        self.records = {name: FileRecord(*record) for name, record in meta.get("records", {}).items()}
         self.stats = RowStats.from_json(meta["counted"])
         self.files = tuple(FileDigest(**file) for file in meta["files"])
         self._sequences_per_row: int = meta["sequences"]
@@ -44,8 +50,16 @@ class TokenDataset(Dataset[tuple[Features, ...]]):
         self._origins = RowOrigins(tuple(meta["sources"]), np.load(folder / "places.npy"))
         self._tokens = _map_file(folder / "tokens.bin", np.int32)
         self._weights = _map_file(folder / "weights.bin", np.float32)
+        if {len(self._tokens), len(self._weights)} != {int(self._ends[-1]) if len(self._ends) else 0}:
+            raise ValueError("tokens.bin or weights.bin has another size than was written")
         self.media_store = MediaStore(folder)
         self._rows: NDArray[np.int64] = np.arange(len(self._ends) // self._sequences_per_row)
+
+    @property
+    def content_digest(self) -> str:
+        """Hash of the tokenized rows; empty if a release without checksums tokenized them."""
+        checksums = sorted((name, record.crc32) for name, record in self.records.items())
+        return sha256(json.dumps(checksums).encode()).hexdigest()[:32] if checksums else ""
 
     def select(self, indices: NDArray[np.int64]) -> "TokenDataset":
         """Return a dataset of the rows with these indices."""

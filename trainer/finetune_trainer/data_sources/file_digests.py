@@ -5,6 +5,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from finetune_trainer.storage_faults import check_is_about_content
+
 _CHUNK_BYTES = 2**24
 
 
@@ -20,9 +22,13 @@ class FileDigest:
 def compute_file_digest(path: Path, *, report_progress: Callable[[], None]) -> FileDigest:
     """Read the whole file and return its digest; `report_progress` is called after each 16 MiB."""
     digest, size = hashlib.sha256(), 0
-    with path.open("rb") as file:
-        while chunk := file.read(_CHUNK_BYTES):
-            digest.update(chunk)
-            size += len(chunk)
-            report_progress()
+    try:
+        with path.open("rb") as file:
+            while chunk := file.read(_CHUNK_BYTES):
+                digest.update(chunk)
+                size += len(chunk)
+                report_progress()
+    except OSError as error:  # which does not name the file
+        check_is_about_content(error, f"{path} cannot be read")
+        raise
     return FileDigest(str(path), size, digest.hexdigest())

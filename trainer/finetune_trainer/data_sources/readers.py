@@ -1,6 +1,7 @@
 """Reads rows and their origins from .jsonl, .json, .csv and .parquet files."""
 
 import csv
+import io
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -11,6 +12,8 @@ import pyarrow.parquet as pq
 
 from finetune_supervisor.contract import parse_json
 from finetune_trainer.errors import DatasetError
+from finetune_trainer.foreign_files import open_data_file
+from finetune_trainer.storage_faults import check_is_about_content
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,7 @@ def read_rows(path: Path) -> Iterator[Row | DatasetError]:
     except UnicodeDecodeError as error:
         raise DatasetError(f"{path}: expected UTF-8 text, found byte {error.object[error.start]:#04x}") from error
     except OSError as error:
+        check_is_about_content(error, f"{path} cannot be read")
         raise DatasetError(f"{path} cannot be read: {error.strerror or error}") from error
 
 
@@ -44,8 +48,12 @@ def count_rows(path: Path) -> int:
     return sum(1 for _ in read_rows(path))
 
 
+def _open_text(path: Path, newline: str | None = None) -> io.TextIOWrapper:
+    return io.TextIOWrapper(open_data_file(path), encoding="utf-8-sig", newline=newline)
+
+
 def _read_jsonl(path: Path) -> Iterator[Row | DatasetError]:
-    with path.open(encoding="utf-8-sig") as lines:
+    with _open_text(path) as lines:
         for number, line in enumerate(lines, start=1):
             if not line.strip():
                 continue
@@ -62,7 +70,8 @@ def _read_jsonl(path: Path) -> Iterator[Row | DatasetError]:
 
 def _read_json(path: Path) -> Iterator[Row | DatasetError]:
     try:
-        rows = parse_json(path.read_text(encoding="utf-8-sig"))
+        with _open_text(path) as file:
+            rows = parse_json(file.read())
     except json.JSONDecodeError as error:
         raise DatasetError(
             f"{path} line {error.lineno}, column {error.colno}: expected a JSON array of objects,"
@@ -77,7 +86,7 @@ def _read_json(path: Path) -> Iterator[Row | DatasetError]:
 
 
 def _read_csv(path: Path) -> Iterator[Row | DatasetError]:
-    with path.open(encoding="utf-8-sig", newline="") as file:
+    with _open_text(path, newline="") as file:
         reader = csv.reader(file, strict=True)
         try:
             header = next(reader, None)
@@ -100,10 +109,11 @@ def _read_csv(path: Path) -> Iterator[Row | DatasetError]:
 def _read_parquet(path: Path) -> Iterator[Row]:
     try:
         number = 0
-        for batch in pq.ParquetFile(path).iter_batches(batch_size=1024):
-            for columns in batch.to_pylist():
-                number += 1
-                yield Row(f"{path} row {number}", {name: _drop_nulls(value) for name, value in columns.items()})
+        with open_data_file(path) as file:
+            for batch in pq.ParquetFile(file).iter_batches(batch_size=1024):
+                for columns in batch.to_pylist():
+                    number += 1
+                    yield Row(f"{path} row {number}", {name: _drop_nulls(value) for name, value in columns.items()})
     except pa.ArrowException as error:
         raise DatasetError(f"{path}: expected a Parquet file, found: {error}") from error
 

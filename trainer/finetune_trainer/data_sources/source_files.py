@@ -87,21 +87,28 @@ def _filter_by_split(paths: Sequence[PurePath], split: str) -> list[PurePath]:
 
 
 def _find_hub_files(source: DatasetSource, downloads: DownloadSettings, *, spec_field: str) -> tuple[Path, ...]:
-    """Return the files of a Hub dataset, which the writer downloads once per job while the other processes wait."""
+    """Return the files of a Hub dataset, which the writer downloads once per job while the other processes wait.
+
+    Files that were deleted since are downloaded again, at the same commit.
+    """
     files = fetch_once_per_job(
         downloads,
         f"{spec_field} {source.model_dump_json()}",
-        lambda: [str(file) for file in _download(source, downloads, spec_field=spec_field)],
+        lambda stored: list(map(str, _download(source, downloads, str(stored), spec_field=spec_field))),
         goal=f'{spec_field}: rank 0 did not download "{source.path}" to {downloads.folder}',
     )
     return tuple(map(Path, files))
 
 
-def _download(source: DatasetSource, downloads: DownloadSettings, *, spec_field: str) -> tuple[Path, ...]:
+def _download(
+    source: DatasetSource, downloads: DownloadSettings, stored_paths: str, *, spec_field: str
+) -> tuple[Path, ...]:
+    """Download the files. stored_paths: the paths of an earlier download of the job, which contain the commit."""
     if source.hub == "modelscope":
-        return _download_from_modelscope(source, downloads, spec_field=spec_field)
+        return _download_from_modelscope(source, downloads, stored_paths, spec_field=spec_field)
+    stored_commit = re.search(r"@([0-9a-f]{40})/", stored_paths)
     try:
-        repository = HfApi().dataset_info(source.path, revision=source.revision)
+        repository = HfApi().dataset_info(source.path, revision=stored_commit[1] if stored_commit else source.revision)
         names = (file.rfilename for file in repository.siblings or ())
         selected = _select_hub_files(names, source, spec_field=spec_field)
         # a server that the job chooses must not choose the folder
@@ -130,13 +137,13 @@ def _download(source: DatasetSource, downloads: DownloadSettings, *, spec_field:
 
 
 def _download_from_modelscope(
-    source: DatasetSource, downloads: DownloadSettings, *, spec_field: str
+    source: DatasetSource, downloads: DownloadSettings, stored_paths: str, *, spec_field: str
 ) -> tuple[Path, ...]:
     from finetune_trainer.modelscope_files import MissingRepository, MissingRevision, ModelScopeRepository
 
     repository = ModelScopeRepository("dataset", source.path, downloads.modelscope_cache)
     try:
-        snapshot = repository.find_snapshot(source.revision)
+        snapshot = repository.find_snapshot_in(stored_paths) or repository.find_snapshot(source.revision)
         selected = _select_hub_files((file.path for file in snapshot.files), source, spec_field=spec_field)
         folder = repository.download(snapshot, map(str, selected))
     except (MissingRepository, MissingRevision) as error:

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 from finetune_trainer.errors import TrainerError
+from finetune_trainer.storage_faults import raise_storage_faults
 
 T = TypeVar("T")
 NO_TIMEOUT = timedelta(days=20)  # the store rejects much longer timeouts
@@ -32,9 +33,10 @@ def run_on_rank_zero(action: Callable[[], T]) -> T:
 
 
 def return_error(action: Callable[[], T]) -> T | TrainerError:
-    """Return the result of `action`, or its TrainerError, which other ranks may need to know."""
+    """Return the result of `action`, or its TrainerError or storage fault, which other ranks may need to know."""
     try:
-        return action()
+        with raise_storage_faults():
+            return action()
     except TrainerError as error:
         return error
 

@@ -4,6 +4,8 @@ import os
 import resource
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +14,7 @@ import torch
 from finetune_supervisor import contract
 from finetune_supervisor.liveness.heartbeat import Heartbeat, write_heartbeat
 from finetune_supervisor.messages import Degradation, TrainingProgress
+from finetune_trainer.errors import first_line
 
 _MIN_INTERVAL_SECONDS = 0.5
 
@@ -23,6 +26,7 @@ class HeartbeatWriter:
         self._folder = folder
         folder.mkdir(parents=True, exist_ok=True)
         self._written_at = 0.0
+        self._unrecorded: dict[str, str] = {}
         self.started_at = time.time()  # of the rank, in seconds since the epoch
         self._heartbeat = Heartbeat(
             rank=rank, local_rank=local_rank, pid=os.getpid(), time=self.started_at, phase=contract.INIT
@@ -54,9 +58,30 @@ class HeartbeatWriter:
         self.record_progress(replace(self.progress, per_device_train_batch_size=micro_batch_size))
 
     def record_degradations(self, degraded: tuple[Degradation, ...]) -> None:
-        """Write the circumstances that slow the job down."""
-        self._heartbeat = replace(self._heartbeat, degraded=degraded)
+        """Write circumstances that slow the job down, or that it records less; each replaces one of the same reason."""
+        by_reason = {each.reason: each for each in (*self._heartbeat.degraded, *degraded)}
+        self._heartbeat = replace(self._heartbeat, degraded=tuple(by_reason.values()))
         self._write()
+
+    @contextmanager
+    def tolerate_errors(self, name: str, *files: Path) -> Iterator[None]:
+        """Report an error of the `with` block, which only records what training does, and remove its files."""
+        try:
+            yield
+        except Exception as error:  # trackers raise errors of any class
+            self.report_unrecorded(name, first_line(error))
+            for file in files:
+                with suppress(OSError):
+                    file.unlink()
+
+    def report_unrecorded(self, name: str, problem: str) -> None:
+        """Warn once that a tracker or a file that only shows progress is incomplete, and write it as a degradation."""
+        if name in self._unrecorded:
+            return
+        self._unrecorded[name] = problem
+        print(f"warning: {name} is incomplete: {problem}; training goes on", flush=True)
+        listed = "; ".join(f"{each}: {cause}" for each, cause in self._unrecorded.items())
+        self.record_degradations((Degradation("NotRecorded", f"incomplete, but training goes on: {listed}"),))
 
     def start_training(self, step: int, *, total_steps: int, checkpoint: str | None) -> None:
         """Write the step at which training starts or resumes, and the checkpoint from which it resumes."""
@@ -84,7 +109,8 @@ class HeartbeatWriter:
     def _write(self) -> None:
         self._written_at = time.monotonic()
         self._heartbeat = replace(self._heartbeat, time=time.time(), peak_memory_bytes=measure_peak_memory())
-        write_heartbeat(self._folder, self._heartbeat)
+        with self.tolerate_errors("the heartbeat"):  # the next one may succeed
+            write_heartbeat(self._folder, self._heartbeat)
 
 
 def measure_peak_memory() -> int:

@@ -1,5 +1,6 @@
 """Publishes results on the Hugging Face Hub or ModelScope, in addition to the output volume."""
 
+from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -15,12 +16,12 @@ def create_repository(target: PushToHub) -> None:
     _import_client(target).create_repository(target)
 
 
-def upload(target: PushToHub, folder: Path, *, title: str) -> str:
-    """Upload new and changed files of `folder`, and return the URL of the result.
+def upload(target: PushToHub, folder: Path, *, title: str, files: Sequence[str]) -> str:
+    """Upload these files of `folder` (escaped as for glob) that are new or changed, and return the URL of the result.
 
     Raises: InvalidSpec if the hub rejects the request, HubUnavailable if it is down or unreachable.
     """
-    url: str = _import_client(target).upload(target, folder, title=title)
+    url: str = _import_client(target).upload(target, folder, title=title, files=files)
     return url
 
 

@@ -1,6 +1,6 @@
 """Publishes a result on the Hugging Face Hub."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -30,7 +30,7 @@ def create_repository(target: PushToHub) -> None:
         HfApi().auth_check(target.repo, write=True)  # the repository may belong to another account
 
 
-def upload(target: PushToHub, folder: Path, *, title: str) -> str:
+def upload(target: PushToHub, folder: Path, *, title: str, files: Sequence[str]) -> str:
     """Upload the folder in one commit and return the URL of the commit; keep a model card that somebody has edited."""
     with _translate_hub_errors(target):
         card = _read_card(target)
@@ -40,6 +40,7 @@ def upload(target: PushToHub, folder: Path, *, title: str) -> str:
         commit = HfApi().upload_folder(
             repo_id=target.repo,
             folder_path=folder,
+            allow_patterns=list(files),
             commit_message=f"Result of {title}",
             ignore_patterns=[CARD_FILE] if is_kept else None,
         )

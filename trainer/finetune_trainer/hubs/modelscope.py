@@ -1,8 +1,9 @@
 """Publishes a result on ModelScope with its client (https://pypi.org/project/modelscope-hub)."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from modelscope_hub import HubApi
 from modelscope_hub.errors import (
@@ -35,13 +36,13 @@ def create_repository(target: PushToHub) -> None:
             return
 
 
-def upload(target: PushToHub, folder: Path, *, title: str) -> str:
+def upload(target: PushToHub, folder: Path, *, title: str, files: Sequence[str]) -> str:
     """Upload the folder and return the URL of the repository."""
     with _translate_hub_errors(target):
         api = HubApi()
-        message = f"Result of {title}"
         # Disable the cache, which the client would write into the uploaded folder.
-        api.upload_folder(target.repo, "model", folder, commit_message=message, use_cache=False, disable_tqdm=True)
+        options: dict[str, Any] = {"allow_patterns": list(files), "use_cache": False, "disable_tqdm": True}
+        api.upload_folder(target.repo, "model", folder, commit_message=f"Result of {title}", **options)
         return f"{api.legacy.endpoint}/models/{target.repo}"
 
 

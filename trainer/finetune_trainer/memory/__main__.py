@@ -7,7 +7,8 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from finetune_trainer.errors import TrainerError, UserError
+from finetune_trainer.cpu_limit import limit_cpu_seconds
+from finetune_trainer.errors import ModelError, TrainerError, UserError
 from finetune_trainer.lazy_imports import hide_unused_libraries
 from finetune_trainer.memory.gpus import USABLE_BYTES, find_fitting_gpus
 
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from finetune_trainer.memory.forecast import Forecast
 
 EXIT_RETRYABLE, EXIT_INVALID_INPUT = 1, 2
+_MAX_CPU_SECONDS = 18  # and two for the end
+_TOO_SLOW = f"building the model of its config.json takes more than {_MAX_CPU_SECONDS} s; correct the sizes in it"
 
 
 def main() -> int:
@@ -29,7 +32,8 @@ def main() -> int:
         print(f"--gpu {options.gpu}: unknown GPU; expected one of {', '.join(USABLE_BYTES)}", file=sys.stderr)
         return EXIT_INVALID_INPUT
     try:
-        print(json.dumps(build_forecast_report(options.spec, options.gpu)))
+        with limit_cpu_seconds(_MAX_CPU_SECONDS, ModelError(_TOO_SLOW)):
+            print(json.dumps(build_forecast_report(options.spec, options.gpu)))
     except TrainerError as error:
         print(error, file=sys.stderr)
         return EXIT_INVALID_INPUT if isinstance(error, UserError) else EXIT_RETRYABLE

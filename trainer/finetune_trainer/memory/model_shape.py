@@ -102,7 +102,7 @@ class Architecture:
                 if self.lora:
                     model = add_unloaded_adapters(model, self.lora, exclude_modules=exclude_modules)
                 return model.to(self.dtype) if self.uniform_dtype else model
-        except (ValueError, KeyError, AttributeError) as error:
+        except (ValueError, KeyError, AttributeError, ArithmeticError, RuntimeError, TypeError) as error:
             raise ModelError(f"a {config.model_type} model cannot be built from its config: {error}") from error
 
     @cached_property

@@ -1,7 +1,8 @@
 """Log-probabilities of DPO's reference model for all rows, computed once before training (decisions/524)."""
 
 import time
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -85,8 +86,10 @@ def compute_logps(
     sampler = BatchSampler(RowOrder(rows.lengths, seed=None), inputs.plan.eval_batch, rank=inputs.ranks.rank)
     samples = inputs.data.add_pixel_inputs(rows)
     logps = torch.zeros(len(rows), 2)
-    batches = build_dataloader(samples, sampler, inputs.collate, worker_count=worker_count)
+    skips = inputs.data.skips
+    batches = build_dataloader(samples, sampler, inputs.collate, skips=skips, worker_count=worker_count)
     for items, batch in zip(sampler, batches, strict=True):
+        skips.report(batch)
         values = compute(batch).cpu()
         for item, value in zip(items, values, strict=True):
             if item != FILLER:
@@ -99,12 +102,18 @@ def compute_logps(
 def load_saved_logps(file: Path, key: str) -> dict[str, torch.Tensor] | None:
     """Return the saved values, or None if there are none for this key."""
     with suppress(OSError, SafetensorError), safe_open(file, framework="pt") as saved:
-        if (saved.metadata() or {}).get(_KEY) == key:
-            return {name: saved.get_tensor(name) for name in saved.keys()}  # noqa: SIM118  not a dictionary
+        logps = {name: saved.get_tensor(name) for name in saved.keys()}  # noqa: SIM118  not a dictionary
+        if (saved.metadata() or {}).get(_KEY) in (key, _add_checksum(key, logps)):  # older: the key only
+            return logps
     return None
 
 
+def _add_checksum(key: str, logps: Mapping[str, torch.Tensor]) -> str:
+    content = b"".join(logps[name].numpy().tobytes() for name in sorted(logps))
+    return f"{key} {zlib.crc32(content):08x}"
+
+
 def _save(logps: dict[str, torch.Tensor], folder: Path, key: str) -> None:
-    metadata: dict[str, Any] = {_KEY: key}
+    metadata: dict[str, Any] = {_KEY: _add_checksum(key, logps)}
     with translate_disk_errors(folder):
         save_file(logps, folder / _FILE, metadata=metadata)

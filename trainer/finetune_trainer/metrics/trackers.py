@@ -1,12 +1,13 @@
 """Experiment trackers that receive the training log: TensorBoard, Weights & Biases, MLflow, SwanLab."""
 
 import importlib.util
-from collections.abc import Iterable
+import secrets
 from pathlib import Path
 
 from transformers import TrainerCallback
 
 from finetune_api.v1alpha1.training import REPORTERS, Training
+from finetune_supervisor.safe_files import open_folder
 from finetune_trainer.errors import InvalidSpec
 
 NONE = "none"
@@ -32,22 +33,17 @@ def select_trackers(training: Training) -> tuple[str, ...]:
     return requested_names
 
 
-def build_trackers(names: Iterable[str], *, logs: Path, first_step: int) -> tuple[TrainerCallback, ...]:
-    """Build the tracker callbacks. Called on rank 0 only, because importing their packages may take seconds."""
+def build_tracker(name: str, *, logs: Path, first_step: int) -> TrainerCallback:
+    """Build a tracker callback. Called on rank 0 only, because importing its package may take seconds."""
     from transformers import integrations
 
-    return tuple(
-        getattr(integrations, _CALLBACKS[name])()
-        if name in _CALLBACKS
-        else _build_tensorboard_callback(logs, first_step)
-        for name in names
-    )
-
-
-def _build_tensorboard_callback(logs: Path, first_step: int) -> TrainerCallback:
+    if name in _CALLBACKS:
+        return getattr(integrations, _CALLBACKS[name])()
     from torch.utils.tensorboard import SummaryWriter
-    from transformers.integrations import TensorBoardCallback
 
-    # purge_step hides the entries of an earlier attempt for steps that are trained again
-    folder = str(logs / "tensorboard")
-    return TensorBoardCallback(SummaryWriter(folder, purge_step=first_step + 1))
+    callback, folder = integrations.TensorBoardCallback(), logs / "tensorboard"
+    with open_folder(folder):
+        suffix = f".{secrets.token_hex(8)}"  # others know the rest of the name, and could make it a link
+    # The first event creates the files; purge_step hides entries of an earlier attempt for steps that are repeated.
+    callback._SummaryWriter = lambda **_: SummaryWriter(str(folder), purge_step=first_step + 1, filename_suffix=suffix)
+    return callback

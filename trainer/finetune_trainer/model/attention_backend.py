@@ -4,7 +4,6 @@ Models whose classes have no SDPA, such as Gemma 2 and gpt-oss, are trained with
 """
 
 import importlib.util
-import json
 import math
 import statistics
 import time
@@ -19,6 +18,7 @@ from transformers import AutoModel, PretrainedConfig
 from transformers.utils.import_utils import is_flash_attn_2_available, is_flash_attn_3_available
 
 from finetune_api.v1alpha1.job import TrainerSpec
+from finetune_supervisor.contract import parse_json
 from finetune_supervisor.messages import Degradation
 from finetune_trainer.atomic_files import write_json
 from finetune_trainer.distributed.devices import get_device_name
@@ -211,11 +211,10 @@ def choose_fastest_backend(trial: AttentionTrial, candidates: Iterable[str], cac
         return AttentionChoice(trial.baseline, "no other is installed")
     cache_key = {"device": get_device_name(trial.device), "candidates": list(names)}
     with suppress(OSError, ValueError, KeyError, TypeError):
-        cached = json.loads(cache_file.read_text(encoding="utf-8"))
-        if cached["circumstances"] == cache_key:
+        cached = parse_json(cache_file.read_bytes())
+        if cached["circumstances"] == cache_key and cached["name"] in (trial.baseline, *names):
             return AttentionChoice(cached["name"], "chosen by an earlier attempt")
     choice = benchmark_backends(trial, names)
-    cache_file.parent.mkdir(parents=True, exist_ok=True)
     write_json(cache_file, {"name": choice.name, "why": choice.reason, "circumstances": cache_key})
     return choice
 

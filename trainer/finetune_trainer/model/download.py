@@ -49,7 +49,7 @@ def download_model(source: ModelSource, downloads: DownloadSettings) -> ModelSou
     folder = fetch_once_per_job(
         downloads,
         f"files of {source.name} {source.revision}",
-        lambda: _download(source, downloads),
+        lambda _: _download(source, downloads),
         goal=f'model "{source.name}" was not downloaded from the Hub',
     )
     return source.model_copy(update={"name": folder, "revision": None}) if folder else source

@@ -4,9 +4,11 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any, TypeVar
 
 import torch
+from huggingface_hub import snapshot_download
 from huggingface_hub.errors import (
     EntryNotFoundError,
     GatedRepoError,
@@ -16,6 +18,7 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 from safetensors import SafetensorError
+from torch.distributed import get_rank, is_initialized
 from transformers import (
     AutoConfig,
     AutoTokenizer,
@@ -26,12 +29,14 @@ from transformers import (
 from finetune_api.v1alpha1.job import TrainerSpec
 from finetune_api.v1alpha1.model_source import ModelSource
 from finetune_trainer.errors import HubUnavailable, InvalidSpec, ModelError, ModelNotFound, first_line, iterate_causes
+from finetune_trainer.foreign_files import copy_model_files
 from finetune_trainer.model.attention_backend import SDPA
-from finetune_trainer.model.lora import add_adapters, add_reference_adapter, record_base_model
+from finetune_trainer.model.lora import PICKLED, add_adapters, add_reference_adapter, record_base_model
 from finetune_trainer.model.quantization import build_nf4_config, check_quantizable, disable_cpu_repacking
 from finetune_trainer.model.supported_types import (
     check_needs_no_remote_code,
     check_router_loss,
+    check_sizes,
     check_towers,
     find_frozen_modules,
 )
@@ -54,6 +59,7 @@ class ModelDescription:
     config: PretrainedConfig
     tokenizer: PreTrainedTokenizerBase
     dtype: torch.dtype  # dtype of the published result; training may use float32
+    local: ModelSource  # name and revision from which files are loaded: a checked copy in the pod, or the Hub
     vision: VisionProcessor | None = None  # None for text models, and for the text part of others
     frozen_modules: tuple[str, ...] = ()  # modules that text does not reach (spec.model.textOnly)
     attention: str = SDPA  # name of the attention implementation
@@ -70,21 +76,50 @@ class ModelDescription:
         return max_length(self.config)
 
 
-def describe_model(source: ModelSource, device: torch.device) -> ModelDescription:
+def describe_model(source: ModelSource, device: torch.device, *, is_downloaded: bool = False) -> ModelDescription:
     """Load the config, tokenizer and vision processor of a model, but not its weights.
 
+    is_downloaded: whether all files of a model on the Hub are in the cache.
     Raises: ModelNotFound, ModelError, HubUnavailable or InvalidSpec.
     """
-    config = read_config(source)
-    tokenizer = load_or_raise(source, lambda: AutoTokenizer.from_pretrained(source.name, revision=source.revision))
-    vision = load_or_raise(source, lambda: build_vision_processor(source, config, tokenizer))
+    _check_path(source)
+    folder = source.name if is_path(source.name) else None
+    if is_downloaded and not folder:
+        folder = load_or_raise(
+            source, lambda: snapshot_download(source.name, revision=source.revision, local_files_only=True)
+        )
+    local = source
+    if folder:
+        files = copy_model_files(Path(folder), f'spec.model.name: model "{source.name}"')
+        local = source.model_copy(update={"name": files, "revision": None})
+    config = read_config(source, local)
+    tokenizer = load_or_raise(source, lambda: AutoTokenizer.from_pretrained(local.name, revision=local.revision))
+    vision = load_or_raise(source, lambda: build_vision_processor(source, config, tokenizer, local))
     frozen_modules = find_frozen_modules(source, config)
     dtype = choose_dtype(source, config, device)
-    return ModelDescription(source.name, config, tokenizer, dtype, vision, frozen_modules, revision=source.revision)
+    return ModelDescription(
+        source.name, config, tokenizer, dtype, local, vision, frozen_modules, revision=source.revision
+    )
 
 
-def read_config(source: ModelSource) -> PretrainedConfig:
-    """Read the model's config.json. Raises: ModelNotFound, ModelError, HubUnavailable or InvalidSpec."""
+def read_config(source: ModelSource, local: ModelSource | None = None) -> PretrainedConfig:
+    """Read the model's config.json. Raises: ModelNotFound, ModelError, HubUnavailable or InvalidSpec.
+
+    local: source with the name and revision from which files are loaded, by default those of `source`.
+    """
+    _check_path(source)
+    location = local or source
+    if local is None or is_path(local.name):  # otherwise, a program that reads from the Hub has checked it before
+        content, _ = load_or_raise(
+            source, lambda: PretrainedConfig.get_config_dict(location.name, revision=location.revision)
+        )
+        check_sizes(content)
+    config = load_or_raise(source, lambda: _load_config(source, location))
+    check_towers(source, config)
+    return config
+
+
+def _check_path(source: ModelSource) -> None:
     if is_path(source.name) and source.revision is not None:
         raise InvalidSpec(
             f'spec.model.revision: "{source.revision}" is set, but model "{source.name}" is a path, and only a model on'
@@ -96,16 +131,16 @@ def read_config(source: ModelSource) -> PretrainedConfig:
             f'spec.model.name: "{source.name}" {problem}; mount the volume that contains the model (spec.volumes) or'
             " correct the path"
         )
-    config = load_or_raise(source, lambda: _load_config(source))
-    check_towers(source, config)
-    return config
 
 
-def _load_config(source: ModelSource) -> PretrainedConfig:
+def _load_config(source: ModelSource, local: ModelSource) -> PretrainedConfig:
     try:
-        return AutoConfig.from_pretrained(source.name, revision=source.revision, trust_remote_code=False)
+        config = AutoConfig.from_pretrained(local.name, revision=local.revision, trust_remote_code=False)
+        # A name in the file may be that of a repository with kernels, which transformers would run.
+        config._attn_implementation = config._experts_implementation = None
+        return config
     except ValueError:  # transformers does not define the model type
-        check_needs_no_remote_code(source, PretrainedConfig.get_config_dict(source.name, revision=source.revision)[0])
+        check_needs_no_remote_code(source, PretrainedConfig.get_config_dict(local.name, revision=local.revision)[0])
         raise
 
 
@@ -138,10 +173,9 @@ def load_model(
     adapted = add_adapters(
         model, spec.lora, seed=spec.training.seed, upcast_adapters=upcast_adapters, exclude_modules=exclude_modules
     )
-    if spec.model.hub == "modelscope" and not is_path(spec.model.name):
-        record_base_model(adapted, spec.model.name, None)  # peft would look for a commit on the Hugging Face Hub
-    elif model_description.revision is not None:
-        record_base_model(adapted, model_description.name, model_description.revision)
+    previous = record_base_model(adapted, spec.model.name, model_description.revision)
+    if previous != spec.model.name and spec.lora.adapter and not (is_initialized() and get_rank()):
+        print(f'warning: the adapter was trained on "{previous}"; it is continued on "{spec.model.name}"', flush=True)
     if spec.dpo and spec.lora.adapter:
         add_reference_adapter(adapted, spec.lora.adapter, upcast_adapters=upcast_adapters)
     return adapted
@@ -186,11 +220,12 @@ def _read_weights(
         options["quantization_config"] = build_nf4_config(
             model_description.dtype, family, unquantized_modules=model_description.frozen_modules
         )
+    local = model_description.local
     model: torch.nn.Module = load_or_raise(
         model_description,
         lambda: auto_class.from_pretrained(
-            model_description.name,
-            revision=model_description.revision,
+            local.name,
+            revision=local.revision,
             config=model_description.config,
             dtype=dtype,
             attn_implementation=model_description.attention_option,
@@ -218,6 +253,8 @@ def load_or_raise(model: ModelSource | ModelDescription, load_function: Callable
     """Call `load_function` and translate its exceptions into ModelNotFound, ModelError or HubUnavailable."""
     try:
         return load_function()
+    except UnpicklingError as error:
+        raise ModelError(f'model "{model.name}" {PICKLED}') from error
     except (OSError, ValueError, KeyError, SafetensorError) as error:
         name, chain = model.name, tuple(iterate_causes(error))
         if any(isinstance(cause, GatedRepoError) for cause in chain):

@@ -2,24 +2,40 @@
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
+from huggingface_hub import snapshot_download
 from peft import LoraConfig, PeftConfig, PeftModel, TaskType, get_peft_model
 from peft.tuners.lora.layer import LoraLayer, LoraVariant
-from peft.tuners.tuners_utils import BaseTunerLayer
+from peft.tuners.tuners_utils import BaseTunerLayer, check_target_module_exists
+from peft.utils.other import get_pattern_key
 from peft.utils.transformers_weight_conversion import convert_peft_config_for_transformers
 from transformers import set_seed
 
 from finetune_api.v1alpha1.lora import Lora
+from finetune_trainer.cpu_limit import limit_cpu_seconds
 from finetune_trainer.errors import InvalidSpec, ModelError, ModelNotFound, first_line
+from finetune_trainer.foreign_files import copy_model_files
 from finetune_trainer.model.text_part import build_module_pattern
 
 TRAINED_ADAPTER = "default"  # peft's default adapter name
 REFERENCE_ADAPTER = "reference"  # name of the frozen copy of an adapter that is trained further
+PICKLED = "has pickled weights with other content than tensors, which could run code; convert them to safetensors"
 _ALL_LINEAR = "all-linear"
 # Submodules of a mixture-of-experts block that choose or weight the experts of a token
 _ROUTER_NAMES = ("gate", "router", "shared_expert_gate")
+_MATCH_SECONDS = 10
+_REGEX_FIELDS = (
+    "target_modules",
+    "exclude_modules",
+    "modules_to_save",
+    "layers_pattern",
+    "rank_pattern",
+    "alpha_pattern",
+)
 
 
 class _EarlyScaling(LoraVariant):  # type: ignore[misc]
@@ -80,7 +96,7 @@ def add_unloaded_adapters(model: torch.nn.Module, lora: Lora, *, exclude_modules
     """
     if lora.adapter is None:
         return add_adapters(model, lora, seed=0, exclude_modules=exclude_modules)
-    config = _read_config(lora.adapter)
+    _, config = _read_adapter(lora.adapter, model)
     config.inference_mode = False  # otherwise, the adapters are frozen
     adapted: torch.nn.Module = get_peft_model(model, config)
     _prepare_layers(adapted)
@@ -89,12 +105,14 @@ def add_unloaded_adapters(model: torch.nn.Module, lora: Lora, *, exclude_modules
 
 def _continue_adapter(model: torch.nn.Module, lora: Lora, adapter: str, *, upcast_adapters: bool) -> torch.nn.Module:
     """Load an existing adapter as a trainable adapter."""
-    config = _read_config(adapter)
+    files, config = _read_adapter(adapter, model)
     config.lora_dropout = lora.lora_dropout
     try:
         adapted: torch.nn.Module = PeftModel.from_pretrained(
-            model, adapter, is_trainable=True, config=config, autocast_adapter_dtype=upcast_adapters
+            model, files, is_trainable=True, config=config, autocast_adapter_dtype=upcast_adapters
         )
+    except UnpicklingError as error:
+        raise ModelError(f'spec.lora.adapter: "{adapter}" {PICKLED}') from error
     except (ValueError, RuntimeError, KeyError, OSError) as error:
         raise ModelError(
             f'spec.lora.adapter: "{adapter}" does not fit the model ({first_line(error)}); its base model is'
@@ -126,29 +144,71 @@ def set_input_casts(model: torch.nn.Module, *, enabled: bool) -> None:
 
 def add_reference_adapter(model: Any, adapter: str, *, upcast_adapters: bool = True) -> None:
     """Load a frozen copy of the adapter as the reference model for DPO."""
-    model.load_adapter(adapter, REFERENCE_ADAPTER, is_trainable=False, autocast_adapter_dtype=upcast_adapters)
+    files, _ = _read_adapter(adapter, model.get_base_model())
+    model.load_adapter(files, REFERENCE_ADAPTER, is_trainable=False, autocast_adapter_dtype=upcast_adapters)
     _prepare_layers(model)
 
 
-def record_base_model(model: Any, name: str, commit: str | None) -> None:
-    """Record the Hub model and its commit in the config of the trained adapter, which is saved with the result."""
+def record_base_model(model: Any, name: str, commit: str | None) -> str:
+    """Record the name of the base model and its commit in the config of the trained adapter, which is saved.
+
+    Return the name that the config contained: for a continued adapter, that of the model on which it was trained.
+    """
     config = model.peft_config[TRAINED_ADAPTER]
+    previous = str(config.base_model_name_or_path or name)
     config.base_model_name_or_path, config.revision = name, commit
+    return previous
 
 
-def _read_config(adapter: str) -> LoraConfig:
+def _read_adapter(adapter: str, model: torch.nn.Module) -> tuple[str, LoraConfig]:
+    """Return a folder with a checked copy of an adapter, and its config, which has no patterns.
+
+    adapter: a folder or a name on the Hub. Raises: ModelNotFound or ModelError.
+    """
+    subject = f'spec.lora.adapter: "{adapter}"'
     try:
-        config = PeftConfig.from_pretrained(adapter)
+        folder = adapter if Path(adapter).is_dir() else snapshot_download(adapter, allow_patterns="adapter_*")
+        files = copy_model_files(Path(folder), subject)
+        config = PeftConfig.from_pretrained(files)
     except (ValueError, OSError) as error:
         raise ModelNotFound(
-            f'spec.lora.adapter: "{adapter}" is neither a folder with an adapter_config.json nor an adapter on the Hub'
-            " that this job may read; correct the path, or mount the volume that contains it (spec.volumes)"
+            f"{subject} is neither a folder with an adapter_config.json nor an adapter on the Hub that this job may"
+            " read; correct the path, or mount the volume that contains it (spec.volumes)"
         ) from error
     if not isinstance(config, LoraConfig):
-        raise ModelError(
-            f'spec.lora.adapter: "{adapter}" is a {config.peft_type} adapter; only LoRA adapters can be continued'
-        )
-    return config
+        raise ModelError(f"{subject} is a {config.peft_type} adapter; only LoRA adapters can be continued")
+    _replace_patterns(config, model, subject)
+    config.save_pretrained(files)
+    return files, config
+
+
+def _replace_patterns(config: LoraConfig, model: torch.nn.Module, subject: str) -> None:
+    """Replace patterns, which may take a time without end, by the names that they match. Raises: ModelError."""
+    fields = [field for field in _REGEX_FIELDS if _has_pattern(getattr(config, field))]
+    if not fields:
+        return
+    problem = f"{subject}, {' and '.join(fields)}: {str(getattr(config, fields[0]))[:200]!r}"
+    too_slow = ModelError(f"{problem} cannot be matched within {_MATCH_SECONDS} s; replace it by a list of names")
+    try:
+        with limit_cpu_seconds(_MATCH_SECONDS, too_slow):
+            if "modules_to_save" in fields:
+                raise TypeError("only names are supported")
+            convert_peft_config_for_transformers(config, model, None)  # resolves names of experts that the model lacks
+            modules = [name for name, _ in model.named_modules()]
+            for field in ("rank_pattern", "alpha_pattern"):
+                values, names = getattr(config, field), (*modules, *(name for name, _ in model.named_parameters()))
+                keys = {re.escape(name): get_pattern_key(values, name) for name in names}
+                setattr(config, field, {name: values[key] for name, key in keys.items() if key in values})
+            if config.target_modules is not None:
+                config.target_modules = [name for name in modules if check_target_module_exists(config, name)]
+            config.exclude_modules = config.layers_pattern = config.layers_to_transform = None
+    except (re.error, ArithmeticError, RuntimeError, TypeError) as error:
+        raise ModelError(f"{problem} cannot be used ({first_line(error)}); replace it by a list of names") from error
+
+
+def _has_pattern(value: Any) -> bool:
+    keys = [value] if isinstance(value, str) else map(str, value or ())
+    return not all(re.fullmatch(rf"[\w.]+|{_ALL_LINEAR}", key) for key in keys)
 
 
 def choose_target_modules(model: torch.nn.Module, requested_targets: tuple[str, ...]) -> str | list[str]:

@@ -20,7 +20,7 @@ def pin_revision(source: ModelSource, downloads: DownloadSettings) -> ModelSourc
     commit = fetch_once_per_job(
         downloads,
         f"spec.model {source.name} {source.revision}",
-        lambda: _resolve(source, downloads),
+        lambda _: _resolve(source, downloads),
         goal=f'spec.model.revision: rank 0 did not resolve the commit of model "{source.name}" on the Hub',
     )
     return source.model_copy(update={"revision": commit})

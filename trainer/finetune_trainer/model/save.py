@@ -23,7 +23,8 @@ def save_weights(model: Any, weights: dict[str, torch.Tensor], folder: Path) -> 
 def save_tokenizer_and_processors(model_description: ModelDescription, folder: Path) -> None:
     """Save the tokenizer and, for a model with towers, its processors, which inference with media needs."""
     model_description.tokenizer.save_pretrained(folder)
+    name, revision = model_description.local.name, model_description.local.revision
     if model_description.vision:
-        save_processor(model_description.vision, model_description.name, model_description.revision, folder)
+        save_processor(model_description.vision, name, revision, folder)
     elif model_description.frozen_modules:
-        copy_processor_files(model_description.name, model_description.revision, folder)
+        copy_processor_files(name, revision, folder)

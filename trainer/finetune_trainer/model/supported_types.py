@@ -13,6 +13,12 @@ from finetune_trainer.model.text_part import find_unreached_modules
 from finetune_trainer.vision.families import FAMILIES
 from finetune_trainer.vision.towers import choose_auto_class, find_towers
 
+_MAX_SIZES = {
+    **dict.fromkeys(("num_hidden_layers", "n_layer", "num_layers", "depth", "encoder_layers"), 1000),
+    **dict.fromkeys(("num_attention_heads", "num_key_value_heads", "n_head"), 10**5),
+    **dict.fromkeys(("hidden_size", "n_embd", "intermediate_size"), 10**7),
+    "vocab_size": 10**12,
+}
 ROUTER_LOGITS_OPTION = "output_router_logits"  # option of the forward pass, which then returns `aux_loss`
 
 
@@ -55,6 +61,15 @@ def check_needs_no_remote_code(source: ModelSource, config: Mapping[str, Any]) -
         f'spec.model.name: "{source.name}" is of type {model_type}, which needs program code from its repository, and'
         f" the trainer runs none; {suggest(source.name)}"
     )
+
+
+def check_sizes(config: Mapping[str, Any]) -> None:
+    """Check the sizes in config.json that determine how long building the model takes. Raises: ModelError."""
+    for part in (config, *(value for value in config.values() if isinstance(value, dict))):
+        for name, limit in _MAX_SIZES.items():
+            value = part.get(name)
+            if value is not None and not (isinstance(value, int) and 0 < value <= limit):
+                raise ModelError(f"config.json: {name} is {str(value)[:50]}, and must be from 1 to {limit}; correct it")
 
 
 def check_towers(source: ModelSource, config: PretrainedConfig) -> None:

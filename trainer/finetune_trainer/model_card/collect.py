@@ -1,8 +1,9 @@
 """Collect the content of the model card from the trainer, and write the card beside the result."""
 
 import json
-import shutil
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from finetune_trainer.data.load import TrainingData
 from finetune_trainer.data.token_dataset import TokenDataset
 from finetune_trainer.data_sources.media import Modality
 from finetune_trainer.data_sources.source_files import is_hub_dataset
+from finetune_trainer.foreign_files import ForbiddenFile, open_foreign
 from finetune_trainer.model.load import ModelDescription, is_path
 from finetune_trainer.model_card.card import CardContent, DataFacts, render_card
 from finetune_trainer.model_card.markdown import as_code
@@ -34,12 +36,14 @@ def write_model_card(content: CardContent, folder: Path, *, published: Path) -> 
 
     published: folder of the result that an earlier attempt published; it may not exist.
     """
-    existing = published / CARD_FILE
-    if existing.is_file() and not is_generated(existing.read_text(encoding="utf-8", errors="replace")):
-        print(f"{existing} was written or edited by somebody else and is kept", flush=True)
-        shutil.copyfile(existing, folder / CARD_FILE)
-        return
-    (folder / CARD_FILE).write_text(render_card(content), encoding="utf-8")
+    text = render_card(content)
+    with suppress(FileNotFoundError, NotADirectoryError, ForbiddenFile):
+        with open_foreign(published / CARD_FILE, (published.resolve(),)) as file:
+            existing = file.read().decode("utf-8", "replace")
+        if not is_generated(existing):
+            print(f"{published / CARD_FILE} was written or edited by somebody else and is kept", flush=True)
+            text = existing
+    (folder / CARD_FILE).write_text(text, encoding="utf-8")
 
 
 def collect_card_content(
@@ -98,12 +102,15 @@ def _describe_result(spec: TrainerSpec, model_description: ModelDescription, met
 
 
 def _describe_data(spec: TrainerSpec, data: TrainingData) -> Iterator[DataFacts]:
-    yield DataFacts("Training", _name_sources(spec.dataset.train), _count_rows(data.train), data.train.files)
+    late = Counter(name for name, _ in data.skips.rows)
+    counts = _count_rows(data.train, late["train"])
+    yield DataFacts("Training", _name_sources(spec.dataset.train), counts, data.train.files)
     if data.eval is not None and data.is_eval_held_out:
         counts = {"rows": f"{len(data.eval)}, held out of the training data", "tokens": str(data.eval.token_count)}
         yield DataFacts("Evaluation", _name_sources(spec.dataset.train), counts, ())
     elif data.eval is not None:
-        yield DataFacts("Evaluation", _name_sources(spec.dataset.eval), _count_rows(data.eval), data.eval.files)
+        counts = _count_rows(data.eval, late["eval"])
+        yield DataFacts("Evaluation", _name_sources(spec.dataset.eval), counts, data.eval.files)
 
 
 def _name_sources(sources: Iterable[DatasetSource]) -> tuple[str, ...]:
@@ -115,12 +122,12 @@ def _name_sources(sources: Iterable[DatasetSource]) -> tuple[str, ...]:
     )
 
 
-def _count_rows(rows: TokenDataset) -> dict[str, str]:
+def _count_rows(rows: TokenDataset, late_skip_count: int) -> dict[str, str]:
     stats = rows.stats
     left_out = {
         "too long": stats.too_long.count,
         "without a token to learn": stats.nothing_to_learn.count,
-        "invalid": stats.bad.count,
+        "invalid": stats.bad.count + late_skip_count,
     }
     dropped = ", ".join(f"{count} {reason}" for reason, count in left_out.items() if count)
     return {
@@ -128,6 +135,7 @@ def _count_rows(rows: TokenDataset) -> dict[str, str]:
         **({"left out": dropped} if dropped else {}),
         **({"truncated": str(stats.cut.count)} if stats.cut else {}),
         "tokens": str(rows.token_count),
+        "digest of the tokens": rows.content_digest or "none, because a release without checksums tokenized the rows",
     }
 
 

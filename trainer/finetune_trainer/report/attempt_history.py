@@ -4,9 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from finetune_api.termination import Termination
+from finetune_supervisor.error_text import MAX_LINE_CHARACTERS, select_line
 from finetune_trainer.report.attempt_log import AttemptEntry, LoggedAttempt
-
-_MAX_MESSAGE_CHARACTERS = 300
 
 
 @dataclass(frozen=True)
@@ -31,7 +30,7 @@ class AttemptEnding:
     """Why an attempt ended, by the final messages of its nodes."""
 
     cause: str  # node, rank and type of the error, or stopped
-    message: str = ""  # first line of the message; secrets are redacted by the supervisor
+    message: str = ""  # the line of the message that the status shows; secrets are redacted by the supervisor
 
 
 @dataclass(frozen=True)
@@ -99,7 +98,7 @@ def explain_ending(failures: Sequence[Termination]) -> AttemptEnding:
     if not failures:
         return AttemptEnding("no final message: the pods were killed or their Kubernetes node was lost")
     first = min(failures, key=lambda message: (message.outcome != "failed", message.victim, message.time or 0.0))
-    message = " ".join(first.message.split())[:_MAX_MESSAGE_CHARACTERS]
+    message = " ".join(select_line(first.message).split())[:MAX_LINE_CHARACTERS]
     if first.outcome != "failed":
         return AttemptEnding("stopped on request", message)
     rank = "" if first.rank is None else f", rank {first.rank}"

@@ -1,11 +1,9 @@
 """Log of the attempts of a job: rank 0 records its attempt in the output folder, for the report of the last attempt."""
 
-import json
 import os
 import re
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -18,9 +16,11 @@ from finetune_api.batch import Batch
 from finetune_api.termination import Termination, parse_termination
 from finetune_api.untrusted_json import parse_untrusted_json
 from finetune_api.v1alpha1.job import TrainerSpec
+from finetune_supervisor.safe_files import open_below
+from finetune_trainer.atomic_files import write_json
 from finetune_trainer.parallel.parallelism import describe_parallelism
 
-_ENTRY_FILE = "attempt.json"
+ATTEMPT_FILE = "attempt.json"
 _WRITE_INTERVAL_SECONDS = 10.0
 _MAX_FILE_BYTES = 2**14
 _MAX_ATTEMPTS = 1000
@@ -56,13 +56,12 @@ _ENTRY_PARSER = TypeAdapter(AttemptEntry)
 
 
 class AttemptLog:
-    """Writes the entry of the running attempt; errors are ignored, because the entry is needed by the report only."""
+    """Writes the entry of the running attempt, which only the report needs. Raises: OSError."""
 
     def __init__(self, logs: Path, entry: AttemptEntry) -> None:
-        self._path = logs / f"attempt-{entry.attempt}" / _ENTRY_FILE
+        self._path = logs / f"attempt-{entry.attempt}" / ATTEMPT_FILE
         self._written_at = 0.0
         self.entry = entry
-        self.write()
 
     def start_training(self, *, first_step: int, settings: dict[str, str]) -> None:
         """Record the step from which the attempt resumes, and its settings."""
@@ -80,11 +79,7 @@ class AttemptLog:
         """Replace the file of the entry, which is not flushed, because it is replaced often."""
         self._written_at = time.monotonic()
         self.entry = replace(self.entry, updated_at=time.time())
-        staging_file = self._path.with_name(f".tmp-{self._path.name}")
-        with suppress(OSError):
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            staging_file.write_text(json.dumps(asdict(self.entry)), encoding="utf-8")
-            staging_file.replace(self._path)
+        write_json(self._path, asdict(self.entry), durable=False)
 
 
 class AttemptLogCallback(TrainerCallback):  # type: ignore[misc]
@@ -123,7 +118,7 @@ def read_attempts(logs: Path, *, uid: str) -> tuple[LoggedAttempt, ...]:
 
 
 def _read_attempt(folder: Path) -> LoggedAttempt | None:
-    content = _read_bounded(folder / _ENTRY_FILE)
+    content = _read_bounded(folder / ATTEMPT_FILE)
     entry = None if content is None else parse_untrusted_json(_ENTRY_PARSER, content)
     if entry is None or entry.ranks < 1 or f"attempt-{entry.attempt}" != folder.name:
         return None
@@ -154,9 +149,7 @@ def _add_progress(entry: AttemptEntry, messages: Sequence[Termination]) -> Attem
 def _read_bounded(path: Path) -> str | None:
     """Return the text of a small regular file, or None."""
     try:
-        # Do not block on a pipe that somebody else created.
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
-        with open(descriptor, "rb") as file:
+        with open(open_below(path, os.O_RDONLY, create_folder=False), "rb") as file:
             content = file.read(_MAX_FILE_BYTES + 1)
     except OSError:
         return None

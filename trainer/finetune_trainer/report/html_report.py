@@ -1,6 +1,7 @@
 """Render report.html, the report of a run: a page without scripts or external resources."""
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -19,6 +20,8 @@ from finetune_trainer.units import GIB
 
 FILE_NAME = "report.html"
 _MAX_BARS = 24
+# characters that XML forbids, also as escapes
+_FORBIDDEN = re.compile("[^\\t\\n\\r\\x20-\\ud7ff\\ue000-\\ufffd\\U00010000-\\U0010ffff]")
 
 _STYLE = r"""
 :root { color-scheme: light dark; --ink: #1b1f24; --paper: #ffffff; --faint: #d5dae0; --soft: #5c6670;
@@ -74,11 +77,12 @@ def render_report(data: ReportData) -> str:
     title, charts = escape(data.title), "".join(_render_charts(data))
     environment = {"device of rank 0": describe_device(), **list_versions()}
     tables = _render_table("Job", data.job) + _render_table("Environment", environment)
-    return (
+    page = (
         f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"/><title>{title}</title>'
         f'<meta name="viewport" content="width=device-width"/><style>{_STYLE}</style></head>'
         f"<body><h1>{title}</h1>{render_summary(data.summary)}<main>{charts}{tables}</main></body></html>\n"
     )
+    return _FORBIDDEN.sub("\ufffd", page)
 
 
 def _render_charts(data: ReportData) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from finetune_supervisor.messages import Degradation
 from finetune_trainer.report.attempt_history import AttemptHistory, RankTime
 from finetune_trainer.units import GIB, format_duration
 
@@ -19,6 +20,7 @@ class RunSummary:
     forecast_bytes: int | None  # forecast peak memory of a rank
     on_gpu: bool
     history: AttemptHistory | None  # None if the output folder has no record
+    degraded: tuple[Degradation, ...] = ()  # of the last attempt
 
     @property
     def hours_unit(self) -> str:
@@ -37,6 +39,7 @@ class RunSummary:
         facts["Peak memory of a rank"] = self._describe_memory()
         if self.history:
             facts[self.hours_unit] = describe_hours(self.history.time)
+        facts |= {each.reason: each.message for each in self.degraded}
         return facts
 
     def _describe_memory(self) -> str:

@@ -38,13 +38,13 @@ def _render_time_bar(history: AttemptHistory, unit: str) -> str:
         )
         left += width
     legend = " ".join(
-        f'<span class="key part-{name}">{name} {format_hours(seconds)} ({seconds / total:.0%})</span>'
+        f'<span class="key part-{name}">{name} {escape(format_hours(seconds))} ({seconds / total:.0%})</span>'
         for name, seconds in list_parts(history.time)
     )
     return (
         f'<div class="time"><svg viewBox="0 0 {_BAR_WIDTH} {_BAR_HEIGHT}" preserveAspectRatio="none" role="img"'
         f' xmlns="http://www.w3.org/2000/svg" aria-label="{escape(unit)} by use">{"".join(rectangles)}</svg>'
-        f"<p>{format_hours(total)} {escape(unit)}: {legend}</p></div>"
+        f"<p>{escape(format_hours(total))} {escape(unit)}: {legend}</p></div>"
     )
 
 

@@ -1,7 +1,6 @@
 """Choose the largest micro-batch that fits into memory, for perDeviceTrainBatchSize auto."""
 
 import gc
-import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -12,7 +11,8 @@ import torch
 from finetune_api.batch import Batch, find_batch_split, find_largest_fitting_batch, list_batch_splits
 from finetune_api.v1alpha1.job import TrainerSpec
 from finetune_api.v1alpha1.training import EIGHT_BIT_ADAMW
-from finetune_trainer.atomic_files import translate_disk_errors, write_json
+from finetune_supervisor.contract import parse_json
+from finetune_trainer.atomic_files import write_json
 from finetune_trainer.checkpoint.output_folder import OutputFolder
 from finetune_trainer.data.length_stats import select_costliest_items
 from finetune_trainer.distributed.collectives import all_gather_numbers
@@ -51,7 +51,7 @@ class SavedBatchSize:
     def load(self, smallest_batch: Batch) -> BatchChoice | None:
         """Return the saved choice, or None if there is none for this cache key and effective batch."""
         with suppress(OSError, ValueError, KeyError, TypeError):
-            saved_values = json.loads((self.output.checkpoints / _FILE).read_text(encoding="utf-8"))
+            saved_values = parse_json((self.output.checkpoints / _FILE).read_bytes())
             batch = find_batch_split(smallest_batch, saved_values["perDevice"])
             if batch is not None and saved_values["circumstances"] == self.cache_key:
                 return BatchChoice(batch, "as in an earlier attempt")
@@ -59,8 +59,7 @@ class SavedBatchSize:
 
     def save(self, choice: BatchChoice) -> None:
         """Save the choice. Raises OutputError if a newer attempt owns the output."""
-        with translate_disk_errors(self.output.root):
-            self.output.check_holder()
+        with self.output.writing():
             saved_values = {
                 "perDevice": choice.batch.micro_batch_size,
                 "why": choice.reason,

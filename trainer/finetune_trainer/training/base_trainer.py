@@ -123,10 +123,10 @@ class GlobalMeanTrainer(Trainer):  # type: ignore[misc]
 
     def get_train_dataloader(self) -> RankDataLoader:
         """Return this rank's data loader; the sample order of accelerate's data loader depends on the batch split."""
-        inputs, worker_count = self.inputs, self.args.dataloader_num_workers
+        inputs, count = self.inputs, self.args.dataloader_num_workers
         sampler = BatchSampler(inputs.data.order, inputs.plan.batch, rank=inputs.ranks.rank)
         return build_dataloader(
-            self.train_samples, sampler, inputs.collate, worker_count=worker_count, is_persistent=True
+            self.train_samples, sampler, inputs.collate, skips=inputs.data.skips, worker_count=count, is_persistent=True
         )
 
     def get_batch_samples(
@@ -135,8 +135,12 @@ class GlobalMeanTrainer(Trainer):  # type: ignore[misc]
         """Return the micro-batches of one step and the divisor of each loss term, shape (terms,); set `stop_agreed`."""
         if self.checkpoint_saver.is_complete:
             self.finish_save()
+        if (source_check := self.inputs.data.source_check) and source_check.done():
+            source_check.result()  # raises an error if rows have changed
         with self.monitor.meter.measure_data_wait():
             micro_batches = [next(epoch_iterator) for _ in range(num_batches)]
+        for micro_batch in micro_batches:
+            self.inputs.data.skips.report(micro_batch)
         self.monitor.meter.add_micro_batches(micro_batches)
         divisors, self.stop_agreed = compute_divisors(
             [self.count_loss_units(micro_batch) for micro_batch in micro_batches],

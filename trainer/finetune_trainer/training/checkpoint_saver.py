@@ -2,12 +2,14 @@
 
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import torch.distributed as dist
 
-from finetune_trainer.checkpoint.checkpoints import Checkpoints, FileSizes, WriteFiles
+from finetune_trainer.checkpoint.checkpoints import Checkpoints, Records, WriteFiles
 from finetune_trainer.distributed.collectives import (
     NO_TIMEOUT,
     all_gather_objects,
@@ -16,6 +18,8 @@ from finetune_trainer.distributed.collectives import (
     return_error,
 )
 from finetune_trainer.errors import DiskFull, TrainerError
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -79,27 +83,30 @@ class CheckpointSaver:
             running.set_exception(error)
 
     def _save(self, part: CheckpointPart) -> str:
-        """Save the checkpoint; if the volume is full, delete old checkpoints and retry once (decisions/212)."""
+        """Save the checkpoint; if the volume is full, free space and retry (decisions/212)."""
         result = self._try_to_save(part)
-        if isinstance(result, DiskFull) and self._free_space(result, part):
+        while isinstance(result, DiskFull) and self._free_space(result, part):
             result = self._try_to_save(part)
         return raise_error(result)
 
     def _try_to_save(self, part: CheckpointPart) -> str | TrainerError:
         staged = return_error(lambda: self._checkpoints.stage(part.step, part.write_files))
-        files_by_rank: list[FileSizes] = []
+        files_by_rank: list[Records] = []
         for files in all_gather_objects(staged, self._group):
             if isinstance(files, TrainerError):
                 return files
             files_by_rank.append(files)
-        published: str | TrainerError | None = None
-        if dist.get_rank() == 0:
-            published = return_error(
-                lambda: self._checkpoints.publish_staged(part.step, files_by_rank, retained_step=part.retained_step)
-            )
-        result: str | TrainerError = broadcast_from_rank_zero(published, self._group)
-        return result
+        return self._run_on_rank_zero(
+            lambda: self._checkpoints.publish_staged(part.step, files_by_rank, retained_step=part.retained_step)
+        )
 
     def _free_space(self, error: DiskFull, part: CheckpointPart) -> bool:
-        freed = dist.get_rank() == 0 and self._checkpoints.free_space(error, retained_step=part.retained_step)
-        return bool(broadcast_from_rank_zero(freed, self._group))
+        return raise_error(
+            self._run_on_rank_zero(lambda: self._checkpoints.free_space(error, retained_step=part.retained_step))
+        )
+
+    def _run_on_rank_zero(self, action: Callable[[], T]) -> T | TrainerError:
+        """Return the result of rank 0, or its error, on every rank, which communicate in the group of the threads."""
+        local = return_error(action) if dist.get_rank() == 0 else None
+        result: T | TrainerError = broadcast_from_rank_zero(local, self._group)
+        return result

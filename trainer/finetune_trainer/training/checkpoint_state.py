@@ -6,6 +6,7 @@ The format does not depend on the sharding; transformers has a separate format f
 import copy
 import math
 import time
+from collections import ChainMap
 from collections.abc import Iterable
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -14,9 +15,10 @@ import torch
 from transformers import Trainer, TrainerState
 from transformers.trainer import SCALER_NAME
 
-from finetune_trainer.checkpoint.checkpoints import parse_checkpoint_step
+from finetune_trainer.checkpoint.manifest import parse_checkpoint_step
 from finetune_trainer.checkpoint.random_state import get_random_state_path, random_state, restore_random_state
 from finetune_trainer.checkpoint.state_files import READ_ERRORS, StateReader, write_state
+from finetune_trainer.distributed.collectives import all_gather_objects
 from finetune_trainer.errors import CheckpointCorrupt
 from finetune_trainer.model.save import save_weights
 from finetune_trainer.parallel.model_state import (
@@ -32,6 +34,7 @@ from finetune_trainer.training.trainer_inputs import TrainerInputs
 
 _STATE_FILE = "trainer_state.json"
 _SCHEDULER_FILE = "scheduler.pt"
+_SKIPS_FILE = "skipped-rows.pt"  # only if rows were skipped during training
 _SAVES_IN_GRACE_PERIOD = 3  # multiple of the time of a save; shared storage may be slower when all jobs stop
 
 
@@ -51,6 +54,10 @@ def stage_checkpoint(
     small_states = {_SCHEDULER_FILE: copy.deepcopy(trainer.lr_scheduler.state_dict())}
     if scaler := getattr(trainer.accelerator, "scaler", None):
         small_states[SCALER_NAME] = copy.deepcopy(scaler.state_dict())
+    if inputs.data.vision:  # all ranks skip the rows that one of them has found
+        inputs.data.skips.rows |= ChainMap(*all_gather_objects(inputs.data.skips.rows))
+    if inputs.data.skips.rows:
+        small_states[_SKIPS_FILE] = dict(inputs.data.skips.rows)
     trainer_state = copy.deepcopy(trainer.state)
 
     def write_files(folder: Path) -> list[Path]:
@@ -111,9 +118,11 @@ def restore_checkpoint(trainer: Trainer, checkpoint: Path) -> None:
         trainer.lr_scheduler.load_state_dict(scheduler)
         for group, rate in zip(trainer.optimizer.param_groups, trainer.lr_scheduler.get_last_lr(), strict=True):
             group["lr"] = rate  # the scheduler would set this rate only after its next step
+        if (checkpoint / _SKIPS_FILE).is_file():
+            trainer.inputs.data.skips.rows |= torch.load(checkpoint / _SKIPS_FILE, weights_only=True)
     except READ_ERRORS as error:
         raise CheckpointCorrupt(
-            f"{checkpoint} cannot be loaded ({error}); delete it to resume from the one before"
+            f"{checkpoint} cannot be loaded ({error}); move it to another folder to resume from the one before"
         ) from error
     trainer._load_scaler(str(checkpoint))
 

@@ -13,7 +13,7 @@ from typing import Any, Self
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from finetune_api.v1alpha1.training import EVAL_LOSS, Training
-from finetune_trainer.checkpoint.checkpoints import Checkpoints
+from finetune_trainer.checkpoint.checkpoints import Checkpoints, ResumePoint
 from finetune_trainer.distributed.heartbeat_writer import HeartbeatWriter
 
 LogHistory = Sequence[Mapping[str, Any]]  # TrainerState.log_history of transformers
@@ -135,15 +135,15 @@ class TrainingOutcome:
     message: str
     stopped_early: bool = False
     checkpoint: Path | None = None  # checkpoint to publish; None: publish the weights in memory
-    skipped_checkpoints: tuple[str, ...] = ()  # incomplete checkpoints, each with the reason why it was skipped
+    skipped_checkpoints: tuple[str, ...] = ()  # damaged checkpoints, each with the reason why it was skipped
 
 
 def determine_outcome(
     policy: EvaluationPolicy, log_history: LogHistory, checkpoints: Checkpoints, *, last_step: int, total_steps: int
 ) -> TrainingOutcome:
-    """Determine which weights to publish. Runs on rank 0 only, because it reads the checkpoints.
+    """Determine which weights to publish (collective).
 
-    Raises CheckpointCorrupt if the best weights must be published but no checkpoint of an evaluation is complete.
+    Raises CheckpointCorrupt if the best weights must be published but no checkpoint of an evaluation is intact.
     """
     stopped_early = last_step < total_steps
     message = (
@@ -155,8 +155,10 @@ def determine_outcome(
     if not ranking:
         reason = f"no evaluation returned a finite {policy.metric}, so " if policy.publishes_best_weights else ""
         return TrainingOutcome(f"{message}{reason}the weights are those of the last step, {last_step}", stopped_early)
-    resume_point = checkpoints.find_first_complete(evaluation.step for evaluation in ranking)
-    best = next(evaluation for evaluation in ranking if evaluation.step == resume_point.step)
+    best, resume_point = ranking[0], ResumePoint(None)
+    if best.step != last_step:  # whose weights are in memory
+        resume_point = checkpoints.find_intact(evaluation.step for evaluation in ranking)
+        best = next(evaluation for evaluation in ranking if evaluation.step == resume_point.step)
     restriction = " with a complete checkpoint" if resume_point.skipped else ""
     message += (
         f"the weights are those of step {best.step}, the best of {format_evaluation_count(len(ranking))}{restriction}"

@@ -25,7 +25,7 @@ def build_evaluation_dataloader(inputs: TrainerInputs, samples: SampleDataset) -
     order = RowOrder(inputs.data.eval.lengths, seed=None)
     sampler = BatchSampler(order, inputs.plan.eval_batch, rank=inputs.ranks.rank)
     worker_count = inputs.args.dataloader_num_workers if inputs.data.vision else 0
-    return build_dataloader(samples, sampler, inputs.collate, worker_count=worker_count)
+    return build_dataloader(samples, sampler, inputs.collate, skips=inputs.data.skips, worker_count=worker_count)
 
 
 @torch.no_grad()
@@ -35,6 +35,7 @@ def compute_evaluation_loss(
     """Return the mean loss per unit, summed over the loss terms (collective)."""
     sums = []
     for micro_batch in build_evaluation_dataloader(inputs, samples):
+        inputs.data.skips.report(micro_batch)
         sums.append(sum_micro_batch(micro_batch))
         inputs.heartbeat.touch()
     losses = torch.stack([each.losses for each in sums]).sum(dim=0)

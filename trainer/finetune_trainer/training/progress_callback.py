@@ -15,6 +15,9 @@ from finetune_trainer.metrics.throughput import DATA_BOUND_SHARE, CrossRankSumma
 from finetune_trainer.training.base_trainer import GlobalMeanTrainer
 
 _STEPS_BEFORE_WARNING = 3
+_ZERO_STEPS = 20  # steps with a value of exactly zero after which nothing seems to be learned
+_ZERO_REASONS = {"loss": "ZeroLoss", "grad_norm": "ZeroGradient"}
+_ZERO_CAUSES = "rows without targets, frozen parameters (model.freeze, lora.targetModules), float16, or lossType hinge"
 
 
 class ProgressCallback(TrainerCallback):  # type: ignore[misc]
@@ -26,7 +29,7 @@ class ProgressCallback(TrainerCallback):  # type: ignore[misc]
         self._verbose = verbose
         self._started_at = 0.0
         self._steps = 0
-        self._warned = False
+        self._zero_since: dict[str, int] = {}  # step of the first of consecutive logs with a value of zero
 
     def on_train_begin(
         self, _args: TrainingArguments, _state: TrainerState, _control: TrainerControl, **_: Any
@@ -55,7 +58,7 @@ class ProgressCallback(TrainerCallback):  # type: ignore[misc]
     def on_log(
         self,
         _args: TrainingArguments,
-        _state: TrainerState,
+        state: TrainerState,
         _control: TrainerControl,
         logs: dict[str, float],
         **_: Any,
@@ -78,25 +81,38 @@ class ProgressCallback(TrainerCallback):  # type: ignore[misc]
         if self._verbose:
             print(format_log_line(progress, logs), flush=True)
         self._check_data_wait(monitor.latest_summary)
+        self._check_zeros(logs, step=state.global_step)
 
     def _check_data_wait(self, summary: CrossRankSummary) -> None:
-        """Report once that steps wait for data, except for the first steps, during which the loader workers start.
-
-        Raises: Degraded, on every rank, if spec.training.onDegraded is fail.
-        """
-        if summary.data_wait_share <= DATA_BOUND_SHARE or self._warned or self._steps < _STEPS_BEFORE_WARNING:
+        """Report that steps wait for data, except for the first steps, during which the loader workers start."""
+        if summary.data_wait_share <= DATA_BOUND_SHARE or self._steps < _STEPS_BEFORE_WARNING:
             return
-        self._warned = True
         workers = self._trainer.args.dataloader_num_workers
         message = (
             f"{summary.data_wait_share:.0%} of a step is spent waiting for the next batch; raise dataset.numWorkers"
             f" (now {workers} per rank) or the pod's CPUs, or put the rows on faster storage"
         )
-        self._heartbeat.record_degradations((*self._heartbeat.degraded, Degradation(DATA_BOUND, message)))
+        self._report(Degradation(DATA_BOUND, message))
+
+    def _check_zeros(self, logs: dict[str, float], *, step: int) -> None:
+        """Report that the loss or the gradient norm has been exactly zero for many steps."""
+        for name, reason in _ZERO_REASONS.items():
+            if logs.get(name) != 0.0:
+                self._zero_since.pop(name, None)
+            elif (steps := step - self._zero_since.setdefault(name, step)) >= _ZERO_STEPS:
+                message = f"{name} has been exactly 0 for {steps} steps; likely causes: {_ZERO_CAUSES}"
+                self._report(Degradation(reason, message))
+
+    def _report(self, degradation: Degradation) -> None:
+        """Report a degradation once. Raises: Degraded, on every rank, if spec.training.onDegraded is fail."""
+        if any(each.reason == degradation.reason for each in self._heartbeat.degraded):
+            return
+        self._heartbeat.record_degradations((degradation,))
+        line = f"{degradation.reason}: {degradation.message}"
         if self._verbose:
-            print(f"warning: degraded: {DATA_BOUND}: {message}", flush=True)
+            print(f"warning: degraded: {line}", flush=True)
         if self._trainer.inputs.plan.spec.training.on_degraded == "fail":
-            raise Degraded(f"{DATA_BOUND}: {message}")
+            raise Degraded(line)
 
     def on_evaluate(
         self,

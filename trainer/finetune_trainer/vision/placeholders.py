@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
+from finetune_trainer import cpu_limit
 from finetune_trainer.data_sources.media import MEDIA_MARK, MediaItem, Modality
 from finetune_trainer.data_sources.messages import Role, Turn
 from finetune_trainer.errors import DatasetError
@@ -41,7 +42,8 @@ def requires_content_parts(tokenizer: PreTrainedTokenizerBase) -> bool:
 
     def renders(content: object) -> bool:
         try:
-            text = tokenizer.apply_chat_template([{"role": "user", "content": content}], tokenize=False)
+            with cpu_limit.limit_cpu_seconds(cpu_limit.TEMPLATE_SECONDS, ValueError("it does not end")):
+                text = tokenizer.apply_chat_template([{"role": "user", "content": content}], tokenize=False)
         except (TemplateError, TypeError, ValueError, KeyError):
             return False
         return _PROBE_TEXT in str(text)

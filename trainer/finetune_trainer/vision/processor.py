@@ -13,9 +13,10 @@ from transformers.models.auto.image_processing_auto import AutoImageProcessor
 from transformers.models.auto.modeling_auto import MODEL_MAPPING
 
 from finetune_api.v1alpha1.model_source import ModelSource
-from finetune_trainer.atomic_files import is_storage_fault
+from finetune_trainer.cpu_limit import limit_cpu_seconds
 from finetune_trainer.data_sources.media import MediaItem, Modality
 from finetune_trainer.errors import DatasetError, InvalidSpec
+from finetune_trainer.storage_faults import check_is_about_content
 from finetune_trainer.vision.families import FAMILIES, ModelComponents, VisionFamily
 from finetune_trainer.vision.video_frames import Size, open_upright_image, read_upright_size
 from finetune_trainer.vision.video_processor import (
@@ -30,6 +31,7 @@ _IMAGE_INPUTS = ("pixel_values", "image_grid_thw")  # outputs of the image proce
 VISION_INPUTS = (*_IMAGE_INPUTS, *VIDEO_INPUTS, "mm_token_type_ids", "token_type_ids")
 # fields of spec.model that are rejected for text models
 _VISION_FIELDS = ("freeze", "maxPixels", "minPixels", "maxTiles", *VIDEO_FIELDS)
+_MAX_CPU_SECONDS = 300  # for one image or video
 _DUMMY_EDGE = 56  # height and width of a dummy image in pixels
 
 
@@ -139,10 +141,11 @@ class VisionProcessor:
 
 
 def build_vision_processor(
-    source: ModelSource, config: PretrainedConfig, tokenizer: PreTrainedTokenizerBase
+    source: ModelSource, config: PretrainedConfig, tokenizer: PreTrainedTokenizerBase, local: ModelSource
 ) -> VisionProcessor | None:
     """Build the vision processor of a model; return None for a text model and with textOnly.
 
+    local: source with the name and revision from which files are loaded.
     Raises: InvalidSpec if the spec has fields that the model does not support.
     """
     if source.text_only:
@@ -157,19 +160,21 @@ def build_vision_processor(
                 f" vision-language model of type {', '.join(FAMILIES)}"
             )
         return None
-    processor = AutoImageProcessor.from_pretrained(source.name, revision=source.revision)
+    processor = AutoImageProcessor.from_pretrained(local.name, revision=local.revision)
     _set_pixel_limits(source, family, processor)
     _set_tile_limit(source, family, processor)
     components = ModelComponents(config, processor, tokenizer)
-    return VisionProcessor(family, components, build_video_processor(source, family, components))
+    return VisionProcessor(family, components, build_video_processor(source, family, components, local))
 
 
 @contextmanager
 def _translate_media_errors(origin: str, item: MediaItem) -> Iterator[None]:
     """Translate errors that occur while media are read or processed into DatasetError with row and file."""
     subject = f"{origin}: {item}"
+    too_slow = DatasetError(f"decoding it needs more than {_MAX_CPU_SECONDS} s of CPU time")
     try:
-        yield
+        with limit_cpu_seconds(_MAX_CPU_SECONDS, too_slow):
+            yield
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
         raise DatasetError(
             f"{origin}: {item.modality} {error.filename} does not exist; correct its path, which is relative to the"
@@ -178,8 +183,7 @@ def _translate_media_errors(origin: str, item: MediaItem) -> Iterator[None]:
     except UnidentifiedImageError as error:
         raise DatasetError(f"{subject} is not a readable image; replace it, or remove the row") from error
     except (DatasetError, OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        if is_storage_fault(error):
-            raise  # onBadRow must not skip the row, because the row itself is valid
+        check_is_about_content(error, f"{subject} cannot be read")  # onBadRow must not skip a valid row
         raise DatasetError(f"{subject} cannot be read ({error}); replace it, or remove the row") from error
 
 

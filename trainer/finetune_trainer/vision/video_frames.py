@@ -11,6 +11,7 @@ from PIL import Image, ImageOps
 
 from finetune_trainer.data_sources.media import MediaItem
 from finetune_trainer.errors import DatasetError
+from finetune_trainer.foreign_files import open_data_file
 
 if TYPE_CHECKING:
     from av.container import InputContainer
@@ -21,6 +22,9 @@ Size = tuple[int, int]  # height and width in pixels
 _EXIF_ORIENTATION = 0x0112
 _QUARTER_TURNS = (5, 6, 7, 8)  # EXIF orientations that swap height and width
 _FRAMES_PER_GROUP = 2  # all supported families merge two consecutive frames
+# Containers that ffmpeg may recognise. Others, such as SDP, HLS and concat, open further files and connections.
+_CONTAINERS = "mov,matroska,webm,avi,mpegts,mpeg,flv,ogg,asf,gif,apng,m4v,mpegvideo,h264,hevc,ivf,wav"
+_OPTIONS = {"format_whitelist": _CONTAINERS, "protocol_whitelist": "none"}
 
 
 @dataclass(frozen=True)
@@ -107,7 +111,7 @@ def decode_frames(video: MediaItem, sampled_video: SampledVideo) -> list[Image.I
 
 def read_upright_size(source: str | io.BytesIO) -> Size:
     """Read the size of an image from its header and apply the EXIF orientation."""
-    with Image.open(source) as image:
+    with _open_image(source) as image:
         width, height = image.size
         is_rotated = image.getexif().get(_EXIF_ORIENTATION) in _QUARTER_TURNS
         return (width, height) if is_rotated else (height, width)
@@ -115,8 +119,14 @@ def read_upright_size(source: str | io.BytesIO) -> Size:
 
 def open_upright_image(source: str | io.BytesIO) -> Image.Image:
     """Open an image as RGB and apply its EXIF orientation."""
-    with Image.open(source) as image:
+    with _open_image(source) as image:
         return ImageOps.exif_transpose(image).convert("RGB")
+
+
+@contextmanager
+def _open_image(source: str | io.BytesIO) -> Iterator[Image.Image]:
+    with open_data_file(source) if isinstance(source, str) else source as file, Image.open(file) as image:
+        yield image
 
 
 @contextmanager
@@ -125,7 +135,8 @@ def _open_video(video: MediaItem) -> Iterator["InputContainer"]:
     import av
 
     try:
-        with av.open(io.BytesIO(video.data) if video.data else video.path, mode="r") as container:
+        source = io.BytesIO(video.data) if video.data else open_data_file(video.path)
+        with source, av.open(source, mode="r", options=_OPTIONS) as container:
             if not container.streams.video:
                 raise DatasetError("it contains no video stream")
             container.streams.video[0].thread_type = "AUTO"

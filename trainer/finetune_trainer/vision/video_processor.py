@@ -85,7 +85,7 @@ class VideoProcessor:
 
 
 def build_video_processor(
-    source: ModelSource, family: VisionFamily, components: ModelComponents
+    source: ModelSource, family: VisionFamily, components: ModelComponents, local: ModelSource
 ) -> VideoProcessor | None:
     """Build the video processor of a model; return None if its family does not support videos.
 
@@ -99,7 +99,7 @@ def build_video_processor(
                 f'spec.model.{specified[0]}: model "{source.name}" is not trained on videos here; leave it out'
             )
         return None
-    settings = read_video_settings(source.name, source.revision)
+    settings = read_video_settings(local.name, local.revision)
     size = settings.get("size") or {}
     default_min, default_max = family.video_support.default_pixel_limits
     sampling = FrameSampling(

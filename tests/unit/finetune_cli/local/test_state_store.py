@@ -90,7 +90,7 @@ def test_unreadable_status_file_is_reported_with_its_path(tmp_path: Path) -> Non
     open_job_and_write_status(tmp_path)
     (tmp_path / "bert.local/status.json").write_text("{")
 
-    with pytest.raises(BadInput, match=r"status\.json: cannot be read .* start over with --fresh"):
+    with pytest.raises(BadInput, match=r"status\.json: cannot be read .* move it to another folder"):
         open_job_and_write_status(tmp_path)
     assert open_job_and_write_status(tmp_path, start_over=True)["status"] == {}
 

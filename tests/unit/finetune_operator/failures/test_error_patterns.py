@@ -17,10 +17,7 @@ def test_error_messages_of_the_corpus_are_classified(entry: LabelledError) -> No
 
 
 def test_corpus_contains_messages_for_every_pattern() -> None:
-    reasons = {pattern.reason for pattern in PATTERNS}
-
-    assert reasons <= {entry.reason for entry in TRAINING_SET}
-    assert len(reasons) == len(PATTERNS)
+    assert PATTERNS.keys() <= {entry.reason for entry in TRAINING_SET}
 
 
 def test_exception_that_matches_no_pattern_is_a_user_code_error() -> None:

@@ -6,9 +6,9 @@ from datetime import UTC, datetime
 import pytest
 
 from finetune_api.termination import Outcome
-from finetune_api.v1alpha1.status import Evidence
+from finetune_api.v1alpha1.status import EVIDENCE_MESSAGE_BYTES, Evidence
 from finetune_operator.observation.pods import NodeObservation, observe_pod
-from finetune_operator.observation.read_evidence import MAX_MESSAGE_CHARACTERS
+from finetune_supervisor.error_text import MAX_MESSAGE_CHARACTERS
 from testing.builders.jobs import RawBody, finished_pod, job, pod
 
 JOB = job()
@@ -73,14 +73,19 @@ def test_unparsable_termination_messages_are_treated_as_log_output(text: str) ->
     assert (node.evidence.outcome, node.evidence.message) == ("", text)
 
 
-def test_truncation_keeps_the_end_of_a_log_and_the_start_of_a_termination_message() -> None:
-    long = "begin " + "x" * MAX_MESSAGE_CHARACTERS + " end"
+@pytest.mark.parametrize("filler", ["x", "错"])
+def test_truncation_keeps_the_end_of_a_log_and_the_displayed_line_of_a_termination_message(filler: str) -> None:
+    long = "begin " + filler * MAX_MESSAGE_CHARACTERS + "\nKeyError: the end\n   ^^^^"
     log, ended_with_message = (
         finished_pod(JOB, 0, message=long),
         finished_pod(JOB, 0, message=json.dumps({**TERMINATION, "message": long})),
     )
-    assert observe_evidence(log).message == long[-MAX_MESSAGE_CHARACTERS:]
-    assert observe_evidence(ended_with_message).message == long[:MAX_MESSAGE_CHARACTERS]
+    assert long.endswith(observe_evidence(log).message)
+    message = observe_evidence(ended_with_message).message
+    assert message.startswith("begin ")
+    assert message.endswith("\nKeyError: the end")
+    assert len(message) <= MAX_MESSAGE_CHARACTERS
+    assert len(json.dumps(message, ensure_ascii=False).encode()) <= EVIDENCE_MESSAGE_BYTES + 2
 
 
 def test_pod_reason_takes_precedence_over_container_reason() -> None:

@@ -4,7 +4,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,11 +23,12 @@ from finetune_supervisor.liveness.hang_detector import (
     parse_stack,
 )
 from finetune_supervisor.liveness.heartbeat import Heartbeat
-from finetune_supervisor.liveness.stack_dump import inspect_ranks, read_process_state
+from finetune_supervisor.liveness.stack_dump import inspect_ranks, read_activity, read_process_state
 from finetune_supervisor.messages import TrainingProgress
 
 LIMIT_SECONDS = 10.0
 COLLECTIVE_STACK = ("/v/torch/distributed/distributed_c10d.py:2806 in all_reduce",)
+MIB = 2**20
 LOADING_STACK = ("/v/finetune_trainer/data/images.py:40 in open", "/v/torch/utils/data/fetch.py:54 in fetch")
 
 
@@ -43,9 +45,15 @@ def build_heartbeat(local_rank: int = 0, *, step: int = 5, phase: str = contract
 
 
 def build_detector(
-    *heartbeats: Heartbeat, rank_count: int = 1, limit_seconds: float = LIMIT_SECONDS, is_stopped: bool = False
+    *heartbeats: Heartbeat,
+    rank_count: int = 1,
+    limit_seconds: float = LIMIT_SECONDS,
+    is_stopped: bool = False,
+    read_activity: Callable[[int], tuple[int, float] | None] = lambda _: None,
 ) -> HangDetector:
-    detector = HangDetector(limit_seconds=limit_seconds, now=0.0, is_stopped=lambda _: is_stopped)
+    detector = HangDetector(
+        limit_seconds=limit_seconds, now=0.0, is_stopped=lambda _: is_stopped, read_activity=read_activity
+    )
     detector.expect_heartbeats(range(rank_count), now=0.0)
     detector.record_heartbeats(heartbeats, now=0.0)
     return detector
@@ -77,6 +85,25 @@ def test_time_limit_depends_on_the_phase(heartbeats: tuple[Heartbeat, ...], limi
 
     assert detector.find_timeout(now=limit_seconds) is None
     assert detector.find_timeout(now=limit_seconds + 0.1) == HeartbeatTimeout(0, limit_seconds + 0.1, limit_seconds)
+
+
+@pytest.mark.parametrize(("busy", "limit_seconds"), [(1.0, 120.0), (0.1, 720.0)])
+def test_a_loading_rank_that_only_computes_has_a_lower_limit_than_one_that_waits(
+    busy: float, limit_seconds: float
+) -> None:
+    activity = (5 * MIB, 1.0)
+    heartbeat = build_heartbeat(phase=contract.LOAD)
+    detector = build_detector(heartbeat, read_activity=lambda _: activity)
+    for second in range(1, 1001):  # it reads from slow storage
+        activity = (5 * MIB + second * MIB // 60, float(second))
+        detector.record_heartbeats((heartbeat,), now=second)
+    progress_at = 960  # when it had read another MiB
+    for second in range(1001, progress_at + int(limit_seconds) + 1):
+        activity = (activity[0], activity[1] + busy)
+        detector.record_heartbeats((heartbeat,), now=second)
+
+    assert detector.find_timeout(now=progress_at + limit_seconds) is None
+    assert detector.find_timeout(now=progress_at + limit_seconds + 0.1) is not None
 
 
 @pytest.mark.parametrize("phase", [contract.LOAD, contract.SAVE, contract.PUBLISH, contract.TRAIN])
@@ -325,3 +352,19 @@ def test_process_without_a_dump_handler_gets_no_signal(tmp_path: Path) -> None:
         process.kill()
     assert found.explanation == "rank 4 does not respond"
     assert read_process_state(process.pid) == ""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc exists on Linux only")
+def test_bytes_and_cpu_time_of_a_process_are_read(tmp_path: Path) -> None:
+    before = read_activity(os.getpid())
+    (tmp_path / "file").write_bytes(b"x" * MIB)
+    started_at = time.process_time()
+    while time.process_time() - started_at < 0.1:
+        pass
+    after = read_activity(os.getpid())
+
+    assert before is not None
+    assert after is not None
+    assert after[0] - before[0] >= MIB
+    assert after[1] > before[1]
+    assert read_activity(os.getpid(), proc_folder=tmp_path) is None

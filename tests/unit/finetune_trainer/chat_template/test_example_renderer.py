@@ -5,7 +5,7 @@ from transformers import PreTrainedTokenizerFast
 
 from finetune_trainer.data_sources.conversations import Conversation, PromptCompletion
 from finetune_trainer.data_sources.messages import Role, Turn
-from finetune_trainer.errors import ChatTemplateError
+from finetune_trainer.errors import ChatTemplateError, ModelError
 from testing.models import tiny_text
 from testing.models.renderers import WITH_GENERATION_TAGS, decode_targets, use_template
 
@@ -171,3 +171,26 @@ def test_the_first_token_is_never_a_target(tokenizer: PreTrainedTokenizerFast) -
 
     assert sample.weights[0] == 0.0
     assert all(sample.weights[1:])
+
+
+@pytest.mark.parametrize(
+    "loop",
+    [
+        pytest.param("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", id="always"),
+        pytest.param(
+            "{% if messages[0].role == 'system' %}{{ raise_exception('no system prompt') }}{% endif %}"
+            "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+            id="without the system prompt",
+        ),
+    ],
+)
+def test_a_template_that_does_not_end_is_named(
+    tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch, loop: str
+) -> None:
+    monkeypatch.setattr("finetune_trainer.cpu_limit.TEMPLATE_SECONDS", 0.5)
+
+    with (
+        pytest.raises(ModelError, match=r"line 1: the chat template of model .* needs more than 0\.5 s"),
+        use_template(tokenizer, loop + tiny_text.CHAT_TEMPLATE) as renderer,
+    ):
+        renderer.render(TWO_EXCHANGES)

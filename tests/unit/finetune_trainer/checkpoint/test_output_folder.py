@@ -3,20 +3,28 @@
 import errno
 import json
 import os
+import shutil
 import stat
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from safetensors import SafetensorError
 
 from finetune_trainer import atomic_files
-from finetune_trainer.atomic_files import raise_storage_faults, translate_disk_errors
+from finetune_trainer.atomic_files import translate_disk_errors
 from finetune_trainer.checkpoint import output_folder
+from finetune_trainer.checkpoint.checkpoints import Checkpoints
 from finetune_trainer.checkpoint.output_folder import OutputFolder
 from finetune_trainer.data_sources.readers import read_rows
 from finetune_trainer.errors import CheckpointCorrupt, DatasetError, DiskFull, OutputError, StorageFault
+from finetune_trainer.storage_faults import raise_storage_faults
+from testing.builders.checkpoint import find_newest, write_checkpoint, write_files
 from testing.builders.identity import identity
+from testing.fakes.killed import Killed, kill_at
 from testing.fakes.unreadable_file import UNREADABLE_FILE
+
+pytestmark = pytest.mark.usefixtures("process_group")
 
 
 def write_weights(folder: Path) -> None:
@@ -67,14 +75,75 @@ def test_a_recreated_job_claims_the_folder_if_its_predecessor_has_no_output(outp
         output.check_holder()
 
 
-@pytest.mark.parametrize("published", ["result", "checkpoints/step-00000001"])
-def test_a_recreated_job_does_not_delete_output_of_its_predecessor(output: OutputFolder, published: str) -> None:
-    output.publish(output.root / published, write_weights)
+def recreate(output: OutputFolder, *, fingerprint: str = "f1") -> OutputFolder:
+    """Return the folder of a job that was created again under the same name."""
+    return OutputFolder(output.root, identity(uid="new", name="job-ours", fingerprint=fingerprint))
 
-    with pytest.raises(OutputError, match=r"default/job-ours \(uid ours\)"):
-        OutputFolder(output.root, identity(uid="new", name="job-ours")).claim(overwrite=False)
 
-    assert (output.root / published / "weights").exists()
+def test_a_recreated_job_continues_the_training_of_its_predecessor(
+    output: OutputFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output.claim(overwrite=False, rows="same rows")
+    write_checkpoint(Checkpoints(output, keep_last=9), 1)
+
+    recreate(output).claim(overwrite=False, rows="same rows")
+
+    assert "continues the training of job default/job-ours (uid ours), which was deleted" in capsys.readouterr().out
+    assert find_newest(Checkpoints(recreate(output), keep_last=1)).step == 1
+    recreate(output).job_file.unlink()  # the adopted checkpoint names its new owner
+    recreate(output).claim(overwrite=True)
+    assert find_newest(Checkpoints(recreate(output), keep_last=1)).step == 1
+    with pytest.raises(OutputError, match="taken over"):
+        output.check_holder()
+
+
+def test_a_recreated_job_does_not_replace_the_result_of_its_predecessor(output: OutputFolder) -> None:
+    publish_result(output)
+
+    with pytest.raises(OutputError, match=r"the result of job default/job-ours \(uid ours\), which was deleted"):
+        recreate(output).claim(overwrite=False)
+
+    assert (output.result / "weights").exists()
+
+
+@pytest.mark.parametrize(
+    ("fingerprint", "rows", "problem"), [("f2", "same rows", "had other settings"), ("f1", "others", "had other rows")]
+)
+def test_a_recreated_job_with_another_training_keeps_the_checkpoints(
+    output: OutputFolder, fingerprint: str, rows: str, problem: str
+) -> None:
+    output.claim(overwrite=False, rows="same rows")
+    write_checkpoint(Checkpoints(output, keep_last=9), 1)
+
+    with pytest.raises(OutputError, match=f"which was deleted and {problem}; choose another output.subPath"):
+        recreate(output, fingerprint=fingerprint).claim(overwrite=False, rows=rows)
+
+    assert find_newest(Checkpoints(output, keep_last=1)).step == 1
+
+
+@pytest.mark.parametrize("damage", ["removed", "zeroed", "not UTF-8", "nested"])
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_the_owner_is_found_in_the_checkpoints_if_the_job_file_is_damaged(
+    output: OutputFolder, damage: str, overwrite: bool
+) -> None:
+    write_checkpoint(Checkpoints(output, keep_last=9), 1)
+    contents = {"zeroed": bytes(186), "not UTF-8": b"\xff", "nested": b"[" * 10_000}
+    output.job_file.unlink() if damage == "removed" else output.job_file.write_bytes(contents[damage])
+
+    next_attempt = OutputFolder(output.root, identity(attempt=1))
+    next_attempt.claim(overwrite=overwrite)
+
+    assert json.loads(output.job_file.read_text())["uid"] == "ours"
+    assert find_newest(Checkpoints(next_attempt, keep_last=1)).step == 1
+
+
+def test_checkpoints_of_a_job_stay_if_the_job_file_names_another_job(output: OutputFolder) -> None:
+    write_checkpoint(Checkpoints(output, keep_last=9), 1)
+    output.job_file.write_text(json.dumps({**json.loads(output.job_file.read_text()), "uid": "theirs"}))
+
+    output.claim(overwrite=True)
+
+    assert find_newest(Checkpoints(output, keep_last=1)).step == 1
 
 
 def test_an_empty_folder_of_another_job_is_rejected(output: OutputFolder) -> None:
@@ -92,14 +161,78 @@ def test_existing_files_without_an_owner_are_rejected(tmp_path: Path) -> None:
     assert (tmp_path / "result" / "precious").exists()
 
 
-def test_overwrite_deletes_only_checkpoints_and_result_of_another_job(output: OutputFolder) -> None:
+def test_overwrite_moves_the_output_of_another_job_aside_until_the_first_checkpoint(output: OutputFolder) -> None:
+    write_checkpoint(Checkpoints(output, keep_last=9), 1)
     publish_result(output)
     (output.root / "notes.txt").touch()
 
+    replacing = OutputFolder(output.root, identity(uid="new"))
+    replacing.claim(overwrite=True)
+
+    aside = output.root / "replaced-output-1"
+    assert not output.result.exists()
+    assert (aside / "result" / "weights").exists()
+    assert find_newest(Checkpoints(OutputFolder(aside, output.identity), keep_last=1)).step == 1
+    assert OutputFolder(aside, output.identity).is_finished()
+    assert json.loads((aside / "job.json").read_text())["uid"] == "ours"
+
+    write_checkpoint(Checkpoints(replacing, keep_last=1), 1)
+    assert sorted(path.name for path in output.root.iterdir()) == ["checkpoints", "job.json", "notes.txt"]
+
+
+def test_the_replaced_output_is_deleted_if_the_volume_has_no_space_for_the_claim(
+    output: OutputFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish_result(output)
+
+    monkeypatch.setattr(output_folder, "is_volume_full", lambda _folder: True)
     OutputFolder(output.root, identity(uid="new")).claim(overwrite=True)
 
-    assert not output.result.exists()
-    assert (output.root / "notes.txt").exists()
+    assert not list(output.root.glob("replaced-output-*"))
+
+
+def test_a_second_overwrite_keeps_what_the_first_one_replaced(output: OutputFolder) -> None:
+    for uid in ("first", "second"):
+        publish_result(output)
+        output = OutputFolder(output.root, identity(uid=uid))
+        output.claim(overwrite=True)
+
+    assert (output.root / "replaced-output-1" / "result" / "weights").exists()
+    assert (output.root / "replaced-output-2" / "result" / "weights").exists()
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_claim_that_is_killed_anywhere_loses_no_checkpoint(tmp_path: Path, overwrite: bool) -> None:
+    point = 0
+    while True:
+        output = OutputFolder(tmp_path / str(point), identity())
+        output.claim(overwrite=False)
+        write_checkpoint(Checkpoints(output, keep_last=9), 1)
+        write_checkpoint(Checkpoints(output, keep_last=9), 2)
+        with pytest.MonkeyPatch.context() as monkeypatch:
+            calls = kill_at(monkeypatch, point)
+            with suppress(Killed):
+                recreate(output).claim(overwrite=overwrite)
+        recreate(output).claim(overwrite=overwrite)
+        if overwrite:
+            assert len(list(output.root.glob("replaced-output-*/checkpoints/step-*/weights"))) == 2, (point, calls)
+        else:
+            assert find_newest(Checkpoints(recreate(output), keep_last=1)).step == 2, (point, calls)
+        if len(calls) < point:
+            break
+        point += 1
+    assert point > 3
+
+
+@pytest.mark.parametrize("name", ["step-00000009", "result"])
+def test_a_folder_that_was_being_replaced_is_restored(output: OutputFolder, name: str) -> None:
+    replaced = output.checkpoints / f".tmp-attempt-0-replaced-{name}"
+    replaced.mkdir()
+
+    OutputFolder(output.root, identity(attempt=1)).claim(overwrite=False)
+
+    assert (output.result if name == "result" else output.checkpoints / name).is_dir()
+    assert not replaced.exists()
 
 
 @pytest.mark.parametrize("overwrite", [False, True])
@@ -169,8 +302,8 @@ def test_an_older_attempt_cannot_publish_after_a_concurrent_claim(
 
     def check_holder_and_claim_with_newer_attempt(self: OutputFolder) -> None:
         check_holder(self)
-        if not checks:
-            checks.append(self)
+        checks.append(self)
+        if len(checks) == 2:  # the check right before the folder is renamed
             OutputFolder(output.root, identity(attempt=1)).claim(overwrite=False)
 
     monkeypatch.setattr(OutputFolder, "check_holder", check_holder_and_claim_with_newer_attempt)
@@ -245,8 +378,51 @@ def test_trainer_errors_are_not_translated_on_a_full_volume(tmp_path: Path, monk
 
 
 def test_other_disk_errors_are_not_translated(tmp_path: Path) -> None:
-    with pytest.raises(OSError, match="Input/output error"), translate_disk_errors(tmp_path):
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
+    with pytest.raises(OSError, match="File name too long"), translate_disk_errors(tmp_path):
+        raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG))
+
+
+@pytest.mark.parametrize("file", [None, "/output/checkpoints/x"])
+def test_a_storage_fault_names_the_folder(tmp_path: Path, file: str | None) -> None:
+    """The error of an open file does not contain its name."""
+    error = OSError(errno.EIO, os.strerror(errno.EIO), *([file] if file else []))
+
+    with pytest.raises(StorageFault, match=file or str(tmp_path)), translate_disk_errors(tmp_path):
+        raise error
+
+
+def test_a_claim_that_is_no_longer_mounted_is_a_storage_fault(output: OutputFolder) -> None:
+    """Its mount point is an empty folder, which another owner would not have left behind."""
+    checkpoints = Checkpoints(output, keep_last=2)
+    shutil.rmtree(output.root)
+    output.root.mkdir()
+
+    with pytest.raises(StorageFault, match=f"{output.root}.* lost job.json"):
+        checkpoints.stage(1, write_files)
+    with pytest.raises(StorageFault, match="no longer mounted"):
+        output.publish(output.result, write_weights)
+
+    assert list(output.root.iterdir()) == []
+
+
+def test_a_claim_that_is_lost_while_it_is_written_is_a_storage_fault(output: OutputFolder) -> None:
+    """Libraries then report that the file or its folder does not exist, in their own words."""
+
+    def lose_claim(_folder: Path) -> list[Path]:
+        shutil.rmtree(output.root)
+        raise SafetensorError("I/O error: No such file or directory (os error 2)")
+
+    with pytest.raises(StorageFault, match=f"{output.root} lost job.json"):
+        Checkpoints(output, keep_last=2).stage(1, lose_claim)
+
+
+def test_staged_files_without_an_owner_do_not_occupy_a_folder(output: OutputFolder) -> None:
+    (output.get_staged_folder(output.checkpoints / "step-00000001") / "state").mkdir(parents=True)
+    output.job_file.unlink()
+
+    OutputFolder(output.root, identity(attempt=1)).claim(overwrite=False)
+
+    assert list(output.checkpoints.iterdir()) == []
 
 
 def test_a_read_error_of_a_dataset_is_a_storage_fault(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from finetune_api.batch import Batch
 from finetune_trainer.data.batch_sampler import BatchSampler, build_dataloader, compute_padding_share
 from finetune_trainer.data.collator import Collator, SequenceLayout
 from finetune_trainer.data.epoch_order import Item, ItemOrder, RowOrder
+from finetune_trainer.data.late_skips import LateSkips
 from finetune_trainer.data.packing import PackOrder
 from finetune_trainer.data.token_dataset import FILLER, Features
 
@@ -186,7 +187,12 @@ class ProcessIds(Dataset[tuple[Features, ...]]):
 def test_persistent_processes_load_all_epochs(*, is_persistent: bool) -> None:
     sampler = BatchSampler(RowOrder(np.array([1, 1]), seed=0), Batch(1, 2, 1), rank=0)
     loader = build_dataloader(
-        ProcessIds(), sampler, Collator(0, SequenceLayout()), worker_count=1, is_persistent=is_persistent
+        ProcessIds(),
+        sampler,
+        Collator(0, SequenceLayout()),
+        skips=LateSkips(),
+        worker_count=1,
+        is_persistent=is_persistent,
     )
 
     epochs = [{int(batch.inputs["input_ids"]) for batch in loader} for _ in range(2)]

@@ -1,6 +1,7 @@
 """Tests that the token cache returns rows, stats, weights and origins unchanged."""
 
 import hashlib
+import json
 import os
 import threading
 import time
@@ -15,8 +16,10 @@ from finetune_trainer.chat_template.samples import Sample
 from finetune_trainer.data import token_cache
 from finetune_trainer.data.row_filter import RowRules
 from finetune_trainer.data.row_rendering import RenderedRow
-from finetune_trainer.data.token_cache import CacheRole, compute_cache_key, load_or_tokenize
+from finetune_trainer.data.token_cache import CacheRole, compute_cache_key, load_or_tokenize, start_source_check
 from finetune_trainer.data.token_dataset import IGNORE_INDEX, TokenDataset
+from finetune_trainer.data_sources.file_digests import compute_file_digest
+from finetune_trainer.errors import DatasetError
 
 SAMPLES = [
     Sample("rows line 1", [5, 6, 7], [0.0, 1.0, 1.0]),
@@ -90,11 +93,9 @@ def test_select_returns_a_dataset_of_the_selected_rows(tmp_path: Path) -> None:
 def test_cached_rows_are_not_rendered_again(tmp_path: Path) -> None:
     load_tokens(tmp_path / "key")
 
-    data = load_or_tokenize(
-        tmp_path / "key", fail_if_called, rules=RowRules(), role=CacheRole.WRITER, send_heartbeat=lambda: None
-    )
-
-    assert len(data) == 2
+    for job_uid, attempt in (("first", 1), ("second", 0)):
+        options = {**WRITER_OPTIONS, "job_uid": job_uid, "attempt": attempt}
+        assert len(load_or_tokenize(tmp_path / "key", fail_if_called, **options)) == 2
 
 
 class SlowWriter:
@@ -152,10 +153,12 @@ def test_a_deputy_waits_as_long_as_the_writer_makes_progress(tmp_path: Path, mon
         clock[0] += 50
         before, deadline = token_cache._measure_progress(folder), time.monotonic() + 30
         writer.write_rows(1)
-        while token_cache._measure_progress(folder) == before and not folder.exists() and time.monotonic() < deadline:
+        while token_cache._measure_progress(folder) == before and time.monotonic() < deadline:
+            if list(tmp_path.glob(".key-*.json")):
+                return
             time.sleep(0.01)
 
-    monkeypatch.setattr(token_cache, "time", SimpleNamespace(monotonic=lambda: clock[0], sleep=sleep))
+    monkeypatch.setattr(token_cache, "time", SimpleNamespace(monotonic=lambda: clock[0], sleep=sleep, time=time.time))
     options = {**WRITER_OPTIONS, "role": CacheRole.DEPUTY, "send_heartbeat": lambda: heartbeats.append(None)}
 
     data = load_or_tokenize(folder, fail_if_called, **options)
@@ -188,6 +191,152 @@ def test_the_cache_key_depends_on_the_file_and_every_parameter(tmp_path: Path) -
 
     assert len(keys) == 6
     assert compute_cache_key([file]) == compute_cache_key([file])
+
+
+def write_rows(file: Path, content: str) -> Path:
+    """Write a file whose modification time does not show the change."""
+    file.write_text(content)
+    os.utime(file, ns=(0, 0))
+    return file
+
+
+def load_row(folder: Path, file: Path, sample: Sample | None, *, attempt: int = 0) -> TokenDataset:
+    """Load a row, or tokenize `sample`; a test fails if the row is tokenized although `sample` is None."""
+    rows = (lambda: [(sample,)]) if sample else fail_if_called
+    return load_or_tokenize(folder, rows, files=[file], attempt=attempt, **WRITER_OPTIONS)
+
+
+def test_changed_rows_of_equal_size_and_time_are_tokenized_again(tmp_path: Path) -> None:
+    file = write_rows(tmp_path / "rows.jsonl", "yes")
+    first = load_row(tmp_path / "key", file, SAMPLES[0])
+    write_rows(file, "nay")
+
+    second = load_row(tmp_path / "key", file, SAMPLES[1])
+
+    assert second[0][0]["input_ids"].tolist() == SAMPLES[1].input_ids
+    assert second.files[0].sha256 == hashlib.sha256(b"nay").hexdigest()
+    assert first.content_digest != second.content_digest
+    assert TokenDataset(first.folder).files[0].sha256 == hashlib.sha256(b"yes").hexdigest()  # other jobs may use it
+
+
+def test_changed_rows_of_a_large_file_stop_the_job_and_the_next_one_reads_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(token_cache, "MAX_COMPARED_BYTES", 2)
+    file = write_rows(tmp_path / "rows.jsonl", "yes")
+    load_row(tmp_path / "key", file, SAMPLES[0])
+    write_rows(file, "nay")
+
+    data = load_row(tmp_path / "key", file, None)
+    with pytest.raises(DatasetError, match=rf"{file} has changed .* trained on the old rows, in {data.folder}"):
+        start_source_check([data]).result()
+
+    assert load_row(tmp_path / "key", file, SAMPLES[1]).files[0].sha256 != data.files[0].sha256
+
+
+@pytest.mark.parametrize("change", ["removed", "replaced"])
+def test_a_large_file_that_is_replaced_after_it_was_tokenized_does_not_stop_the_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    monkeypatch.setattr(token_cache, "MAX_COMPARED_BYTES", 2)
+    file = write_rows(tmp_path / "rows.jsonl", "yes")
+    data = load_row(tmp_path / "key", file, SAMPLES[0])
+
+    def change_and_compute_digest(*arguments: Any, **options: Any) -> Any:
+        file.unlink() if change == "removed" else file.write_text("new")
+        return compute_file_digest(*arguments, **options)
+
+    monkeypatch.setattr(token_cache, "compute_file_digest", change_and_compute_digest)
+
+    assert start_source_check([data]).result() is None
+
+
+def test_a_file_that_changes_while_its_rows_are_read_is_an_error(tmp_path: Path) -> None:
+    file = write_rows(tmp_path / "rows.jsonl", "yes")
+
+    def render() -> Iterator[RenderedRow]:
+        yield (SAMPLES[0],)
+        file.write_text("more rows")
+
+    with pytest.raises(DatasetError, match="a file changed while its rows were read"):
+        load_or_tokenize(tmp_path / "key", render, files=[file], **WRITER_OPTIONS)
+
+
+def test_two_jobs_that_tokenize_the_same_rows_use_the_first_entry(tmp_path: Path) -> None:
+    def render() -> Iterator[RenderedRow]:
+        yield (SAMPLES[0],)
+        load_tokens(tmp_path / "key")
+
+    data = load_or_tokenize(tmp_path / "key", render, job_uid="other", **WRITER_OPTIONS)
+
+    assert len(data) == 2
+    assert list(tmp_path.glob("[!.]*")) == [data.folder]
+
+
+@pytest.mark.parametrize(
+    "name", ["meta.json", "tokens.bin", "weights.bin", "ends.npy", "places.npy", "image-ends.npy", "images.json"]
+)
+@pytest.mark.parametrize("damage", ["zeroed", "truncated", "removed"])
+def test_a_damaged_entry_is_rewritten_and_kept_for_jobs_that_use_it(
+    tmp_path: Path, name: str, damage: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    damaged = load_tokens(tmp_path / "key").folder
+    file, size = damaged / name, (damaged / name).stat().st_size
+    file.unlink() if damage == "removed" else file.write_bytes(bytes(size - (damage == "truncated")))
+
+    data = load_tokens(tmp_path / "key")
+
+    assert data[0][0]["input_ids"].tolist() == [5, 6, 7]
+    assert data.folder != damaged
+    assert damaged.exists()
+    assert f"token cache: {damaged} is not used, because" in capsys.readouterr().out
+    assert load_or_tokenize(tmp_path / "key", fail_if_called, **WRITER_OPTIONS).folder == data.folder
+
+
+def test_old_files_that_no_job_uses_are_deleted(tmp_path: Path) -> None:
+    """Notes of attempts, folders of killed writers, and entries that cannot be used; newer ones stay."""
+    old = load_tokens(tmp_path / "key").folder
+    (tmp_path / ".other-killed").mkdir()
+    (tmp_path / ".other-killed" / "tokens.bin").touch()
+    (old / "tokens.bin").unlink()
+    for path in tmp_path.iterdir():
+        os.utime(path, (0, 0))
+    damaged = load_tokens(tmp_path / "key").folder
+    (damaged / "tokens.bin").unlink()
+
+    data = load_or_tokenize(tmp_path / "key", lambda: [(SAMPLES[0],)], job_uid="next", **WRITER_OPTIONS)
+
+    assert set(tmp_path.glob("[!.]*")) == {damaged, data.folder}
+    assert {path.name for path in tmp_path.glob(".*")} == {".key--0.json", ".key-next-0.json"}
+
+
+def write_unsealed_entry(folder: Path, file: Path) -> Path:
+    """Write an entry as a release without checksums did."""
+    meta_file = load_row(folder, file, SAMPLES[0]).folder / "meta.json"
+    meta = json.loads(meta_file.read_text())
+    for key in ("records", "checksum"):
+        del meta[key]
+    meta_file.write_text(json.dumps(meta))
+    return folder
+
+
+def test_a_job_that_began_with_an_unsealed_entry_goes_on_with_it(tmp_path: Path) -> None:
+    file = write_rows(tmp_path / "rows.jsonl", "yes")
+    folder = write_unsealed_entry(tmp_path / "key", file)
+
+    data = load_row(tmp_path / "key", file, None, attempt=1)
+
+    assert (data.folder, data.content_digest) == (folder, "")
+
+
+@pytest.mark.parametrize(("attempt", "is_damaged"), [(0, False), (1, True)])
+def test_new_jobs_and_damage_replace_an_unsealed_entry(tmp_path: Path, attempt: int, is_damaged: bool) -> None:
+    file = write_rows(tmp_path / "rows.jsonl", "yes")
+    folder = write_unsealed_entry(tmp_path / "key", file)
+    if is_damaged:
+        (folder / "tokens.bin").write_bytes(bytes(8))
+
+    assert load_row(tmp_path / "key", file, SAMPLES[0], attempt=attempt).content_digest
 
 
 def test_a_pair_has_two_sequences(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Tests finding the files of a source in folders and on the Hub."""
 
 import errno
+import json
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
@@ -141,6 +142,34 @@ def test_a_dataset_is_downloaded_once_for_all_ranks_and_attempts_of_a_job(hub: F
     assert len(find_files(source, build_download_settings(tmp_path, job="another"), spec_field=FIELD)) == 2
 
 
+def test_deleted_files_of_a_dataset_are_downloaded_again_at_the_same_commit(hub: FakeHub, tmp_path: Path) -> None:
+    source = DatasetSource(name="acme/rows", split="train")
+    files = find_files(source, build_download_settings(tmp_path), spec_field=FIELD)
+    files[1].unlink()
+    hub.requested_paths.clear()
+
+    with pytest.raises(HubUnavailable):
+        find_files(source, build_download_settings(tmp_path, writes=False), spec_field=FIELD)
+    assert find_files(source, build_download_settings(tmp_path), spec_field=FIELD) == files
+
+    assert files[1].read_bytes() == ROWS
+    assert f"/api/datasets/acme/rows/revision/{SHA}" in hub.requested_paths
+
+
+@pytest.mark.parametrize("content", ["damaged", "outside", "with dots"])
+def test_a_list_of_files_that_is_damaged_or_names_other_folders_is_not_used(
+    hub: FakeHub, tmp_path: Path, content: str
+) -> None:
+    source, downloads = DatasetSource(name="acme/rows", split="test"), build_download_settings(tmp_path / "hub")
+    files = find_files(source, downloads, spec_field=FIELD)
+    (tmp_path / "secret.jsonl").write_text("{}")
+    (list_file,) = downloads.folder.glob("*.json")
+    other = tmp_path / "hub/../secret.jsonl" if content == "with dots" else tmp_path / "secret.jsonl"
+    list_file.write_text("[" if content == "damaged" else json.dumps([str(other)]))
+
+    assert find_files(source, downloads, spec_field=FIELD) == files
+
+
 def test_waiting_for_the_download_by_another_rank_times_out(tmp_path: Path) -> None:
     with pytest.raises(HubUnavailable, match=r'did not download "acme/rows" .* spec\.training\.ddpTimeout'):
         find_files(DatasetSource(name="acme/rows"), build_download_settings(tmp_path, writes=False), spec_field=FIELD)
@@ -206,6 +235,18 @@ def test_a_dataset_on_modelscope_is_downloaded_once_for_all_attempts_of_a_job(
     assert [file.name for file in files] == ["train-00000-of-00002.jsonl", "train-00001-of-00002.jsonl"]
     assert [file.read_bytes() for file in files] == [ROWS, ROWS]
     assert [file.name for file in find_modelscope_files(tmp_path, job="another")] == ["train.jsonl"]
+
+
+def test_deleted_files_of_modelscope_are_downloaded_again_from_the_same_list(
+    modelscope: FakeModelScope, tmp_path: Path
+) -> None:
+    files = find_modelscope_files(tmp_path)
+    files[1].unlink()
+    modelscope.datasets[MODELSCOPE_ID].push("2" * 40, {"data/train.jsonl": ROWS})
+    assert find_modelscope_files(tmp_path, job="another") != files
+
+    assert find_modelscope_files(tmp_path) == files
+    assert files[1].read_bytes() == ROWS
 
 
 @pytest.mark.parametrize(

@@ -36,14 +36,16 @@ def test_a_repository_is_created_once_with_the_specified_visibility(
     assert hub.visibility == {"acme/support": visibility}
 
 
-def test_all_files_of_a_result_are_uploaded(hub: FakeHub, tmp_path: Path) -> None:
+def test_the_files_of_a_result_are_uploaded_without_others(hub: FakeHub, tmp_path: Path) -> None:
     (tmp_path / "merged").mkdir()
+    (tmp_path / "merged/other.json").write_text("written by somebody else")
     (tmp_path / "adapter_model.safetensors").write_bytes(bytes(range(256)))
     (tmp_path / "merged/config.json").write_text("{}")
     (tmp_path / "README.md").write_text("---\nlibrary_name: peft\n---\n# Support\n")
     create_repository(TARGET)
 
-    url = upload(TARGET, tmp_path, title="default/first")
+    files = ("adapter_model.safetensors", "merged/config.json", "README.md")
+    url = upload(TARGET, tmp_path, title="default/first", files=files)
 
     assert url == f"{hub.address}/acme/support/commit/1"
     assert hub.repositories["acme/support"] == {
@@ -70,7 +72,7 @@ def test_only_a_generated_card_of_the_repository_is_replaced(
     create_repository(TARGET)
     hub.repositories["acme/support"]["README.md"] = existing.encode()
 
-    upload(TARGET, tmp_path, title="default/first")
+    upload(TARGET, tmp_path, title="default/first", files=("README.md", "config.json"))
 
     card = hub.repositories["acme/support"]["README.md"].decode()
     assert card == (mark_generated("# Result\n") if is_replaced else existing)
@@ -97,7 +99,7 @@ def test_a_hub_server_error_is_retryable(hub: FakeHub, tmp_path: Path) -> None:
     hub.error_status = 501  # HTTP status code that the client does not retry
 
     with pytest.raises(HubUnavailable, match=r'publishing "acme/support" on the Hub failed: .*501'):
-        upload(TARGET, tmp_path, title="default/first")
+        upload(TARGET, tmp_path, title="default/first", files=("config.json",))
 
 
 def test_an_unreachable_hub_is_retryable(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:

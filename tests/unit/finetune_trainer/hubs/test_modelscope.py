@@ -44,7 +44,7 @@ def test_a_repository_is_created_once_with_the_specified_visibility(
     ]
 
 
-def test_all_files_of_a_result_are_uploaded(hub: FakeModelScope, tmp_path: Path) -> None:
+def test_the_files_of_a_result_are_uploaded_without_others(hub: FakeModelScope, tmp_path: Path) -> None:
     files = {
         "adapter_model.safetensors": bytes(range(256)),
         "merged/config.json": b"{}",
@@ -53,14 +53,18 @@ def test_all_files_of_a_result_are_uploaded(hub: FakeModelScope, tmp_path: Path)
     for name, content in files.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(content)
+    (tmp_path / "merged/other.json").write_text("written by somebody else")
     create_repository(TARGET)
 
-    url = upload(TARGET, tmp_path, title="default/first")
+    url = upload(TARGET, tmp_path, title="default/first", files=tuple(files))
 
     assert url == f"{hub.address}/models/acme/support"
     assert hub.repositories["acme/support"] == files
     assert hub.messages == ["Result of default/first (batch 1/1)"]  # the client appends the batch number
-    assert {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()} == set(files)
+    assert {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()} == {
+        *files,
+        "merged/other.json",
+    }
 
 
 @pytest.mark.parametrize("repository_exists", [False, True], ids=["new repository", "existing repository"])
@@ -83,7 +87,7 @@ def test_a_hub_server_error_is_retryable(hub: FakeModelScope, tmp_path: Path) ->
     hub.error_status = 501  # HTTP status code that the client does not retry
 
     with pytest.raises(HubUnavailable, match=r'publishing "acme/support" on ModelScope failed'):
-        upload(TARGET, tmp_path, title="default/first")
+        upload(TARGET, tmp_path, title="default/first", files=("config.json",))
 
 
 def test_an_unreachable_hub_is_retryable(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from finetune_api.v1alpha1.training import REPORTERS, Training
 from finetune_trainer.errors import InvalidSpec
 from finetune_trainer.metrics import trackers
-from finetune_trainer.metrics.trackers import build_trackers, select_trackers
+from finetune_trainer.metrics.trackers import build_tracker, select_trackers
 
 
 def build_training(*tracker_names: str) -> Training:
@@ -60,7 +60,7 @@ def test_resumed_attempt_replaces_tensorboard_events_of_repeated_steps(tmp_path:
     accumulators = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
 
     def log_attempt(first_step: int, last_step: int, loss: float) -> None:
-        (tracker,) = build_trackers(("tensorboard",), logs=tmp_path, first_step=first_step)
+        tracker = build_tracker("tensorboard", logs=tmp_path, first_step=first_step)
         for step in range(first_step + 1, last_step + 1):
             state = SimpleNamespace(is_world_process_zero=True, global_step=step)
             tracker.on_log(None, state, None, logs={"loss": loss, "tokens_per_second": 10.0, "eval_loss": 2.0})

@@ -134,6 +134,23 @@ def test_the_next_attempt_with_the_same_candidates_reuses_the_choice(tmp_path: P
     assert json.loads(cache_file.read_text())["name"] == first.name == "fast"
 
 
+@pytest.mark.usefixtures("fake_backends")
+def test_a_damaged_choice_is_not_used(tmp_path: Path) -> None:
+    cache_file = tmp_path / "attention.json"
+    cache_file.write_text("[" * 10_000)
+
+    assert choose_fastest_backend(TRIAL, ("fast",), cache_file).name == "fast"
+
+
+@pytest.mark.usefixtures("fake_backends")
+def test_a_stored_name_that_is_no_candidate_is_not_used(tmp_path: Path) -> None:
+    cache_file = tmp_path / "attention.json"
+    choose_fastest_backend(TRIAL, ("fast",), cache_file)
+    cache_file.write_text(cache_file.read_text().replace('"name": "fast"', '"name": "org/kernel"'))
+
+    assert choose_fastest_backend(TRIAL, ("fast",), cache_file).name == "fast"
+
+
 def test_sdpa_is_chosen_without_a_benchmark_if_there_are_no_candidates(tmp_path: Path) -> None:
     cache_file = tmp_path / "attention.json"
 

@@ -1,5 +1,6 @@
 """Tests loading a model and its tokenizer, and adding, continuing and merging adapters."""
 
+import json
 import os
 import shutil
 from pathlib import Path
@@ -22,7 +23,7 @@ from finetune_api.v1alpha1.lora import Lora
 from finetune_api.v1alpha1.model_source import ModelSource
 from finetune_trainer.errors import HubUnavailable, InvalidSpec, ModelError, ModelNotFound
 from finetune_trainer.model import load
-from finetune_trainer.model.load import describe_model, load_weights
+from finetune_trainer.model.load import describe_model, load_model, load_weights
 from finetune_trainer.model.lora import (
     REFERENCE_ADAPTER,
     TRAINED_ADAPTER,
@@ -34,6 +35,7 @@ from finetune_trainer.model.lora import (
 )
 from finetune_trainer.model.merge import write_merged_model
 from finetune_trainer.model.weight_loading import WeightLoading
+from testing.builders import jobs
 from testing.models import tiny_families, tiny_text, tiny_towers
 
 CPU = torch.device("cpu")
@@ -319,3 +321,88 @@ def test_unloaded_adapters_have_the_shapes_of_the_continued_ones(tmp_path: Path,
 
     assert list_trained_shapes(unloaded) == list_trained_shapes(continued) == list_trained_shapes(first)
     assert any(".experts." in name for name in list_trained_shapes(unloaded)) == (model_type == "qwen3_moe")
+
+
+def write_adapter_config(source: Path, folder: Path, **fields: Any) -> Lora:
+    """Copy an adapter with changed fields of its config."""
+    shutil.copytree(source, folder)
+    config = json.loads((folder / "adapter_config.json").read_text())
+    (folder / "adapter_config.json").write_text(json.dumps({**config, **fields}))
+    return Lora(adapter=str(folder))
+
+
+def test_patterns_of_an_adapter_are_replaced_by_the_names_that_they_match(
+    model_folder: Path, adapter_folder: Path, tmp_path: Path
+) -> None:
+    pattern = r"^(?!.*lm_head).*\.(q_proj|k_proj|v_proj|o_proj|gate_proj|up_proj|down_proj)"
+    ranks = {r"layers\.\d\.self_attn\.q_proj": 4}
+    lora = write_adapter_config(adapter_folder, tmp_path / "a", target_modules=pattern, rank_pattern=ranks)
+
+    model: Any = add_adapters(load_base_model(model_folder), lora, seed=2)
+
+    config = model.peft_config[TRAINED_ADAPTER]
+    names = {name for name, _ in load_base_model(model_folder).named_modules() if name.endswith("_proj")}
+    assert set(config.target_modules) == names
+    assert {key.replace("\\", "") for key in config.rank_pattern} == {n for n in names if n.endswith("q_proj")}
+    continued: Any = add_adapters(load_base_model(model_folder), Lora(adapter=str(adapter_folder)), seed=2)
+    assert torch.equal(compute_logits(model), compute_logits(continued))
+
+
+@pytest.mark.parametrize("field", ["target_modules", "exclude_modules", "rank_pattern"])
+@pytest.mark.parametrize(
+    ("pattern", "message"), [("(.*.*.*.*.*.*.*.*.*.*)*x", "within 1 s"), ("(", "unterminated subpattern")]
+)
+def test_a_pattern_of_an_adapter_that_does_not_end_is_refused(
+    model_folder: Path,
+    adapter_folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    field: str,
+    pattern: str,
+    message: str,
+) -> None:
+    monkeypatch.setattr("finetune_trainer.model.lora._MATCH_SECONDS", 1)
+    value: Any = {pattern: 4} if field == "rank_pattern" else pattern
+    lora = write_adapter_config(adapter_folder, tmp_path / "a", **{field: value})
+
+    with pytest.raises(ModelError, match=rf"spec\.lora\.adapter: .*{field}: .*{message}.*; replace it by a list"):
+        add_adapters(load_base_model(model_folder), lora, seed=2)
+
+
+def test_patterns_in_fields_with_names_of_modules_are_refused(
+    model_folder: Path, adapter_folder: Path, tmp_path: Path
+) -> None:
+    lora = write_adapter_config(adapter_folder, tmp_path / "a", modules_to_save=["(.*.*.*.*.*.*)*x"])
+
+    with pytest.raises(ModelError, match=r"modules_to_save: .* cannot be used .*; replace it by a list of names"):
+        add_adapters(load_base_model(model_folder), lora, seed=2)
+
+
+def test_a_continued_adapter_names_the_model_on_which_it_was_trained(
+    model_folder: Path, adapter_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lora = write_adapter_config(adapter_folder, tmp_path / "a", base_model_name_or_path="other-org/another-model")
+    spec = jobs.parse_spec(model={"name": str(model_folder)}, lora={"adapter": lora.adapter})
+
+    model: Any = load_model(spec, describe_model(spec.model, CPU))
+
+    assert model.peft_config[TRAINED_ADAPTER].base_model_name_or_path == str(model_folder)
+    assert f'trained on "other-org/another-model"; it is continued on "{model_folder}"' in capsys.readouterr().out
+
+
+def test_a_link_in_an_adapter_is_refused(model_folder: Path, adapter_folder: Path, tmp_path: Path) -> None:
+    lora = write_adapter_config(adapter_folder, tmp_path / "a")
+    (tmp_path / "a" / "adapter_config.json").unlink()
+    (tmp_path / "a" / "adapter_config.json").symlink_to(adapter_folder / "adapter_config.json")
+
+    with pytest.raises(ModelError, match=r"adapter_config\.json leads to"):
+        add_adapters(load_base_model(model_folder), lora, seed=2)
+
+
+def test_pickled_weights_of_an_adapter_are_named(model_folder: Path, adapter_folder: Path, tmp_path: Path) -> None:
+    lora = write_adapter_config(adapter_folder, tmp_path / "a")
+    (tmp_path / "a" / "adapter_model.safetensors").unlink()
+    torch.save({"weight": Path("x")}, tmp_path / "a" / "adapter_model.bin")
+
+    with pytest.raises(ModelError, match=r"has pickled weights .*; convert them to safetensors"):
+        add_adapters(load_base_model(model_folder), lora, seed=2)

@@ -3,7 +3,7 @@
 import dataclasses
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -273,6 +273,35 @@ def test_a_file_outside_the_repository_is_not_downloaded(hub: FakeModelScope, do
     download_model(pin_revision(SOURCE, downloads), downloads)
 
     assert list_downloaded_paths(hub) == ["config.json"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [lambda value: value["files"][0].update(path="../../../outside.json"), lambda value: value.update(commit="../x")],
+)
+def test_a_stored_list_with_a_path_outside_of_the_repository_is_not_used(
+    hub: FakeModelScope, downloads: DownloadSettings, change: Callable[[dict[str, Any]], object]
+) -> None:
+    pinned = pin_revision(SOURCE, downloads)
+    for file in downloads.modelscope_cache.glob("files-*.json"):
+        value = json.loads(file.read_text())
+        change(value)
+        file.write_text(json.dumps(value))
+
+    local = download_model(pinned, downloads)
+
+    assert {file.name for file in Path(local.name).iterdir()} == READ_FILES
+    assert not list(downloads.folder.parent.rglob("*outside*"))
+
+
+def test_files_without_a_checksum_are_named(
+    hub: FakeModelScope, downloads: DownloadSettings, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hub.changed_fields = {"Sha256": None}
+
+    download_model(pin_revision(SOURCE, downloads), downloads)
+
+    assert f"{NAME}: ModelScope lists no checksum of {len(READ_FILES)} files: " in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("suffix", ["/../../../outside", "/repo/files?x=/../../../../../outside", "#x", ""])

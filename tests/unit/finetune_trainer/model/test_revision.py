@@ -13,8 +13,8 @@ from safetensors.torch import load_file
 
 from finetune_api.v1alpha1.job import TrainerSpec
 from finetune_api.v1alpha1.model_source import ModelSource
-from finetune_trainer.errors import HubUnavailable, ModelNotFound
-from finetune_trainer.model.load import ModelDescription, describe_model, load_model
+from finetune_trainer.errors import HubUnavailable, ModelError, ModelNotFound
+from finetune_trainer.model.load import ModelDescription, describe_model, load_model, read_config
 from finetune_trainer.model.revision import pin_revision
 from finetune_trainer.once_per_job import DownloadSettings
 from finetune_trainer.vision.save_processor import save_processor
@@ -176,6 +176,15 @@ def test_a_missing_gated_or_unknown_revision_is_a_user_error(hub: FakeHub, downl
         pin_revision(ModelSource(name="acme/gated"), downloads)
     with pytest.raises(ModelNotFound, match=r'spec\.model\.revision: "v9" is no branch, tag or commit of model'):
         pin_revision(ModelSource(name=NAME, revision="v9"), downloads)
+
+
+def test_senseless_sizes_of_a_model_on_the_hub_are_refused_by_name(hub: FakeHub, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen2", "num_hidden_layers": 10**9}))
+    hub.models["acme/large"] = FakeModel()
+    hub.models["acme/large"].push(FIRST, tmp_path)
+
+    with pytest.raises(ModelError, match=r"config\.json: num_hidden_layers is 1000000000, and must be from 1 to"):
+        read_config(ModelSource(name="acme/large"))
 
 
 def test_a_path_is_not_resolved(model_folders: dict[str, Path]) -> None:

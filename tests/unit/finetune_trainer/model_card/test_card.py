@@ -150,6 +150,17 @@ def test_an_edited_card_does_not_count_as_generated(edit: Any, is_ours: bool) ->
     assert is_generated(edit(mark_generated("---\ntags: []\n---\n# Card\n"))) is is_ours
 
 
+def test_a_link_in_the_published_result_is_not_kept_as_a_card(tmp_path: Path) -> None:
+    (tmp_path / "key").write_text("secret")
+    (tmp_path / "result").mkdir()
+    (tmp_path / "result" / "README.md").symlink_to(tmp_path / "key")
+    (tmp_path / "staged").mkdir()
+
+    write_model_card(CONTENT, tmp_path / "staged", published=tmp_path / "result")
+
+    assert (tmp_path / "staged" / "README.md").read_text() == render_card(CONTENT)
+
+
 @pytest.mark.parametrize("is_edited", [False, True])
 def test_an_edited_card_of_the_published_result_is_kept(tmp_path: Path, is_edited: bool) -> None:
     published, staged = tmp_path / "result", tmp_path / "staged"

@@ -60,14 +60,6 @@ def test_an_attempt_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert read.entry.updated_at >= read.entry.training_at
 
 
-def test_a_full_or_missing_volume_does_not_stop_the_training(tmp_path: Path) -> None:
-    (tmp_path / "attempt-0").write_text("a file where the folder would be")
-
-    AttemptLog(tmp_path, ENTRY).write()
-
-    assert read_attempts(tmp_path, uid="ours") == ()
-
-
 def test_attempts_are_in_numerical_order_and_those_of_other_jobs_are_left_out(tmp_path: Path) -> None:
     for number in (10, 2, 0):
         write_attempt(tmp_path, entry(number))

@@ -13,9 +13,10 @@ import pytest
 
 from finetune_trainer.metrics.step_meter import MeasuredInterval
 from finetune_trainer.metrics.throughput import summarise_ranks
+from finetune_trainer.report.attempt_history import AttemptEnding, RankTime
 from finetune_trainer.report.html_report import ReportData, render_report, write_report
 from finetune_trainer.report.svg_charts import Line, draw_bars, draw_lines
-from testing.builders.run_summary import SUMMARY
+from testing.builders.run_summary import HISTORY, SUMMARY
 
 GIB = 2**30
 STEPS = 30
@@ -132,6 +133,28 @@ def test_the_summary_of_a_run_without_records_has_no_times() -> None:
     assert SUMMARY.outcome in summary
     assert "hours" not in summary
     assert "Restarts" not in summary
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        pytest.param({"history": None}, id="no records"),
+        pytest.param({"peak_bytes": None, "forecast_bytes": None}, id="no step"),
+        pytest.param({"outcome": "a\x1b[31m\x00 \ud83d <b> & \uffff"}, id="characters that XML forbids"),
+        pytest.param({"best_evaluation": None, "on_gpu": False}, id="no evaluation"),
+    ],
+)
+@pytest.mark.parametrize("seconds", [0.0, 0.5, 1e9])
+def test_the_page_is_xml_in_every_state_of_a_job(changes: dict[str, Any], seconds: float) -> None:
+    attempts = tuple(
+        replace(each, time=RankTime(seconds, seconds / 3, 0.0), ending=AttemptEnding("a\x07", "]]>\x0b"))
+        for each in HISTORY.attempts
+    )
+    summary = replace(SUMMARY, **{"history": replace(HISTORY, attempts=attempts), **changes})
+    page = render_report(replace(DATA, title="a\x00", summary=summary))
+
+    ElementTree.fromstring(page.removeprefix("<!DOCTYPE html>\n"))  # noqa: S314  our own page
+    page.encode()
 
 
 def test_chart_without_data_is_left_out() -> None:

@@ -125,7 +125,9 @@ def test_saved_batch_size_is_ignored_if_the_cache_key_changed(
     assert SavedBatchSize(claimed_output, {**CACHE_KEY, **changed_fields}).load(SMALLEST) is None
 
 
-@pytest.mark.parametrize("content", ["", "{}", "[]", json.dumps({"circumstances": CACHE_KEY, "perDevice": 3})])
+@pytest.mark.parametrize(
+    "content", ["", "{}", "[]", "[" * 10_000, json.dumps({"circumstances": CACHE_KEY, "perDevice": 3})]
+)
 def test_invalid_batch_size_file_is_ignored(claimed_output: OutputFolder, content: str) -> None:
     (claimed_output.checkpoints / "batch.json").write_text(content)
 

@@ -5,27 +5,20 @@ import faulthandler
 import os
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch.distributed as dist
-from torch._C._distributed_c10d import HashStore
 
 from finetune_supervisor.liveness.hang_detector import parse_stack
+from finetune_trainer.checkpoint import checkpoints as checkpoints_module
 from finetune_trainer.checkpoint.checkpoints import Checkpoints, WriteFiles
 from finetune_trainer.checkpoint.output_folder import OutputFolder
-from finetune_trainer.errors import DiskFull, OutputError
+from finetune_trainer.errors import DiskFull, OutputError, StorageFault
 from finetune_trainer.training.checkpoint_saver import CheckpointPart, CheckpointSaver
-from testing.builders.checkpoint import write_checkpoint, write_files
+from testing.builders.checkpoint import find_newest, write_checkpoint, write_files
 from testing.builders.identity import identity
 
-
-@pytest.fixture(autouse=True)
-def process_group() -> Iterator[None]:
-    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
+pytestmark = pytest.mark.usefixtures("process_group")
 
 
 @pytest.fixture
@@ -60,7 +53,7 @@ def test_training_continues_while_files_are_written(checkpoints: Checkpoints) ->
     assert saved.name == "step-00000004"
     assert saved.seconds >= 0.25
     assert saved.waited_seconds >= 0.25
-    assert checkpoints.find_newest_complete().step == 4
+    assert find_newest(checkpoints).step == 4
     assert not saver.is_complete
 
 
@@ -107,6 +100,25 @@ def test_a_volume_that_stays_full_is_an_error(checkpoints: Checkpoints) -> None:
     assert list_names(checkpoints) == ["step-00000001", "step-00000003"]
     saver.start(build_part(5))  # the error does not affect a later save
     assert saver.wait()
+
+
+def test_a_storage_fault_while_space_is_freed_is_raised_on_every_rank(
+    checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for step in (1, 2):
+        write_checkpoint(checkpoints, step)
+
+    def fail(_path: Path) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(checkpoints_module, "remove_path", fail)
+    saver = CheckpointSaver(checkpoints)
+
+    saver.start(build_part(3, SmallVolume(checkpoints.output, capacity=1).write_checkpoint))
+    with pytest.raises(StorageFault, match=str(checkpoints.output.root)):
+        saver.wait()
+
+    assert find_newest(checkpoints).step == 2
 
 
 def test_an_attempt_that_was_superseded_publishes_nothing(checkpoints: Checkpoints) -> None:

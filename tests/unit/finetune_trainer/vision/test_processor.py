@@ -18,7 +18,7 @@ from finetune_trainer.data.row_filter import RowRules
 from finetune_trainer.data.row_rendering import build_sft_renderer
 from finetune_trainer.data.token_dataset import IGNORE_INDEX
 from finetune_trainer.data_sources.media import Modality
-from finetune_trainer.errors import DatasetError, InvalidSpec
+from finetune_trainer.errors import DatasetError, InvalidSpec, StorageFault
 from finetune_trainer.model.lora import add_adapters
 from finetune_trainer.training.token_losses import compute_logits
 from finetune_trainer.vision.families import FAMILIES, VisionFamily
@@ -356,7 +356,7 @@ def test_decoding_a_truncated_image_raises_a_dataset_error(qwen_model: LoadedVis
 def test_a_row_with_an_unreadable_image_file_is_not_skipped(qwen_model: LoadedVisionModel, tmp_path: Path) -> None:
     (tmp_path / "a.jpg").symlink_to(UNREADABLE_FILE)
 
-    with pytest.raises(OSError, match="Input/output error"):
+    with pytest.raises(StorageFault, match=r"rows.jsonl line 1: image .*a.jpg cannot be read: Input/output error"):
         qwen_model.load_data(write_rows(tmp_path, build_row("<image>?", "a.jpg")), RowRules(on_bad_row="skip"))
 
 

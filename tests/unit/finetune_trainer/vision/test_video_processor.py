@@ -2,6 +2,7 @@
 
 import base64
 import json
+import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -163,10 +164,10 @@ def test_frames_are_rotated_upright(
     container = SimpleNamespace(streams=SimpleNamespace(video=[STREAM]), decode=lambda _stream: iter([frame]))
     monkeypatch.setattr(av, "open", lambda *_, **__: nullcontext(container))
 
-    video = probe_video(CLIP, SAMPLING, lambda *_: (0,))
+    video = probe_video(MediaItem(data=b"clip", modality=Modality.VIDEO), SAMPLING, lambda *_: (0,))
 
     assert video.size == ((28, 56) if rotation in (0, 180) else (56, 28))
-    assert decode_frames(CLIP, video)[0].getpixel(corner) == (255, 255, 255)
+    assert decode_frames(MediaItem(data=b"clip", modality=Modality.VIDEO), video)[0].getpixel(corner) == (255, 255, 255)
 
 
 def test_every_image_of_a_list_is_used_as_a_frame(loaded_model: LoadedVisionModel, tmp_path: Path) -> None:
@@ -407,3 +408,54 @@ def test_videos_are_rejected_for_a_family_that_supports_only_images(
         LoadedVisionModel(folder, describe_folder(folder), torch.nn.Identity()).load_data(
             write_rows(tmp_path, build_columns("<video>?", videos=["clip.mp4"]))
         )
+
+
+SDP = (
+    b"v=0\no=- 0 0 IN IP4 127.0.0.1\ns=x\nc=IN IP4 127.0.0.1\nt=0 0\nm=video 5004 RTP/AVP 96\na=rtpmap:96 H264/90000\n"
+)
+PLAYLIST = b"#EXTM3U\n#EXT-X-TARGETDURATION:1\n#EXTINF:1,\nclip.mp4\n#EXT-X-ENDLIST\n"
+
+
+@pytest.mark.parametrize(
+    "content", [SDP, PLAYLIST, b"ffconcat version 1.0\nfile clip.mp4\n"], ids=["sdp", "playlist", "concat"]
+)
+@pytest.mark.parametrize("as_bytes", [False, True])
+def test_containers_that_open_files_or_connections_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes, *, as_bytes: bool
+) -> None:
+    write_clip(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "video.mp4").write_bytes(content)
+    source = {"data": content} if as_bytes else {"path": str(tmp_path / "video.mp4")}
+    started_at = time.monotonic()
+
+    with pytest.raises(DatasetError, match="Invalid"):
+        probe_video(MediaItem(modality=Modality.VIDEO, **source), SHORT_SAMPLING, choose_all)
+
+    assert time.monotonic() - started_at < 5
+
+
+SHORT_SAMPLING = FrameSampling(fps=2.0, min_frames=4, max_frames=8, min_pixels=1, max_pixels=10**6)
+
+
+def choose_all(_sampling: FrameSampling, total_frames: int, _fps: float) -> tuple[int, ...]:
+    return tuple(range(total_frames))
+
+
+@pytest.mark.parametrize("name", ["a.mp4", "a.mkv", "a.avi", "a.webm", "a.mov", "a.ts", "a.gif"])
+def test_usual_containers_are_read(tmp_path: Path, name: str) -> None:
+    codec = {"a.webm": "libvpx", "a.gif": "gif", "a.avi": "mpeg4"}.get(name, "libx264")
+    with av.open(str(tmp_path / name), "w") as container:
+        stream: Any = container.add_stream(codec, rate=8)
+        stream.width = stream.height = 32
+        stream.pix_fmt = "rgb8" if codec == "gif" else "yuv420p"
+        for shade in range(8):
+            image = Image.new("RGB", (32, 32), (30 * shade, 0, 0))
+            frame = av.VideoFrame.from_image(image)  # type: ignore[no-untyped-call]
+            container.mux(stream.encode(frame))
+        container.mux(stream.encode())
+    item = MediaItem(path=str(tmp_path / name), modality=Modality.VIDEO)
+
+    sampled = probe_video(item, SHORT_SAMPLING, choose_all)
+
+    assert len(decode_frames(item, sampled)) == 8

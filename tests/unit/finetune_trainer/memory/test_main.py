@@ -1,0 +1,26 @@
+"""Tests the program that `finetune estimate` runs."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from finetune_trainer.memory import __main__ as program
+
+
+def test_a_forecast_without_end_is_an_error_of_the_model(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def compute(_spec: Path, _gpu: str | None) -> dict[str, Any]:
+        started_at = time.process_time()
+        while time.process_time() - started_at < 10:
+            pass
+        return {}
+
+    monkeypatch.setattr(program, "_MAX_CPU_SECONDS", 0.1)
+    monkeypatch.setattr(program, "build_forecast_report", compute)
+    monkeypatch.setattr("sys.argv", ["memory", "spec.json"])
+
+    assert program.main() == program.EXIT_INVALID_INPUT
+    assert "building the model of its config.json takes more than" in capsys.readouterr().err
