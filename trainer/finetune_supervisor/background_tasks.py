@@ -12,7 +12,7 @@ _MAX_PENDING = 1000
 class BackgroundTasks:
     """Runs tasks one after another in a thread, so that a slow or lost volume neither ends nor delays a training.
 
-    `problem` is the first error, or says that tasks were left out. Later tasks run nevertheless, because a full volume
+    `problem` describes the first task that failed or was left out. Later tasks run nevertheless, because a full volume
     or a server may recover.
     """
 

@@ -79,9 +79,9 @@ class HeartbeatWriter:
         if name in self._unrecorded:
             return
         self._unrecorded[name] = problem
-        print(f"warning: {name} is incomplete: {problem}; training goes on", flush=True)
+        print(f"warning: {name} is incomplete: {problem}; the training continues", flush=True)
         listed = "; ".join(f"{each}: {cause}" for each, cause in self._unrecorded.items())
-        self.record_degradations((Degradation("NotRecorded", f"incomplete, but training goes on: {listed}"),))
+        self.record_degradations((Degradation("NotRecorded", f"incomplete; the training continues: {listed}"),))
 
     def start_training(self, step: int, *, total_steps: int, checkpoint: str | None) -> None:
         """Write the step at which training starts or resumes, and the checkpoint from which it resumes."""
