@@ -11,7 +11,6 @@ from huggingface_hub import snapshot_download
 from peft import LoraConfig, PeftConfig, PeftModel, TaskType, get_peft_model
 from peft.tuners.lora.layer import LoraLayer, LoraVariant
 from peft.tuners.tuners_utils import BaseTunerLayer, check_target_module_exists
-from peft.utils.other import get_pattern_key
 from peft.utils.transformers_weight_conversion import convert_peft_config_for_transformers
 from transformers import set_seed
 
@@ -28,14 +27,10 @@ _ALL_LINEAR = "all-linear"
 # Submodules of a mixture-of-experts block that choose or weight the experts of a token
 _ROUTER_NAMES = ("gate", "router", "shared_expert_gate")
 _MATCH_SECONDS = 10
-_REGEX_FIELDS = (
-    "target_modules",
-    "exclude_modules",
-    "modules_to_save",
-    "layers_pattern",
-    "rank_pattern",
-    "alpha_pattern",
-)
+# A name, or the end of names as peft writes it for fused experts, which takes linear time to match
+_NAME = re.compile(rf"(\.\*\\\.)?(\w|\\?\.)+|{_ALL_LINEAR}")
+_PATTERN_FIELDS = ("target_modules", "exclude_modules")
+_NAME_FIELDS = ("modules_to_save", "layers_pattern", "rank_pattern", "alpha_pattern")  # peft accepts patterns here, too
 
 
 class _EarlyScaling(LoraVariant):  # type: ignore[misc]
@@ -184,21 +179,17 @@ def _read_adapter(adapter: str, model: torch.nn.Module) -> tuple[str, LoraConfig
 
 def _replace_patterns(config: LoraConfig, model: torch.nn.Module, subject: str) -> None:
     """Replace patterns, which may take a time without end, by the names that they match. Raises: ModelError."""
-    fields = [field for field in _REGEX_FIELDS if _has_pattern(getattr(config, field))]
+    fields = [field for field in (*_NAME_FIELDS, *_PATTERN_FIELDS) if _has_pattern(getattr(config, field))]
     if not fields:
         return
     problem = f"{subject}, {' and '.join(fields)}: {str(getattr(config, fields[0]))[:200]!r}"
     too_slow = ModelError(f"{problem} cannot be matched within {_MATCH_SECONDS} s; replace it by a list of names")
     try:
         with limit_cpu_seconds(_MATCH_SECONDS, too_slow):
-            if "modules_to_save" in fields:
+            if fields[0] in _NAME_FIELDS:
                 raise TypeError("only names are supported")
             convert_peft_config_for_transformers(config, model, None)  # resolves names of experts that the model lacks
             modules = [name for name, _ in model.named_modules()]
-            for field in ("rank_pattern", "alpha_pattern"):
-                values, names = getattr(config, field), (*modules, *(name for name, _ in model.named_parameters()))
-                keys = {re.escape(name): get_pattern_key(values, name) for name in names}
-                setattr(config, field, {name: values[key] for name, key in keys.items() if key in values})
             if config.target_modules is not None:
                 config.target_modules = [name for name in modules if check_target_module_exists(config, name)]
             config.exclude_modules = config.layers_pattern = config.layers_to_transform = None
@@ -208,7 +199,7 @@ def _replace_patterns(config: LoraConfig, model: torch.nn.Module, subject: str) 
 
 def _has_pattern(value: Any) -> bool:
     keys = [value] if isinstance(value, str) else map(str, value or ())
-    return not all(re.fullmatch(rf"[\w.]+|{_ALL_LINEAR}", key) for key in keys)
+    return not all(_NAME.fullmatch(key) for key in keys)
 
 
 def choose_target_modules(model: torch.nn.Module, requested_targets: tuple[str, ...]) -> str | list[str]:
