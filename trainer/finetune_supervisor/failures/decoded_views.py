@@ -7,6 +7,7 @@ import codecs
 import html
 import re
 from array import array
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
@@ -22,10 +23,7 @@ class View(NamedTuple):
 
     def find_characters(self, start: int, end: int) -> tuple[int, int]:
         """Return the range of characters that encode a range of bytes, which is not empty."""
-        last = end
-        while self.starts[last] == self.starts[end - 1]:
-            last += 1
-        return self.starts[start], self.starts[last]
+        return self.starts[start], self.starts[bisect_right(self.starts, self.starts[end - 1])]
 
 
 def list_views(text: str) -> Iterator[View]:

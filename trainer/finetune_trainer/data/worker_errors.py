@@ -11,16 +11,14 @@ from torch._utils import ExceptionWrapper
 from torch.utils.data._utils import worker
 
 from finetune_trainer.errors import StorageFault, first_line
-from finetune_trainer.storage_faults import find_errno, is_storage_fault
+from finetune_trainer.storage_faults import is_storage_fault
 
 
 class UnpicklableError(Exception):
     """Replaces an error that cannot be pickled; a subclass has the name of the error's class."""
 
-    errno: int | None
-
     def __reduce__(self) -> tuple[object, ...]:
-        return _build_replacement, (type(self).__name__, str(self), self.errno)
+        return _build_replacement, (type(self).__name__, str(self))
 
 
 def to_sendable(error: Exception) -> Exception:
@@ -35,11 +33,11 @@ def to_sendable(error: Exception) -> Exception:
             return error
     if is_storage_fault(error):
         return StorageFault(first_line(error)).with_traceback(error.__traceback__)
-    return _build_replacement(type(error).__name__, str(error), find_errno(error)).with_traceback(error.__traceback__)
+    return _build_replacement(type(error).__name__, str(error)).with_traceback(error.__traceback__)
 
 
-def _build_replacement(class_name: str, message: str, errno: int | None) -> UnpicklableError:
-    return type(class_name, (UnpicklableError,), {"errno": errno})(message)  # type: ignore[no-any-return]
+def _build_replacement(class_name: str, message: str) -> UnpicklableError:
+    return type(class_name, (UnpicklableError,), {})(message)  # type: ignore[no-any-return]
 
 
 class WorkerError(ExceptionWrapper):
