@@ -84,11 +84,6 @@ def _read_files(mount: Path) -> Iterator[bytes]:
                         yield file.read(_MAX_FILE_BYTES + 1)
 
 
-def redact(text: str, secrets: Sequence[str]) -> str:
-    """Redact one text, as `redact_texts` does."""
-    return redact_texts((text,), secrets)[0]
-
-
 def redact_texts(texts: Sequence[str], secrets: Sequence[str]) -> list[str]:
     """Replace the secrets, and all strings in the format of a known token, with `***` (decisions/213).
 

@@ -4,7 +4,7 @@ import json
 import random
 import time
 from base64 import b64encode, urlsafe_b64encode
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from hashlib import sha256
 from pathlib import Path
 from urllib.parse import quote, quote_plus
@@ -13,7 +13,7 @@ import pytest
 
 from finetune_supervisor.contract import LAUNCH_FAULTS, RANK_FAULTS, USER_ERRORS
 from finetune_supervisor.error_patterns import PATTERNS
-from finetune_supervisor.failures.redact import Redactor, find_secrets, redact
+from finetune_supervisor.failures.redact import Redactor, find_secrets, redact_texts
 from finetune_supervisor.messages import Degradation, PeakMemory, TerminationMessage, TrainingProgress
 
 TOKEN = "hf_" + "a1B2" * 8
@@ -25,6 +25,10 @@ ENV = {
     "HOME": "/home/trainer",
     "TOKENIZERS_PATH": "/models/bert",
 }
+
+
+def redact(text: str, secrets: Sequence[str]) -> str:
+    return redact_texts((text,), secrets)[0]
 
 
 def test_values_of_secret_variables_are_found() -> None:

@@ -11,7 +11,7 @@ from urllib.parse import quote, quote_plus
 
 import pytest
 
-from finetune_supervisor.failures.redact import redact
+from finetune_supervisor.failures.redact import redact_texts
 
 _ALPHABETS = (
     string.ascii_lowercase,
@@ -74,7 +74,7 @@ def test_no_secret_is_readable_in_any_output(first_seed: int) -> None:
         text = _write_text(generator, values)
         start, end = sorted(generator.sample(range(len(text)), 2))
         for cut in (text, text[start:], text[:end]):
-            redacted = redact(cut, secrets)
+            (redacted,) = redact_texts((cut,), secrets)
             assert not [value for value in values if _is_readable(value, redacted)], (seed, cut, redacted, values)
 
 
