@@ -21,14 +21,13 @@ class FileDigest:
 
 def compute_file_digest(path: Path, *, report_progress: Callable[[], None]) -> FileDigest:
     """Read the whole file and return its digest; `report_progress` is called after each 16 MiB."""
-    digest, size = hashlib.sha256(), 0
+    digest = hashlib.sha256()
     try:
         with path.open("rb") as file:
             while chunk := file.read(_CHUNK_BYTES):
                 digest.update(chunk)
-                size += len(chunk)
                 report_progress()
+            return FileDigest(str(path), file.tell(), digest.hexdigest())
     except OSError as error:  # which does not name the file
         check_is_about_content(error, f"{path} cannot be read")
         raise
-    return FileDigest(str(path), size, digest.hexdigest())
