@@ -16,8 +16,7 @@ from finetune_trainer.vision.towers import choose_auto_class, find_towers
 _MAX_SIZES = {
     **dict.fromkeys(("num_hidden_layers", "n_layer", "num_layers", "depth", "encoder_layers"), 1000),
     **dict.fromkeys(("num_attention_heads", "num_key_value_heads", "n_head"), 10**5),
-    **dict.fromkeys(("hidden_size", "n_embd", "intermediate_size"), 10**7),
-    "vocab_size": 10**12,
+    **dict.fromkeys(("hidden_size", "n_embd", "intermediate_size", "vocab_size"), 10**7),
 }
 ROUTER_LOGITS_OPTION = "output_router_logits"  # option of the forward pass, which then returns `aux_loss`
 
