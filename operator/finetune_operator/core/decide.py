@@ -206,12 +206,21 @@ def _create_missing_children(context: JobContext) -> Decision | None:
     existing_pods |= context.find_expected_pods()
     if len(existing_pods) == context.job.num_attempt_nodes and context.observation.service_exists:
         return None
+    # the cache may not contain a pod of an older attempt, or a pod that the last pass created (decisions/101)
+    if not context.observation.is_fresh:
+        return require_confirmation(context, build_decision(context, context.status))
+    return _create_children(context, existing_pods, older_pods)
+
+
+def _create_children(context: JobContext, existing_pods: set[str], older_pods: list[NodeObservation]) -> Decision:
+    """Create the missing children of an attempt, and delete what is left of older ones."""
+    record = context.record
     run_plan = plan_run(context.job, attempt=record.attempt, settings=context.settings)
     config_hash = compute_config_hash(run_plan)
     if existing_pods and record.config_hash != config_hash:
         # these pods verify the ConfigMap of that release (decisions/310)
         message = "another release of the operator began to create the pods"
-        return require_confirmation(context, begin_stopping(context, StopReason.SUSPENDED, message=message))
+        return begin_stopping(context, StopReason.SUSPENDED, message=message)
     actions = _build_creations(context, run_plan, existing_pods)
     # finally delete the ConfigMap of the last attempt and the pods of older attempts
     if record.attempt > 0:
@@ -220,10 +229,7 @@ def _create_missing_children(context: JobContext) -> Decision | None:
         deletions = context.build_deletions(older_pods, ABORT_GRACE_SECONDS)
         actions = (*actions, DeleteConfigMap(old_config_map), *delete_earlier_pod_groups(context), *deletions)
     status = with_record(context.status, record.model_copy(update={"config_hash": config_hash}))
-    requeue_after = compute_config_map_check_delay(context)
-    decision = build_decision(context, status, actions=actions, requeue_after=requeue_after)
-    # the cache may not contain a pod of an older attempt, or a pod that the last pass created (decisions/101)
-    return require_confirmation(context, decision)
+    return build_decision(context, status, actions=actions, requeue_after=compute_config_map_check_delay(context))
 
 
 def _build_creations(context: JobContext, run_plan: RunPlan, existing_pods: set[str]) -> tuple[Action, ...]:
