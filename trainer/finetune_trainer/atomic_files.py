@@ -11,7 +11,7 @@ from pathlib import Path
 from finetune_supervisor.failures.full_volumes import is_volume_full
 from finetune_supervisor.safe_files import open_below, open_folder
 from finetune_trainer.errors import DiskFull, OutputError, StorageFault, TrainerError, first_line
-from finetune_trainer.storage_faults import find_errno, is_storage_fault
+from finetune_trainer.storage_faults import FILE_FAILED, find_errno, is_storage_fault
 
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 _NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS)
@@ -97,7 +97,7 @@ def translate_disk_errors(folder: Path) -> Iterator[None]:
     except TrainerError:
         raise
     except Exception as error:
-        if is_storage_fault(error):  # errors of open files do not name them
+        if is_storage_fault(error) or find_errno(error) in FILE_FAILED:  # errors of open files do not name them
             place = "" if getattr(error, "filename", None) else f"{folder}: "
             raise StorageFault(f"{place}{first_line(error)}") from error
         code = find_errno(error)

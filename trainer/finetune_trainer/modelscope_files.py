@@ -23,7 +23,7 @@ from pydantic import TypeAdapter
 from requests import RequestException
 
 from finetune_api.v1alpha1.name_types import COMMIT_PATTERN, HUB_ID_PATTERN
-from finetune_trainer.atomic_files import translate_disk_errors, write_json
+from finetune_trainer.atomic_files import check_no_links, translate_disk_errors, write_json
 from finetune_trainer.errors import HubUnavailable, StorageFault, first_line
 from finetune_trainer.storage_faults import is_storage_fault
 
@@ -120,6 +120,7 @@ class ModelScopeRepository:
             print(f"{self.name}: ModelScope lists no checksum of {len(unverified)} files: {examples}", flush=True)
         files = [file for file in snapshot.files if file.path in selected and not _is_complete(file, folder)]
         files.sort(key=lambda file: file.revision)
+        check_no_links((folder / file.path).parent for file in files)
         with self._translate_errors(), translate_disk_errors(self.cache):
             for revision, group in groupby(files, key=lambda file: file.revision):
                 entries = [{"Path": file.path, "Size": file.size, "Sha256": file.sha256} for file in group]

@@ -7,8 +7,10 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+from huggingface_hub import constants
+
 from finetune_supervisor.contract import parse_json
-from finetune_trainer.atomic_files import translate_disk_errors, write_json
+from finetune_trainer.atomic_files import check_no_links, translate_disk_errors, write_json
 from finetune_trainer.errors import HubUnavailable
 
 
@@ -55,6 +57,13 @@ def fetch_once_per_job(downloads: DownloadSettings, key: str, fetch: Callable[[A
         time.sleep(0.1)
         value, is_usable = _read_value(file, downloads.folder)
     return value
+
+
+def check_hub_cache(name: str) -> None:
+    """Check that no folder for downloads of a model or adapter of the Hub is a link. Raises: OutputError."""
+    repository = Path(constants.HF_HUB_CACHE, f"models--{name.replace('/', '--')}")
+    folders = (repository / folder for folder in ("blobs", "refs", "snapshots"))
+    check_no_links((*folders, *repository.glob("snapshots/*/")))
 
 
 def _read_value(file: Path, folder: Path) -> tuple[Any, bool]:

@@ -28,6 +28,7 @@ from finetune_trainer.report.attempt_log import read_attempts
 from finetune_trainer.report.html_report import FILE_NAME as REPORT_FILE
 from finetune_trainer.report.html_report import ReportData, write_report
 from finetune_trainer.report.run_summary import RunSummary
+from finetune_trainer.storage_faults import check_is_about_content
 from finetune_trainer.training.base_trainer import GlobalMeanTrainer
 from finetune_trainer.training.early_stopping import EvaluationPolicy, TrainingOutcome, determine_outcome
 
@@ -93,6 +94,7 @@ def replace_weights(weights: Tensors, checkpoint: Path) -> None:
             if reader.contains(key := build_key(WEIGHT, name)):
                 weights[name] = reader.read_tensor(key, weight.shape).to(weight.dtype)
     except READ_ERRORS as error:
+        check_is_about_content(error, f"{checkpoint} cannot be read")
         raise CheckpointCorrupt(
             f"{checkpoint} cannot be loaded ({error}); move it to another folder to publish the next best"
         ) from error

@@ -9,7 +9,7 @@ from finetune_trainer.errors import StorageFault, first_line, iterate_causes
 
 _IO_FAILED = (errno.EIO, errno.EREMOTEIO, errno.ESTALE, errno.ENOTCONN, errno.ESHUTDOWN, errno.EUCLEAN)
 # Errors of network file systems that sockets have as well, so that they are storage faults only for a known file.
-_FILE_FAILED = (
+FILE_FAILED = (
     *_IO_FAILED,
     *(errno.ETIMEDOUT, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ECONNABORTED, errno.ECONNRESET, errno.ENOLINK),
     *(errno.ENODEV, errno.EBADMSG, errno.ENODATA, errno.EKEYEXPIRED, errno.EAGAIN, errno.EINTR),
@@ -35,7 +35,7 @@ def is_storage_fault(error: BaseException) -> bool:
     """Return whether the error or one of its causes is an I/O error of a file system."""
     return any(
         isinstance(cause, StorageFault)
-        or find_errno(cause) in (_FILE_FAILED if getattr(cause, "filename", None) else _IO_FAILED)
+        or find_errno(cause) in (FILE_FAILED if getattr(cause, "filename", None) else _IO_FAILED)
         for cause in iterate_causes(error)
     )
 
@@ -47,7 +47,7 @@ def check_is_about_content(error: BaseException, subject: str) -> None:
     """
     for cause in iterate_causes(error):
         number = find_errno(cause)
-        if isinstance(cause, StorageFault) or number in _FILE_FAILED:
+        if isinstance(cause, StorageFault) or number in FILE_FAILED:
             raise StorageFault(f"{subject}: {getattr(cause, 'strerror', None) or first_line(cause)}") from error
         if isinstance(cause, MemoryError) or number in _OUT_OF_RESOURCES:
             raise cause

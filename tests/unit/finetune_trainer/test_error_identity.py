@@ -45,7 +45,7 @@ from finetune_trainer.data.token_dataset import Features
 from finetune_trainer.data_sources.media import MediaItem, Modality
 from finetune_trainer.distributed.heartbeat_writer import HeartbeatWriter
 from finetune_trainer.metrics.recorder_threads import RecorderThreads
-from finetune_trainer.storage_faults import _FILE_FAILED, _IO_FAILED, raise_storage_faults
+from finetune_trainer.storage_faults import _IO_FAILED, FILE_FAILED, raise_storage_faults
 from finetune_trainer.training.checkpoint_saver import CheckpointPart, CheckpointSaver
 from finetune_trainer.vision import video_frames
 from finetune_trainer.vision.processor import _translate_media_errors
@@ -216,7 +216,7 @@ def test_an_error_of_a_tracker_is_one_warning(name: str, tmp_path: Path, capsys:
     assert capsys.readouterr().out.count("warning: wandb is incomplete") == 1
 
 
-@pytest.mark.parametrize("number", _FILE_FAILED)
+@pytest.mark.parametrize("number", FILE_FAILED)
 def test_a_storage_fault_in_a_decoding_thread_is_no_bad_video(
     number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from finetune_trainer.atomic_files import fsync_files, remove_path, write_json
+from finetune_trainer.atomic_files import fsync_files, remove_path, translate_disk_errors, write_json
 from finetune_trainer.checkpoint.manifest import (
     CHECKPOINT_PREFIX,
     COMPUTED_ENTRIES,
@@ -144,11 +144,12 @@ class Checkpoints:
         """Read each file on one rank (collective). Raises: UnusableCheckpoint, on every rank, if one is damaged."""
         started_at = time.monotonic()
         files = sorted(manifest.files.items(), key=lambda item: (item[1].size_bytes, item[0]))
-        problems = [
-            f"{name} {damage}"
-            for name, record in files[dist.get_rank() :: dist.get_world_size()]  # about equally many bytes for each
-            if (damage := find_damage(folder / name, record, report_progress=self.send_heartbeat))
-        ]
+        with translate_disk_errors(folder):
+            problems = [
+                f"{name} {damage}"
+                for name, record in files[dist.get_rank() :: dist.get_world_size()]  # about equally many bytes for each
+                if (damage := find_damage(folder / name, record, report_progress=self.send_heartbeat))
+            ]
         group = dist.new_group(backend="gloo", timeout=NO_TIMEOUT)  # another rank may read for longer than ddpTimeout
         problems = list(chain(*all_gather_objects(problems, group)))
         dist.destroy_process_group(group)

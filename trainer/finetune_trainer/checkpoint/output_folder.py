@@ -279,7 +279,7 @@ class OutputFolder:
     def _remove_staged_files(self) -> None:
         """Delete unpublished files of older attempts."""
         for entry in self.checkpoints.glob(".tmp-*"):
-            if entry.is_dir():
+            if entry.is_dir() and not entry.is_symlink():
                 shutil.rmtree(entry, ignore_errors=True)  # errors are expected if an older attempt still adds files
             else:
                 entry.unlink(missing_ok=True)

@@ -10,7 +10,7 @@ from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, Revi
 
 from finetune_api.v1alpha1.dataset import DatasetSource
 from finetune_api.v1alpha1.name_types import COMMIT_PATTERN, HUB_ID_PATTERN
-from finetune_trainer.atomic_files import translate_disk_errors
+from finetune_trainer.atomic_files import check_no_links, translate_disk_errors
 from finetune_trainer.data_sources.readers import READERS
 from finetune_trainer.errors import DatasetError, HubUnavailable, first_line
 from finetune_trainer.once_per_job import DownloadSettings, fetch_once_per_job
@@ -115,6 +115,7 @@ def _download(
         if not re.fullmatch(COMMIT_PATTERN, str(repository.sha)):
             raise HubUnavailable(f'the Hub returned the commit {str(repository.sha)[:50]!r} of "{source.path}"')
         folder = downloads.folder / f"{source.path.replace('/', '--')}@{repository.sha}"
+        check_no_links((folder / name).parent for name in selected)
         with translate_disk_errors(downloads.folder):  # report a full disk as DiskFull, not as a Hub failure
             snapshot_download(
                 source.path,

@@ -13,7 +13,7 @@ from finetune_api.v1alpha1.model_source import ModelSource
 from finetune_trainer.atomic_files import translate_disk_errors
 from finetune_trainer.distributed.rank_context import RankContext
 from finetune_trainer.model.load import is_path, load_or_raise
-from finetune_trainer.once_per_job import DownloadSettings, fetch_once_per_job
+from finetune_trainer.once_per_job import DownloadSettings, check_hub_cache, fetch_once_per_job
 
 # Files that transformers reads. Other weights, such as consolidated.safetensors, would double the download.
 _DESCRIPTION_FILES = ("*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken")
@@ -91,6 +91,7 @@ def _download(source: ModelSource, downloads: DownloadSettings) -> str | None:
 
 
 def _download_from_hugging_face(source: ModelSource) -> None:
+    check_hub_cache(source.name)
     with translate_disk_errors(Path(constants.HF_HUB_CACHE)):  # report a full disk as DiskFull, not as a Hub failure
         try:
             folder = Path(snapshot_download(source.name, revision=source.revision, allow_patterns=list(_FILES)))

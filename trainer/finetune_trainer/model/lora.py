@@ -19,6 +19,7 @@ from finetune_trainer.cpu_limit import limit_cpu_seconds
 from finetune_trainer.errors import InvalidSpec, ModelError, ModelNotFound, first_line
 from finetune_trainer.foreign_files import copy_model_files
 from finetune_trainer.model.text_part import build_module_pattern
+from finetune_trainer.once_per_job import check_hub_cache
 
 TRAINED_ADAPTER = "default"  # peft's default adapter name
 REFERENCE_ADAPTER = "reference"  # name of the frozen copy of an adapter that is trained further
@@ -162,6 +163,7 @@ def _read_adapter(adapter: str, model: torch.nn.Module) -> tuple[str, LoraConfig
     """
     subject = f'spec.lora.adapter: "{adapter}"'
     try:
+        check_hub_cache(adapter)
         folder = adapter if Path(adapter).is_dir() else snapshot_download(adapter, allow_patterns="adapter_*")
         files = copy_model_files(Path(folder), subject)
         config = PeftConfig.from_pretrained(files)

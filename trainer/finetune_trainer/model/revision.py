@@ -7,7 +7,7 @@ from huggingface_hub import hf_hub_download
 from finetune_api.v1alpha1.model_source import ModelSource
 from finetune_trainer.atomic_files import translate_disk_errors
 from finetune_trainer.model.load import is_path, load_or_raise
-from finetune_trainer.once_per_job import DownloadSettings, fetch_once_per_job
+from finetune_trainer.once_per_job import DownloadSettings, check_hub_cache, fetch_once_per_job
 
 
 def pin_revision(source: ModelSource, downloads: DownloadSettings) -> ModelSource:
@@ -39,6 +39,7 @@ def _resolve_commit(source: ModelSource, downloads: DownloadSettings) -> str:
 
     Downloading a file also stores the commit of the branch or tag in the cache, for jobs that cannot reach the Hub.
     """
+    check_hub_cache(source.name)
     with translate_disk_errors(downloads.folder):  # report a full disk as DiskFull, not as a Hub failure
         config = hf_hub_download(source.name, "config.json", revision=source.revision)
     return Path(config).parent.name  # the cache stores files under snapshots/COMMIT

@@ -29,6 +29,7 @@ from finetune_trainer.parallel.model_state import (
     restore_state,
 )
 from finetune_trainer.parallel.state_access import build_state_access
+from finetune_trainer.storage_faults import check_is_about_content
 from finetune_trainer.training.checkpoint_saver import CheckpointPart, SavedCheckpoint
 from finetune_trainer.training.trainer_inputs import TrainerInputs
 
@@ -121,6 +122,7 @@ def restore_checkpoint(trainer: Trainer, checkpoint: Path) -> None:
         if (checkpoint / _SKIPS_FILE).is_file():
             trainer.inputs.data.skips.rows |= torch.load(checkpoint / _SKIPS_FILE, weights_only=True)
     except READ_ERRORS as error:
+        check_is_about_content(error, f"{checkpoint} cannot be read")
         raise CheckpointCorrupt(
             f"{checkpoint} cannot be loaded ({error}); move it to another folder to resume from the one before"
         ) from error

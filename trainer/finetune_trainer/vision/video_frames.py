@@ -126,6 +126,8 @@ def open_upright_image(source: str | io.BytesIO) -> Image.Image:
 @contextmanager
 def _open_image(source: str | io.BytesIO) -> Iterator[Image.Image]:
     with open_data_file(source) if isinstance(source, str) else source as file, Image.open(file) as image:
+        if image.format == "EPS":
+            raise DatasetError("EPS is not supported, because Ghostscript would decode it")
         yield image
 
 

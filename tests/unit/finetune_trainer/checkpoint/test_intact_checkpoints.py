@@ -1,6 +1,8 @@
 """Tests that a job resumes from the newest checkpoint whose content is unchanged."""
 
+import errno
 import json
+import os
 import random
 import shutil
 from collections.abc import Callable
@@ -10,7 +12,7 @@ import pytest
 
 from finetune_trainer.checkpoint.checkpoints import Checkpoints
 from finetune_trainer.checkpoint.output_folder import OutputFolder
-from finetune_trainer.errors import CheckpointCorrupt
+from finetune_trainer.errors import CheckpointCorrupt, StorageFault
 from testing.builders.checkpoint import find_newest, write_checkpoint
 from testing.builders.identity import identity
 
@@ -163,3 +165,17 @@ def test_the_first_intact_checkpoint_of_several_steps_is_found(output: OutputFol
 
     assert resume_point.step == 3
     assert resume_point.skipped == ("step-00000007: manifest.json is missing", "step-00000001: weights is missing")
+
+
+def test_a_checkpoint_that_cannot_be_read_is_a_storage_fault(
+    output: OutputFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoints = save_checkpoints(output, 1)
+
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT))
+
+    monkeypatch.setattr("finetune_trainer.checksums.record_file", fail)
+
+    with pytest.raises(StorageFault, match=r"step-00000001: .*Connection timed out"):
+        find_newest(checkpoints)

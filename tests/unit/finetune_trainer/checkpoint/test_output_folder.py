@@ -329,6 +329,17 @@ def test_staged_files_of_a_crashed_attempt_are_deleted(
     assert list(output.checkpoints.iterdir()) == []
 
 
+def test_a_planted_link_in_place_of_staged_files_is_deleted(output: OutputFolder, tmp_path: Path) -> None:
+    (tmp_path / "private").mkdir()
+    later = OutputFolder(output.root, identity(attempt=1))
+    later.get_staged_folder(output.checkpoints / "step-00000009").symlink_to(tmp_path / "private")
+
+    later.claim(overwrite=False)
+
+    assert list(output.checkpoints.iterdir()) == []
+    assert (tmp_path / "private").is_dir()
+
+
 def test_published_files_are_readable_by_group_and_others(output: OutputFolder) -> None:
     def write_private_file(folder: Path) -> None:
         (folder / "weights").touch(mode=0o600)
@@ -383,9 +394,10 @@ def test_other_disk_errors_are_not_translated(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("file", [None, "/output/checkpoints/x"])
-def test_a_storage_fault_names_the_folder(tmp_path: Path, file: str | None) -> None:
+@pytest.mark.parametrize("number", [errno.EIO, errno.ETIMEDOUT, errno.EHOSTDOWN])
+def test_a_storage_fault_names_the_folder(tmp_path: Path, number: int, file: str | None) -> None:
     """The error of an open file does not contain its name."""
-    error = OSError(errno.EIO, os.strerror(errno.EIO), *([file] if file else []))
+    error = OSError(number, os.strerror(number), *([file] if file else []))
 
     with pytest.raises(StorageFault, match=file or str(tmp_path)), translate_disk_errors(tmp_path):
         raise error

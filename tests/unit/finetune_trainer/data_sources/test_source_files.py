@@ -12,7 +12,7 @@ from modelscope_hub import _legacy_api
 from finetune_api.v1alpha1.dataset import DatasetSource
 from finetune_trainer.data_sources import source_files
 from finetune_trainer.data_sources.source_files import EVAL_FIELD, TRAIN_FIELD, find_files, select_files
-from finetune_trainer.errors import DatasetError, DiskFull, HubUnavailable
+from finetune_trainer.errors import DatasetError, DiskFull, HubUnavailable, OutputError
 from testing.fakes.downloads import NO_DOWNLOADS, build_download_settings
 from testing.fakes.hub import SHA, FakeHub, serve_hub
 from testing.fakes.modelscope import FakeModelScope, FakeRepository, serve_modelscope
@@ -170,6 +170,28 @@ def test_a_list_of_files_that_is_damaged_or_names_other_folders_is_not_used(
     assert find_files(source, downloads, spec_field=FIELD) == files
 
 
+@pytest.mark.parametrize("folder", [f"acme--rows@{SHA}", f"acme--rows@{SHA}/data"])
+def test_no_dataset_is_downloaded_through_a_planted_link(
+    hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str
+) -> None:
+    link = plant_link(tmp_path, monkeypatch, folder)
+
+    with pytest.raises(OutputError, match=f"{link} is a link"):
+        find_files(DatasetSource(name="acme/rows"), build_download_settings(tmp_path / "hub"), spec_field=FIELD)
+
+    assert list((tmp_path / "private").iterdir()) == []
+
+
+def plant_link(mount: Path, monkeypatch: pytest.MonkeyPatch, folder: str) -> Path:
+    """Create a link in place of a folder for downloads, and return it."""
+    monkeypatch.setenv("FINETUNE_CACHE_DIR", str(mount / "cache"))
+    link = mount / "hub" / folder
+    (mount / "private").mkdir()
+    link.parent.mkdir(parents=True)
+    link.symlink_to(mount / "private")
+    return link
+
+
 def test_waiting_for_the_download_by_another_rank_times_out(tmp_path: Path) -> None:
     with pytest.raises(HubUnavailable, match=r'did not download "acme/rows" .* spec\.training\.ddpTimeout'):
         find_files(DatasetSource(name="acme/rows"), build_download_settings(tmp_path, writes=False), spec_field=FIELD)
@@ -235,6 +257,18 @@ def test_a_dataset_on_modelscope_is_downloaded_once_for_all_attempts_of_a_job(
     assert [file.name for file in files] == ["train-00000-of-00002.jsonl", "train-00001-of-00002.jsonl"]
     assert [file.read_bytes() for file in files] == [ROWS, ROWS]
     assert [file.name for file in find_modelscope_files(tmp_path, job="another")] == ["train.jsonl"]
+
+
+def test_no_file_of_modelscope_is_downloaded_through_a_planted_link(
+    modelscope: FakeModelScope, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = find_modelscope_files(tmp_path / "another")[0].relative_to(tmp_path / "another").parent
+    link = plant_link(tmp_path, monkeypatch, str(folder))
+
+    with pytest.raises(OutputError, match=f"{link} is a link"):
+        find_modelscope_files(tmp_path / "hub")
+
+    assert list((tmp_path / "private").iterdir()) == []
 
 
 def test_deleted_files_of_modelscope_are_downloaded_again_from_the_same_list(

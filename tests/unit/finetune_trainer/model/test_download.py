@@ -12,7 +12,7 @@ from huggingface_hub.utils import _http
 from finetune_api.v1alpha1.base import HubName
 from finetune_api.v1alpha1.model_source import ModelSource
 from finetune_trainer.distributed.rank_context import RankContext
-from finetune_trainer.errors import DiskFull, ModelNotFound
+from finetune_trainer.errors import DiskFull, ModelNotFound, OutputError
 from finetune_trainer.model.download import choose_model_downloads, download_model
 from finetune_trainer.once_per_job import DownloadSettings
 from testing.fakes.downloads import NO_DOWNLOADS, build_download_settings
@@ -58,6 +58,22 @@ def test_the_writer_downloads_each_file_that_transformers_reads_once(hub: FakeHu
     assert len(hub.requested_paths) == request_count
     for file in SMALL_FILES | SHARDS:
         assert isinstance(try_to_load_from_cache(NAME, file, revision=COMMIT), str)
+
+
+@pytest.mark.parametrize("folder", ["", "blobs", f"snapshots/{COMMIT}"])
+def test_no_file_is_downloaded_through_a_planted_link(
+    hub: FakeHub, downloads: DownloadSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str
+) -> None:
+    monkeypatch.setenv("FINETUNE_CACHE_DIR", str(tmp_path / "cache"))
+    link = Path(constants.HF_HUB_CACHE, "models--acme--base", folder)
+    link.parent.mkdir(parents=True)
+    (tmp_path / "private").mkdir()
+    link.symlink_to(tmp_path / "private")
+
+    with pytest.raises(OutputError, match=f"{link} is a link"):
+        download_model(SOURCE, downloads)
+
+    assert list((tmp_path / "private").iterdir()) == []
 
 
 def test_pickled_weights_are_downloaded_if_there_are_no_others(hub: FakeHub, downloads: DownloadSettings) -> None:

@@ -296,6 +296,11 @@ def build_row_with_missing_image(folder: Path) -> dict[str, Any]:
     return build_row("<image>", "missing.png")
 
 
+def build_row_with_postscript(folder: Path) -> dict[str, Any]:
+    (folder / "a.png").write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 56 56\n%%EndComments\nshowpage\n")
+    return build_row("<image>?", "a.png")
+
+
 def build_row_with_text_file(folder: Path) -> dict[str, Any]:
     (folder / "text.png").write_text("not an image")
     return build_row("<image>", "text.png")
@@ -323,6 +328,7 @@ def build_row_with_tag_without_image(folder: Path) -> dict[str, Any]:
     [
         (build_row_with_missing_image, r"image .*missing.png does not exist; correct its path"),
         (build_row_with_text_file, r"image .*text.png is not a readable image; replace it"),
+        (build_row_with_postscript, r"image .*a.png cannot be read \(EPS is not supported"),
         (build_row_with_folder, r"does not exist; correct its path"),
         (build_row_with_extreme_aspect_ratio, r"line.png cannot be read \(absolute aspect ratio"),
         (build_row_with_image_token_in_text, r"<\|image_pad\|> 1 times more than there are images"),
