@@ -5,6 +5,7 @@ code with another one, and further combinations of strategy, tuner and method.
 """
 
 import itertools
+import math
 import shutil
 from pathlib import Path
 from typing import Any
@@ -112,6 +113,12 @@ def build_bfloat16_spec(tiny_files: tiny_text.TinyFiles, preset: str, tuner: str
     return {**job_spec, "model": {**job_spec["model"], "torchDtype": "bfloat16"}}
 
 
+def build_first_rewards_spec(tiny_files: tiny_text.TinyFiles, preset: str, tuner: str) -> dict[str, Any]:
+    """Build a spec of DPO in bfloat16 for one step, whose rewards are logged before its update."""
+    job_spec = build_spec(tiny_files, preset, tuner, "dpo", maxSteps=1)
+    return {**job_spec, "dpo": {}, "model": {**job_spec["model"], "torchDtype": "bfloat16"}}
+
+
 def build_early_stopping_spec(tiny_files: tiny_text.TinyFiles, preset: str) -> dict[str, Any]:
     """Build a spec whose evaluation loss falls for four steps and rises afterwards."""
     training = {
@@ -162,13 +169,19 @@ def build_cells(tiny_files: tiny_text.TinyFiles) -> dict[str, Any]:
         format_run_name(preset, "full", "sft"): build_spec(tiny_files, preset, "full", "sft") for preset in SETTINGS
     }
     for preset in PRESETS:
-        ddp, other = format_run_name("ddp", "full", "sft"), format_run_name(preset, "full", "sft")
-        cells[f"{preset} <- {ddp}"] = build_spec(tiny_files, preset, "full", "sft")
+        for tuner in TUNERS:
+            ddp, other = format_run_name("ddp", tuner, "sft"), format_run_name(preset, tuner, "sft")
+            cells[f"{preset} <- {ddp}"] = build_spec(tiny_files, preset, tuner, "sft")
+            cells[f"ddp <- {other}"] = build_spec(tiny_files, "ddp", tuner, "sft")
         cells[f"{preset} <- {other}"] = build_spec(tiny_files, preset, "full", "sft")
-        cells[f"ddp <- {other}"] = build_spec(tiny_files, "ddp", "full", "sft")
     cells |= {
         f"{preset}, {tuner}, bfloat16": build_bfloat16_spec(tiny_files, preset, tuner)
         for preset in BFLOAT16_PRESETS
+        for tuner in TUNERS
+    }
+    cells |= {
+        f"{preset}, {tuner}, first rewards": build_first_rewards_spec(tiny_files, preset, tuner)
+        for preset in ("ddp", *PRESETS)
         for tuner in TUNERS
     }
     cells |= {
@@ -228,16 +241,29 @@ def test_losses_in_bfloat16_are_close_to_those_of_ddp(results: Results, preset: 
         assert sharded[metric] == pytest.approx(ddp[metric], rel=tolerance), metric
 
 
+@pytest.mark.parametrize("tuner", TUNERS)
+@pytest.mark.parametrize("preset", mark_long(("ddp", *PRESETS), LONG_PRESETS, OTHER_PRESET))
+def test_rewards_are_zero_before_the_first_update(results: Results, preset: str, tuner: str) -> None:
+    """The policy and the reference model compute in the same dtypes."""
+    first = results[f"{preset}, {tuner}, first rewards"]
+
+    assert [*first["rewards/chosen"], *first["rewards/margins"]] == [0, 0]
+    assert first["loss"] == pytest.approx([math.log(2)], abs=1e-6)
+
+
+@pytest.mark.parametrize("tuner", TUNERS)
 @pytest.mark.parametrize("preset", mark_long(PRESETS, LONG_PRESETS, OTHER_PRESET))
-def test_checkpoints_can_be_resumed_between_ddp_and_every_preset(results: Results, preset: str) -> None:
-    uninterrupted = results[format_run_name("ddp", "full", "sft")]
+def test_checkpoints_can_be_resumed_between_ddp_and_every_preset(results: Results, preset: str, tuner: str) -> None:
+    """With LoRA, DeepSpeed has one parameter group, and DDP an empty one for weights without decay, too."""
+    uninterrupted = results[format_run_name("ddp", tuner, "sft")]
 
     for resumed in (
-        f"{preset} <- {format_run_name('ddp', 'full', 'sft')}",
-        f"ddp <- {format_run_name(preset, 'full', 'sft')}",
+        f"{preset} <- {format_run_name('ddp', tuner, 'sft')}",
+        f"ddp <- {format_run_name(preset, tuner, 'sft')}",
     ):
-        assert results[resumed]["loss"] == pytest.approx(uninterrupted["loss"], rel=ROUNDING_ERROR), resumed
-        assert results[resumed]["eval_loss"] == pytest.approx(uninterrupted["eval_loss"], rel=ROUNDING_ERROR), resumed
+        for metric in ("loss", "eval_loss", "learning_rate"):
+            expected = pytest.approx(uninterrupted[metric], rel=ROUNDING_ERROR)
+            assert results[resumed][metric] == expected, f"{resumed}: {metric}"
 
 
 @pytest.mark.parametrize("preset", mark_long(PRESETS, LONG_PRESETS, OTHER_PRESET))

@@ -26,6 +26,7 @@ from finetune_trainer.methods.sft import SftTrainer
 from finetune_trainer.model.attention_backend import SDPA
 from finetune_trainer.model.compiled_layers import check_compiler, compile_layers
 from finetune_trainer.model.load import ModelDescription, get_pad_token_id, load_model, load_reference_model
+from finetune_trainer.model.lora import trains_biases
 from finetune_trainer.model.param_groups import check_learning_rates
 from finetune_trainer.model.varlen_attention import VARLEN
 from finetune_trainer.model.weight_loading import WeightLoading, choose_weight_loading
@@ -158,10 +159,10 @@ def assemble_trainer(
 
 
 def load_models(spec: TrainerSpec, model_description: ModelDescription, loading: WeightLoading) -> ModelPair:
-    """Load the model to train, and a reference model for DPO without LoRA."""
+    """Load the model to train and, if DPO needs one, a separate reference model."""
     trained_model = load_model(spec, model_description, loading)
-    needs_reference = spec.dpo is not None and spec.lora is None
-    reference_model = load_reference_model(model_description, loading) if needs_reference else None
+    needs_reference = spec.dpo is not None and (spec.lora is None or trains_biases(trained_model))
+    reference_model = load_reference_model(spec, model_description, loading) if needs_reference else None
     if spec.training.torch_compile:
         for model in filter(None, (trained_model, reference_model)):
             compile_layers(model)

@@ -62,7 +62,8 @@ def publish_result(
         save_tokenizer_and_processors(model_description, folder)
         trainer.state.save_to_json(str(folder / "trainer_state.json"))
         if lora is not None and lora.merge:
-            write_merged_model(model_description, folder, folder / "merged")
+            heartbeat = trainer.inputs.heartbeat
+            write_merged_model(model_description, folder, folder / "merged", report_progress=heartbeat.touch)
         described = (folder / CARD_FILE, folder / REPORT_FILE)
         with trainer.inputs.heartbeat.tolerate_errors("the model card or the report", *described):
             summary = summarise_run(trainer, output, outcome)

@@ -23,7 +23,14 @@ from finetune_trainer.chat_template.rendered_fields import (
     find_omitted_reasoning,
     select_argument_format,
 )
-from finetune_trainer.chat_template.samples import Sample, Span, WeightedText, clear_first_weight, tokenize_text
+from finetune_trainer.chat_template.samples import (
+    SPANNING_TOKEN,
+    Sample,
+    Span,
+    WeightedText,
+    clear_first_weight,
+    tokenize_text,
+)
 from finetune_trainer.data_sources.conversations import Conversation, Example, PromptCompletion
 from finetune_trainer.data_sources.messages import Role, Turn
 from finetune_trainer.errors import ChatTemplateError, DatasetError
@@ -142,10 +149,12 @@ class ExampleRenderer:
         return tokenize_text(self._tokenizer, example.origin, content)
 
     def _render_prompt_completion(self, example: PromptCompletion) -> Sample:
-        text = example.prompt + example.completion
-        content = WeightedText(text, ((len(example.prompt), len(text)),), (1.0,))
-        sample = tokenize_text(self._tokenizer, example.origin, content, add_special_tokens=True)
-        return self._append_eos(sample, weight=1.0)
+        """Tokenize plain text. Every token with a character of the completion is a target (decisions/505)."""
+        encoded = self._tokenizer(example.prompt + example.completion, return_offsets_mapping=True)
+        border, ranges = len(example.prompt), encoded["offset_mapping"]
+        weights = clear_first_weight([float(end > border) for _, end in ranges])
+        notes = (SPANNING_TOKEN,) if any(start < border < end for start, end in ranges) else ()
+        return self._append_eos(Sample(example.origin, encoded["input_ids"], weights, notes=notes), weight=1.0)
 
     def _append_eos(self, sample: Sample, *, weight: float) -> Sample:
         """Append the EOS token with `weight`, or set its weight if the tokenizer has already appended it."""

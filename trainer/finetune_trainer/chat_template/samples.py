@@ -9,6 +9,9 @@ from transformers import PreTrainedTokenizerBase
 
 from finetune_trainer.data_sources.media import MediaItem
 
+# Note about a row of plain text.
+SPANNING_TOKEN = "a token with the end of the prompt and the beginning of the completion is a target"  # noqa: S105
+
 Span = tuple[int, int]  # (start, end) of characters or tokens; the end is exclusive
 
 
@@ -29,7 +32,7 @@ class Sample:
     input_ids: Sequence[int]
     weights: Sequence[float]
     placeholders: tuple[PlaceholderRange, ...] = ()
-    notes: tuple[str, ...] = ()  # about parts of the row that are ignored, without the origin
+    notes: tuple[str, ...] = ()  # about ignored parts of the row and special cases, without the origin
 
     def truncate(self, max_length: int) -> "Sample":
         """Keep the first `max_length` tokens, or fewer if the cut would split the placeholders of an image."""
@@ -49,11 +52,9 @@ class WeightedText:
     media: Sequence[tuple[MediaItem, Span]] = ()
 
 
-def tokenize_text(
-    tokenizer: PreTrainedTokenizerBase, origin: str, content: WeightedText, *, add_special_tokens: bool = False
-) -> Sample:
+def tokenize_text(tokenizer: PreTrainedTokenizerBase, origin: str, content: WeightedText) -> Sample:
     """Tokenize the text and assign the weight of each range to the tokens inside it."""
-    encoded = tokenizer(content.text, add_special_tokens=add_special_tokens, return_offsets_mapping=True)
+    encoded = tokenizer(content.text, add_special_tokens=False, return_offsets_mapping=True)
     token_weights = [0.0] * len(encoded["offset_mapping"])
     # ascending, although a token that the tokenizer appends has the range (0, 0)
     token_starts = list(itertools.accumulate((start for start, _ in encoded["offset_mapping"]), max))

@@ -24,8 +24,8 @@ class BatchSampler(Sampler[list[Item]]):
     Each step consumes the next `batch.effective` items of the epoch, regardless of the number of ranks. Within a step,
     items are sorted by length and distributed in rounds of one micro-batch per rank, so that a micro-batch needs
     little padding and ranks have similar work. Every second round is distributed in reverse order; otherwise one rank
-    would always get the longest items. Fillers without target tokens complete the last round, so that no sample
-    counts twice and none is dropped.
+    would always get the longest items. A rank without items in the last round gets a filler without target tokens, so
+    that no sample counts twice and none is dropped.
     """
 
     def __init__(self, order: ItemOrder, batch: Batch, *, rank: int) -> None:
@@ -63,7 +63,8 @@ class BatchSampler(Sampler[list[Item]]):
         for round_number, first in enumerate(range(0, len(items), self._items_per_round)):
             turn = self._rank if round_number % 2 == 0 else self._batch.world_size - 1 - self._rank
             start = first + turn * self._batch.micro_batch_size
-            yield items[start : start + self._batch.micro_batch_size]
+            micro_batch = items[start : start + self._batch.micro_batch_size]
+            yield [item for item in micro_batch if item != FILLER] or [FILLER]
 
 
 class RankDataLoader(DataLoader[tuple[Features, ...]]):
@@ -107,9 +108,10 @@ def compute_padding_share(order: ItemOrder, batch: Batch, pad_multiple: int = 1)
 
     pad_multiple: the length of padded rows is a multiple of this.
     """
-    lengths, computed = order.get_epoch(0).lengths, 0
+    lengths, size, computed = order.get_epoch(0).lengths, batch.micro_batch_size, 0
     for first in range(0, len(lengths), batch.effective):
         longest_first = np.sort(lengths[first : first + batch.effective])[::-1]
-        row_lengths = -(-longest_first[:: batch.micro_batch_size] // pad_multiple) * pad_multiple
-        computed += int(row_lengths.sum()) * batch.micro_batch_size
+        row_lengths = -(-longest_first[::size] // pad_multiple) * pad_multiple
+        row_counts = [min(size, len(longest_first) - start) for start in range(0, len(longest_first), size)]
+        computed += int(row_lengths @ row_counts)
     return 1 - float(lengths.sum()) / computed

@@ -73,6 +73,11 @@ def _build_preference(row: Row, chosen: list[Turn], rejected: list[Turn]) -> Pre
         has_assistant_turn = any(turn.role is Role.ASSISTANT for turn in turns)
         if not has_assistant_turn or any(turn.is_empty for turn in completion):
             raise DatasetError(f"{row.origin}, {name}: expected a non-empty assistant turn, found none")
+        if partial := [turn.weight for turn in completion if turn.weight not in (0, 1)]:
+            raise DatasetError(
+                f"{row.origin}, {name}: expected weight 0 or 1, because dpo compares whole completions; found"
+                f" {partial[0]}"
+            )
     return Preference(
         row.origin,
         _build_completion(row, chosen, prompt_length),

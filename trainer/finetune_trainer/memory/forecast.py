@@ -28,7 +28,16 @@ from finetune_trainer.memory.model_shape import (
 from finetune_trainer.memory.sharded import build_sharding_strategy
 from finetune_trainer.memory.vision_sample import VisionSample, build_blank_sample
 from finetune_trainer.model.attention_backend import SDPA, choose_simulated_attention
-from finetune_trainer.model.load import choose_dtype, choose_training_dtype, describe_model, max_length, read_config
+from finetune_trainer.model.load import (
+    choose_dtype,
+    choose_reference_dtype,
+    choose_training_dtype,
+    describe_model,
+    max_length,
+    read_config,
+)
+from finetune_trainer.model.lora import trains_biases
+from finetune_trainer.model.parameter_size import iterate_autocast_layers
 from finetune_trainer.model.quantization import check_quantizable
 from finetune_trainer.model.supported_types import check_router_loss, find_frozen_modules
 from finetune_trainer.model.varlen_attention import VARLEN
@@ -126,7 +135,7 @@ def forecast(
         measured_shape,
         eight_bit_moment_bytes=count_eight_bit_moment_bytes(architecture.full_model) if uses_eight_bits else 0,
         published_bytes=measured_shape.parameters * model.dtype.itemsize if publishes_model else 0,
-        reference_bytes=_compute_reference_bytes(spec, model, vision_sample),
+        reference_bytes=_compute_reference_bytes(spec, model, architecture),
         # until its release, the reference model needs less memory than the optimizer states do later
         releases_reference=spec.dpo is not None and spec.dpo.precompute_ref_log_probs,
     )
@@ -183,14 +192,17 @@ def _build_steps(
     return [train, replace(train, batch=sequences * eval_per_device, recomputation_interval=None, is_training=False)]
 
 
-def _compute_reference_bytes(spec: TrainerSpec, model: ForecastModel, vision_sample: VisionSample | None) -> int:
-    """Return the bytes of DPO's reference model; 0 with LoRA, where the policy without adapters is the reference."""
-    if spec.dpo is None or spec.lora is not None:
+def _compute_reference_bytes(spec: TrainerSpec, model: ForecastModel, trained: Architecture) -> int:
+    """Return the bytes of DPO's reference model; 0 if it is the policy with another adapter, or without adapters."""
+    if spec.dpo is None or (spec.lora is not None and not trains_biases(trained.full_model)):
         return 0
-    shape = measure_shape(
-        Architecture(model.config, model.dtype, lora=None, vision_sample=vision_sample, attention=model.attention)
-    )
-    return shape.trained_bytes + shape.frozen_bytes + shape.buffer_bytes
+    dtype = choose_reference_dtype(spec, model.dtype)
+    architecture = trained if spec.lora else replace(trained, dtype=dtype, frozen_modules=())
+    shape = measure_shape(architecture)
+    layers = iterate_autocast_layers(architecture.full_model)
+    cast = 0 if spec.lora else sum(parameter.numel() for layer in layers for parameter in layer.parameters())
+    saved_bytes = cast * (dtype.itemsize - model.dtype.itemsize)
+    return shape.trained_bytes + shape.frozen_bytes + shape.buffer_bytes - saved_bytes
 
 
 def _resolve_sample_length(spec: TrainerSpec, config: PretrainedConfig) -> int:

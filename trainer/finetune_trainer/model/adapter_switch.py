@@ -5,20 +5,24 @@ from contextlib import contextmanager
 from typing import Any
 
 from peft.tuners.tuners_utils import BaseTunerLayer
+from peft.utils.other import AuxiliaryTrainingWrapper
 
 from finetune_trainer.model.lora import REFERENCE_ADAPTER
 
 
 class AdapterSwitch:
-    """Switches the layers of a model from the trained adapter to the reference adapter, or to no adapter.
+    """Switches a model from the trained adapter to the reference adapter, or to no adapter.
 
-    Unlike the functions of peft, it neither examines the whole model each time, nor changes which weights need
-    gradients, which FSDP2 determines in its first forward pass.
+    It switches all modules that hold a copy in training: layers with an adapter, and wrappers of modules that are
+    trained as a whole (`modules_to_save`) or in some rows (`trainable_token_indices`). Unlike the functions of peft, it
+    neither examines the whole model each time, nor changes which weights need gradients, which FSDP2 determines in its
+    first forward pass.
     """
 
     def __init__(self, model: Any) -> None:
         self._modules = tuple(model.modules())
-        self._layers = tuple(module for module in self._modules if isinstance(module, BaseTunerLayer))
+        kinds = BaseTunerLayer | AuxiliaryTrainingWrapper
+        self._layers = tuple(module for module in self._modules if isinstance(module, kinds))
         self._has_reference = REFERENCE_ADAPTER in model.peft_config
 
     @contextmanager

@@ -1,7 +1,7 @@
 """Loads tokenizer and model from a path or the Hub, in the dtype that training needs."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from pickle import UnpicklingError
@@ -31,7 +31,7 @@ from finetune_api.v1alpha1.model_source import ModelSource
 from finetune_trainer.errors import HubUnavailable, InvalidSpec, ModelError, ModelNotFound, first_line, iterate_causes
 from finetune_trainer.foreign_files import copy_model_files
 from finetune_trainer.model.attention_backend import SDPA
-from finetune_trainer.model.lora import PICKLED, add_adapters, add_reference_adapter, record_base_model
+from finetune_trainer.model.lora import PICKLED, add_adapters, add_reference_adapter, record_base_model, trains_biases
 from finetune_trainer.model.quantization import build_nf4_config, check_quantizable, disable_cpu_repacking
 from finetune_trainer.model.supported_types import (
     check_needs_no_remote_code,
@@ -49,6 +49,7 @@ from finetune_trainer.vision.processor import VisionProcessor, build_vision_proc
 from finetune_trainer.vision.towers import build_on_meta, choose_auto_class
 
 T = TypeVar("T")
+_LISTED_TENSORS = 3  # in a log line
 
 
 @dataclass(frozen=True)
@@ -176,14 +177,30 @@ def load_model(
     previous = record_base_model(adapted, spec.model.name, model_description.revision)
     if previous != spec.model.name and spec.lora.adapter and not (is_initialized() and get_rank()):
         print(f'warning: the adapter was trained on "{previous}"; it is continued on "{spec.model.name}"', flush=True)
-    if spec.dpo and spec.lora.adapter:
+    if spec.dpo and spec.lora.adapter and not trains_biases(adapted):
         add_reference_adapter(adapted, spec.lora.adapter, upcast_adapters=upcast_adapters)
     return adapted
 
 
-def load_reference_model(model_description: ModelDescription, loading: WeightLoading) -> torch.nn.Module:
-    """Load a frozen copy of the original model as the reference model for DPO with full tuning."""
-    return load_weights(model_description, model_description.dtype, loading).requires_grad_(requires_grad=False)
+def load_reference_model(
+    spec: TrainerSpec, model_description: ModelDescription, loading: WeightLoading
+) -> torch.nn.Module:
+    """Load a frozen copy of the original model, with its adapter if it has one, as the reference model for DPO."""
+    if spec.lora is not None:
+        model = load_model(spec.model_copy(update={"dpo": None}), model_description, loading)
+    else:
+        model = load_weights(model_description, choose_reference_dtype(spec, model_description.dtype), loading)
+    return model.requires_grad_(requires_grad=False)
+
+
+def choose_reference_dtype(spec: TrainerSpec, result_dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype in which DPO's reference model for full tuning is loaded: that in which the policy computes.
+
+    FSDP2 and DeepSpeed compute in the result's dtype. Otherwise, and with FSDP2 on one rank, a float32 policy computes
+    under autocast.
+    """
+    is_sharded = spec.deepspeed is not None or (spec.fsdp is not None and spec.world_size > 1)
+    return result_dtype if is_sharded else torch.float32
 
 
 def load_weights(
@@ -221,7 +238,8 @@ def _read_weights(
             model_description.dtype, family, unquantized_modules=model_description.frozen_modules
         )
     local = model_description.local
-    model: torch.nn.Module = load_or_raise(
+    model: torch.nn.Module
+    model, found = load_or_raise(
         model_description,
         lambda: auto_class.from_pretrained(
             local.name,
@@ -229,11 +247,25 @@ def _read_weights(
             config=model_description.config,
             dtype=dtype,
             attn_implementation=model_description.attention_option,
+            output_loading_info=True,
             **options,
         ),
     )
+    _check_tensors(model_description.name, found)
     disable_cpu_repacking(model)
     return model
+
+
+def _check_tensors(name: str, found: Mapping[str, Collection[Any]]) -> None:
+    """Raise ModelError for missing tensors, for which transformers would use random values; log unexpected ones."""
+    if missing := sorted(found["missing_keys"]):
+        raise ModelError(
+            f'model "{name}" lacks {len(missing)} tensors of its architecture, such as {missing[0]}; download it again,'
+            " or correct architectures or model_type in its config.json"
+        )
+    if unexpected := sorted(found["unexpected_keys"]):
+        names = ", ".join(unexpected[:_LISTED_TENSORS])
+        print(f"model: {len(unexpected)} tensors of the files are not used: {names}", flush=True)
 
 
 def get_pad_token_id(tokenizer: PreTrainedTokenizerBase) -> int:

@@ -8,9 +8,10 @@ from typing import Any
 
 import torch
 from huggingface_hub import snapshot_download
-from peft import LoraConfig, PeftConfig, PeftModel, TaskType, get_peft_model
+from peft import LoraConfig, PeftConfig, PeftModelForCausalLM, TaskType, get_peft_model
 from peft.tuners.lora.layer import LoraLayer, LoraVariant
 from peft.tuners.tuners_utils import BaseTunerLayer, check_target_module_exists
+from peft.utils.other import AuxiliaryTrainingWrapper
 from peft.utils.transformers_weight_conversion import convert_peft_config_for_transformers
 from transformers import set_seed
 
@@ -81,6 +82,7 @@ def add_adapters(
         adapted: torch.nn.Module = get_peft_model(model, config, autocast_adapter_dtype=upcast_adapters)
     except ValueError as error:
         raise InvalidSpec(f"spec.lora.targetModules: {error}") from error
+    _check_merge(adapted, lora)
     _prepare_layers(adapted)
     return adapted
 
@@ -95,6 +97,7 @@ def add_unloaded_adapters(model: torch.nn.Module, lora: Lora, *, exclude_modules
     _, config = _read_adapter(lora.adapter, model)
     config.inference_mode = False  # otherwise, the adapters are frozen
     adapted: torch.nn.Module = get_peft_model(model, config)
+    _check_merge(adapted, lora)
     _prepare_layers(adapted)
     return adapted
 
@@ -103,19 +106,58 @@ def _continue_adapter(model: torch.nn.Module, lora: Lora, adapter: str, *, upcas
     """Load an existing adapter as a trainable adapter."""
     files, config = _read_adapter(adapter, model)
     config.lora_dropout = lora.lora_dropout
+    subject = f'spec.lora.adapter: "{adapter}"'
     try:
-        adapted: torch.nn.Module = PeftModel.from_pretrained(
-            model, files, is_trainable=True, config=config, autocast_adapter_dtype=upcast_adapters
-        )
+        adapted = wrap_with_adapter(model, files, config, is_trainable=True, upcast=upcast_adapters)
     except UnpicklingError as error:
-        raise ModelError(f'spec.lora.adapter: "{adapter}" {PICKLED}') from error
+        raise ModelError(f"{subject} {PICKLED}") from error
     except (ValueError, RuntimeError, KeyError, OSError) as error:
         raise ModelError(
-            f'spec.lora.adapter: "{adapter}" does not fit the model ({first_line(error)}); its base model is'
+            f"{subject} does not fit the model ({first_line(error)}); its base model is"
             f" {config.base_model_name_or_path or 'another one'}"
         ) from error
+    _check_merge(adapted, lora)
     _prepare_layers(adapted)
     return adapted
+
+
+def wrap_with_adapter(
+    model: torch.nn.Module, files: str | Path, config: LoraConfig, *, is_trainable: bool = False, upcast: bool = True
+) -> torch.nn.Module:
+    """Return the model with the adapter of a folder. upcast: as `upcast_adapters` of `add_adapters`.
+
+    Raises: ValueError if a tensor is missing or unexpected, for which peft only warns; other errors of peft.
+    """
+    config.inference_mode = not is_trainable
+    adapted = PeftModelForCausalLM(model, config, TRAINED_ADAPTER, autocast_adapter_dtype=upcast)
+    _load_tensors(adapted, files, TRAINED_ADAPTER, is_trainable=is_trainable, upcast=upcast)
+    return adapted
+
+
+def _load_tensors(model: Any, files: str | Path, name: str, *, is_trainable: bool, upcast: bool) -> None:
+    found = model.load_adapter(files, name, is_trainable=is_trainable, autocast_adapter_dtype=upcast)
+    for problem, keys in (("has no", found.missing_keys), ("has an unexpected", found.unexpected_keys)):
+        if keys:
+            raise ValueError(f"it {problem} tensor {min(keys)}" + (f" and {len(keys) - 1} more" if keys[1:] else ""))
+
+
+def _check_merge(model: Any, lora: Lora) -> None:
+    """Raise InvalidSpec if the adapter changes one of two layers that share a weight, and is to be merged."""
+    base = model.get_base_model()
+    ends = (base.get_input_embeddings(), base.get_output_embeddings())
+    weights = {
+        id(getattr(getattr(end, "base_layer", getattr(end, "original_module", end)), "weight", end)) for end in ends
+    }
+    if (
+        lora.merge
+        and len(weights) == 1
+        and any(isinstance(end, BaseTunerLayer | AuxiliaryTrainingWrapper) for end in ends)
+    ):
+        raise InvalidSpec(
+            "spec.lora.merge: the adapter changes the output layer or the embeddings, which share their weight in this"
+            " model, so that no merged model has its results; leave merge out, or remove lm_head and embed_tokens from"
+            " the targets"
+        )
 
 
 def _prepare_layers(model: torch.nn.Module) -> None:
@@ -141,8 +183,13 @@ def set_input_casts(model: torch.nn.Module, *, enabled: bool) -> None:
 def add_reference_adapter(model: Any, adapter: str, *, upcast_adapters: bool = True) -> None:
     """Load a frozen copy of the adapter as the reference model for DPO."""
     files, _ = _read_adapter(adapter, model.get_base_model())
-    model.load_adapter(files, REFERENCE_ADAPTER, is_trainable=False, autocast_adapter_dtype=upcast_adapters)
+    _load_tensors(model, files, REFERENCE_ADAPTER, is_trainable=False, upcast=upcast_adapters)
     _prepare_layers(model)
+
+
+def trains_biases(model: Any) -> bool:
+    """Return whether the adapter trains biases of the model, for which peft supports no second adapter."""
+    return bool(model.peft_config[TRAINED_ADAPTER].bias != "none")
 
 
 def record_base_model(model: Any, name: str, commit: str | None) -> str:

@@ -11,6 +11,7 @@ from finetune_api.v1alpha1.dataset import DatasetSource
 from finetune_api.v1alpha1.job import TrainerSpec
 from finetune_supervisor.contract import to_camel
 from finetune_trainer.card_marker import CARD_FILE, is_generated
+from finetune_trainer.chat_template.samples import SPANNING_TOKEN
 from finetune_trainer.data.load import TrainingData
 from finetune_trainer.data.token_dataset import TokenDataset
 from finetune_trainer.data_sources.media import Modality
@@ -122,8 +123,8 @@ def _name_sources(sources: Iterable[DatasetSource]) -> tuple[str, ...]:
     )
 
 
-def _count_rows(rows: TokenDataset, late_skip_count: int) -> dict[str, str]:
-    stats = rows.stats
+def _count_rows(data: TokenDataset, late_skip_count: int) -> dict[str, str]:
+    stats = data.stats
     left_out = {
         "too long": stats.too_long.count,
         "without a token to learn": stats.nothing_to_learn.count,
@@ -131,11 +132,12 @@ def _count_rows(rows: TokenDataset, late_skip_count: int) -> dict[str, str]:
     }
     dropped = ", ".join(f"{count} {reason}" for reason, count in left_out.items() if count)
     return {
-        "rows": f"{len(rows)} of {stats.rows}",
+        "rows": f"{len(data)} of {stats.rows}",
         **({"left out": dropped} if dropped else {}),
         **({"truncated": str(stats.cut.count)} if stats.cut else {}),
-        "tokens": str(rows.token_count),
-        "digest of the tokens": rows.content_digest or "none, because a release without checksums tokenized the rows",
+        **{f"rows where {note}": str(rows.count) for note, rows in stats.notes.items() if note == SPANNING_TOKEN},
+        "tokens": str(data.token_count),
+        "digest of the tokens": data.content_digest or "none, because a release without checksums tokenized the rows",
     }
 
 

@@ -64,6 +64,17 @@ def reduce_gradients_in_float32(accelerator: Accelerator) -> None:
         plugin.mixed_precision_policy = replace(plugin.mixed_precision_policy, reduce_dtype=torch.float32)
 
 
+def select_sharded_layers(model: Any, accelerator: Accelerator) -> None:
+    """Name the classes of layers that FSDP2 shards one by one: those of the model that transformers never splits.
+
+    A class of models may also name layers of other text and vision parts than this model has, which accelerate rejects.
+    Call it before the model is sharded.
+    """
+    classes = {type(module).__name__ for module in model.modules()}
+    plugin = accelerator.state.fsdp_plugin
+    plugin.transformer_cls_names_to_wrap = sorted(classes.intersection(model._no_split_modules or ()))
+
+
 @contextmanager
 def protect_buffers(model: torch.nn.Module) -> Iterator[None]:
     """Declare all buffers of the model as non-persistent while accelerate shards it.

@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 from accelerate.utils import DistributedType
-from transformers import Trainer, TrainerControl, TrainerState
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler
+from transformers import SchedulerType, Trainer, TrainerControl, TrainerState
 from transformers.trainer_callback import PrinterCallback
 
 from finetune_api.v1alpha1.training import EIGHT_BIT_ADAMW
@@ -23,7 +24,12 @@ from finetune_trainer.data.micro_batch import MicroBatch
 from finetune_trainer.memory.oom_message import build_out_of_memory_error
 from finetune_trainer.metrics.monitor import build_monitor
 from finetune_trainer.model.param_groups import build_parameter_groups, keep_embedding_moments_in_float32
-from finetune_trainer.parallel.fsdp import enable_fsdp_on_cpu, protect_buffers, reduce_gradients_in_float32
+from finetune_trainer.parallel.fsdp import (
+    enable_fsdp_on_cpu,
+    protect_buffers,
+    reduce_gradients_in_float32,
+    select_sharded_layers,
+)
 from finetune_trainer.parallel.parallelism import saves_asynchronously
 from finetune_trainer.training.checkpoint_saver import CheckpointSaver
 from finetune_trainer.training.checkpoint_state import (
@@ -37,6 +43,8 @@ from finetune_trainer.training.early_stopping import EvaluationPolicy
 from finetune_trainer.training.evaluation import LossSums, compute_evaluation_loss
 from finetune_trainer.training.loss_averaging import MetricSums, compute_divisors
 from finetune_trainer.training.trainer_inputs import TrainerInputs
+
+_LAST_POLYNOMIAL_RATE = 1e-7  # as in transformers
 
 
 class GlobalMeanTrainer(Trainer):  # type: ignore[misc]
@@ -71,6 +79,7 @@ class GlobalMeanTrainer(Trainer):  # type: ignore[misc]
         assert inputs.ranks.world_size == 1 or uses_fsdp == bool(inputs.args.fsdp), "accelerate ignored args.fsdp"
         if uses_fsdp:
             reduce_gradients_in_float32(self.accelerator)
+            select_sharded_layers(inputs.model, self.accelerator)
         elif inputs.ranks.world_size == 1 and self.accelerator.distributed_type is DistributedType.MULTI_CPU:
             # On a CPU, accelerate would wrap the model by DDP also for one rank.
             self.accelerator.state.distributed_type = DistributedType.NO
@@ -97,6 +106,28 @@ class GlobalMeanTrainer(Trainer):  # type: ignore[misc]
                 keep_embedding_moments_in_float32(model)
         optimizer: torch.optim.Optimizer = super().create_optimizer(model)
         return optimizer
+
+    def create_scheduler(self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None) -> LRScheduler:
+        """Create the learning rate schedule.
+
+        The polynomial one of transformers divides by the number of steps after the warm-up, which may be 0, and needs
+        the attribute `defaults`, which optimizers of DeepSpeed lack.
+        """
+        if self.args.lr_scheduler_type != SchedulerType.POLYNOMIAL:
+            scheduler: LRScheduler = super().create_scheduler(num_training_steps, optimizer)
+            return scheduler
+        warmup_steps = self.args.get_warmup_steps(num_training_steps)
+        last_factor = min(_LAST_POLYNOMIAL_RATE / self.args.learning_rate, 1.0)
+
+        def compute_factor(step: int) -> float:
+            if step < warmup_steps:
+                return step / warmup_steps
+            remaining = max(num_training_steps - step, 0) / max(num_training_steps - warmup_steps, 1)
+            return last_factor + (1 - last_factor) * remaining
+
+        self.lr_scheduler = LambdaLR(optimizer or self.optimizer, compute_factor)
+        self._created_lr_scheduler = True
+        return self.lr_scheduler
 
     def count_loss_units(self, batch: MicroBatch) -> tuple[float, ...]:
         """Return the number of loss units in a micro-batch, one value per loss term."""

@@ -115,10 +115,7 @@ def restore_checkpoint(trainer: Trainer, checkpoint: Path) -> None:
     access, step = build_state_access(trainer), parse_checkpoint_step(checkpoint)
     try:
         restore_state(trainer.model, access, StateReader(checkpoint).read, step=step)
-        scheduler = torch.load(checkpoint / _SCHEDULER_FILE, weights_only=True)
-        trainer.lr_scheduler.load_state_dict(scheduler)
-        for group, rate in zip(trainer.optimizer.param_groups, trainer.lr_scheduler.get_last_lr(), strict=True):
-            group["lr"] = rate  # the scheduler would set this rate only after its next step
+        _restore_schedule(trainer, torch.load(checkpoint / _SCHEDULER_FILE, weights_only=True)["last_epoch"])
         if (checkpoint / _SKIPS_FILE).is_file():
             trainer.inputs.data.skips.rows |= torch.load(checkpoint / _SKIPS_FILE, weights_only=True)
     except READ_ERRORS as error:
@@ -127,6 +124,19 @@ def restore_checkpoint(trainer: Trainer, checkpoint: Path) -> None:
             f"{checkpoint} cannot be loaded ({error}); move it to another folder to resume from the one before"
         ) from error
     trainer._load_scaler(str(checkpoint))
+
+
+def _restore_schedule(trainer: Trainer, step: int) -> None:
+    """Set the learning rates after `step` steps of the schedule.
+
+    The other values of a saved schedule belong to the parameter groups of the run that saved it: DeepSpeed removes
+    empty groups, such as the weights without decay of LoRA.
+    """
+    schedule = getattr(trainer.lr_scheduler, "scheduler", trainer.lr_scheduler)  # accelerate wraps it
+    rates = [rate * factor(step) for rate, factor in zip(schedule.base_lrs, schedule.lr_lambdas, strict=True)]
+    schedule.load_state_dict({**schedule.state_dict(), "last_epoch": step, "_step_count": step + 1, "_last_lr": rates})
+    for group, rate in zip(trainer.optimizer.param_groups, rates, strict=True):
+        group["lr"] = rate  # the schedule would set this rate only after its next step
 
 
 def restore_rank_random_state(checkpoint: Path, *, rank: int) -> None:

@@ -3,6 +3,7 @@
 import pytest
 from transformers import PreTrainedTokenizerFast
 
+from finetune_trainer.chat_template.samples import SPANNING_TOKEN
 from finetune_trainer.data_sources.conversations import Conversation, PromptCompletion
 from finetune_trainer.data_sources.messages import Role, Turn
 from finetune_trainer.errors import ChatTemplateError, ModelError
@@ -163,6 +164,22 @@ def test_a_plain_text_completion_needs_no_template_and_ends_with_an_eos_token(
 
     assert decode_targets(tokenizer, sample) == [" a mutable sequence.<|im_end|>"]
     assert tokenizer.decode(sample.input_ids) == "A list is a mutable sequence.<|im_end|>"
+
+
+@pytest.mark.parametrize(
+    "text", ["A list is a mutable sequence.", "Sizes: 1024 and 4096", "caf\u00e9 \u65e5\u672c\u8a9e \U0001f600!"]
+)
+def test_every_token_of_plain_text_with_a_character_of_the_completion_is_a_target(
+    tokenizer: PreTrainedTokenizerFast, text: str
+) -> None:
+    ranges = tokenizer(text, return_offsets_mapping=True)["offset_mapping"]
+    with use_template(tokenizer, None) as renderer:
+        for border in range(1, len(text)):
+            sample = renderer.render(PromptCompletion(ORIGIN, text[:border], text[border:]))
+
+            expected = [any(character >= border for character in range(*each)) for each in ranges]
+            assert list(sample.weights) == [0.0, *map(float, expected[1:]), 1.0], text[:border]
+            assert sample.notes == ((SPANNING_TOKEN,) if any(a < border < b for a, b in ranges) else ())
 
 
 def test_the_first_token_is_never_a_target(tokenizer: PreTrainedTokenizerFast) -> None:

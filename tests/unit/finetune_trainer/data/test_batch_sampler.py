@@ -37,7 +37,8 @@ def collect_rounds(order: ItemOrder, batch: Batch, *, epoch: int = 0) -> list[li
         sampler.set_epoch(epoch)
         per_rank.append(list(sampler))
         assert len(per_rank[-1]) == len(sampler)
-        assert all(len(items) == batch.micro_batch_size for items in per_rank[-1])
+        assert all(0 < len(items) <= batch.micro_batch_size for items in per_rank[-1])
+        assert all(FILLER not in items or items == [FILLER] for items in per_rank[-1]), "fillers count nowhere"
     return [list(micro_batches) for micro_batches in zip(*per_rank, strict=True)]
 
 
@@ -167,7 +168,7 @@ def test_the_padding_share_matches_the_padding_in_the_micro_batches(
     length_of = {FILLER: 0, **dict(enumerate(draw_lengths(row_count).tolist()))}
 
     computed = sum(
-        micro_batch_size * max(length_of[item] for item in items)  # type: ignore[index]
+        len(items) * max(length_of[item] for item in items)  # type: ignore[index]
         for rank_items in collect_rounds(order, batch)
         for items in rank_items
     )

@@ -159,3 +159,14 @@ def test_both_completions_have_the_tools_of_the_row() -> None:
 def test_tools_beside_plain_text_are_an_error() -> None:
     with pytest.raises(DatasetError, match="column tools: a row of plain text is not rendered with a chat template"):
         parse_columns({"prompt": "q", "chosen": "a", "rejected": "b", "tools": [WEATHER_TOOL]})
+
+
+@pytest.mark.parametrize("weight", [0.01, 0.5])
+def test_a_completion_of_dpo_is_compared_as_a_whole(weight: float) -> None:
+    """A message without a loss is possible, because its tokens are left out of both log-probabilities."""
+    for accepted in (0, 1, None):
+        parse_columns(
+            {"prompt": "q", "chosen": [{**CHOSEN_MESSAGE, "weight": accepted}], "rejected": [REJECTED_MESSAGE]}
+        )
+    with pytest.raises(DatasetError, match=f"{ORIGIN}, rejected: expected weight 0 or 1, .* found {weight}"):
+        parse_columns({"prompt": "q", "chosen": [CHOSEN_MESSAGE], "rejected": [{**REJECTED_MESSAGE, "weight": weight}]})

@@ -6,6 +6,8 @@ from unittest.mock import patch
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
+from peft.utils.other import AuxiliaryTrainingWrapper, ModulesToSaveWrapper, TrainableTokensWrapper
 
 from finetune_api.v1alpha1.lora import Lora
 from finetune_trainer.model.adapter_switch import AdapterSwitch
@@ -13,6 +15,11 @@ from finetune_trainer.model.lora import add_adapters, add_reference_adapter
 from testing.models import attention_families
 
 INPUTS = torch.arange(1, 9).unsqueeze(0)
+# Options of peft by the class that wraps the modules that are trained beside LoRA
+WRAPPER_OPTIONS: dict[type[AuxiliaryTrainingWrapper], tuple[dict[str, Any], ...]] = {
+    ModulesToSaveWrapper: tuple({"modules_to_save": [name]} for name in ("embed_tokens", "norm", "lm_head")),
+    TrainableTokensWrapper: ({"trainable_token_indices": {"embed_tokens": [2, 5]}},),
+}
 
 
 def build_model() -> Any:
@@ -65,6 +72,41 @@ def test_reference_is_the_adapter_that_is_trained_further(tmp_path: Path) -> Non
     assert torch.equal(logits, expected), "the log-ratios of the first step are exactly 0"
     assert not torch.allclose(trained, expected, atol=1e-3)
     assert torch.equal(compute_logits(model), trained)
+
+
+def test_all_wrappers_of_peft_are_tested() -> None:
+    assert set(AuxiliaryTrainingWrapper.__subclasses__()) == WRAPPER_OPTIONS.keys()
+
+
+@pytest.mark.parametrize("options", [each for kind in WRAPPER_OPTIONS.values() for each in kind], ids=str)
+def test_reference_has_the_modules_of_the_adapter_that_is_trained_further(
+    tmp_path: Path, options: dict[str, Any]
+) -> None:
+    first = get_peft_model(build_model(), LoraConfig(target_modules="all-linear", exclude_modules="lm_head", **options))
+    change_adapter(first)
+    first.save_pretrained(tmp_path)
+    expected = compute_logits(first)
+    model: Any = add_adapters(build_model(), Lora(adapter=str(tmp_path)), seed=0)
+    base = compute_logits(build_model())
+    add_reference_adapter(model, str(tmp_path))
+    change_adapter(model)
+    trained = compute_logits(model)
+
+    with AdapterSwitch(model).use_reference():
+        logits = compute_logits(model)
+    model.set_adapter("reference")
+    by_peft = compute_logits(model)
+
+    assert torch.equal(logits, by_peft)
+    assert torch.allclose(logits, expected, atol=1e-6)
+    model.set_adapter("default")
+    assert torch.equal(compute_logits(model), trained)
+    assert min((trained - expected).abs().max(), (base - expected).abs().max()) > 1e-2
+    del model.peft_config["reference"]
+    with AdapterSwitch(model).use_reference():
+        logits = compute_logits(model)
+    with model.disable_adapter():
+        assert torch.equal(logits, compute_logits(model))
 
 
 @pytest.mark.parametrize("fails", [False, True])

@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,8 @@ from huggingface_hub.errors import (
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
-from peft import PeftModel
+from peft import LoraModel, PeftModel
+from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMultimodalLM, Qwen2Config, Qwen2ForCausalLM
 
 from finetune_api.v1alpha1.lora import Lora
@@ -36,7 +38,7 @@ from finetune_trainer.model.lora import (
 from finetune_trainer.model.merge import write_merged_model
 from finetune_trainer.model.weight_loading import WeightLoading
 from testing.builders import jobs
-from testing.models import tiny_families, tiny_text, tiny_towers
+from testing.models import attention_families, tiny_families, tiny_text, tiny_towers
 
 CPU = torch.device("cpu")
 
@@ -299,10 +301,77 @@ def test_a_merged_model_has_the_same_logits_as_the_model_with_adapters(
 ) -> None:
     adapted = PeftModel.from_pretrained(load_base_model(model_folder), adapter_folder)
 
-    write_merged_model(describe_model(ModelSource(name=str(model_folder)), CPU), adapter_folder, tmp_path)
+    description = describe_model(ModelSource(name=str(model_folder)), CPU)
+    write_merged_model(description, adapter_folder, tmp_path, report_progress=lambda: None)
 
     assert torch.allclose(compute_logits(load_base_model(tmp_path)), compute_logits(adapted), atol=1e-5)
     assert (tmp_path / "tokenizer.json").is_file()
+
+
+@pytest.mark.parametrize("name", ["embed_tokens", "layers.0.self_attn.q_proj"])
+def test_a_merged_model_with_a_wrong_tensor_is_an_error(
+    model_folder: Path, adapter_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Merging must change no other tensor than the targets, and those by the update of the adapter."""
+    merge_and_unload = LoraModel.merge_and_unload
+
+    def merge_wrongly(model: LoraModel) -> Any:
+        merged = merge_and_unload(model)
+        with torch.no_grad():
+            merged.get_submodule(f"model.{name}").weight[0, 0] += 1
+        return merged
+
+    monkeypatch.setattr(LoraModel, "merge_and_unload", merge_wrongly)
+    description = describe_model(ModelSource(name=str(model_folder)), CPU)
+
+    with pytest.raises(ModelError, match=rf"tensors of the merged model are wrong, such as .*{name}"):
+        write_merged_model(description, adapter_folder, tmp_path, report_progress=lambda: None)
+
+
+@pytest.mark.parametrize("target", ["lm_head", "embed_tokens"])
+def test_an_adapter_of_a_shared_weight_is_not_merged(model_folder: Path, target: str) -> None:
+    """Both layers have the weight of the merged one in a model that shares it."""
+    with pytest.raises(InvalidSpec, match=r"spec\.lora\.merge: the adapter changes the output layer or the embeddings"):
+        add_adapters(load_base_model(model_folder), Lora(target_modules=(target,), merge=True), seed=2)
+
+    add_adapters(load_base_model(model_folder), Lora(target_modules=(target,)), seed=2)
+    untied = attention_families.build_model(attention_families.CONFIGS["llama"]())
+    add_adapters(untied, Lora(target_modules=(target,), merge=True), seed=2)
+
+
+def change_tensors(source: Path, folder: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:
+    """Copy a folder, and change the tensors of its file."""
+    shutil.copytree(source, folder)
+    (file,) = folder.glob("*.safetensors")
+    tensors = load_file(file)
+    change(tensors)
+    save_file(tensors, file, metadata={"format": "pt"})
+
+
+def test_missing_and_unexpected_tensors_of_an_adapter_are_errors(
+    model_folder: Path, adapter_folder: Path, tmp_path: Path
+) -> None:
+    def add_other(tensors: dict[str, torch.Tensor]) -> None:
+        tensors["base_model.model.other.lora_A.weight"] = torch.ones(1)
+
+    change_tensors(adapter_folder, tmp_path / "missing", lambda tensors: tensors.pop(min(tensors)))
+    change_tensors(adapter_folder, tmp_path / "unexpected", add_other)
+
+    for name, problem in (("missing", "has no tensor"), ("unexpected", "has an unexpected tensor")):
+        with pytest.raises(ModelError, match=f"does not fit the model .*it {problem} "):
+            add_adapters(load_base_model(model_folder), Lora(adapter=str(tmp_path / name)), seed=2)
+
+
+def test_missing_tensors_of_a_model_are_an_error_and_unexpected_ones_are_logged(
+    model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    change_tensors(model_folder, tmp_path / "missing", lambda tensors: tensors.pop(max(tensors)))
+    change_tensors(model_folder, tmp_path / "other", lambda tensors: tensors.update(other=torch.ones(1)))
+
+    with pytest.raises(ModelError, match="lacks 1 tensors of its architecture, such as model"):
+        load_weights(describe_model(ModelSource(name=str(tmp_path / "missing")), CPU), torch.float32)
+    load_weights(describe_model(ModelSource(name=str(tmp_path / "other")), CPU), torch.float32)
+    assert "model: 1 tensors of the files are not used: other" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("model_type", ["qwen3_moe", "gemma2"])
