@@ -150,7 +150,9 @@ def assemble_trainer(
             frozen_modules=model_description.frozen_modules,
             args=args,
             ranks=context.ranks,
-            checkpoints=Checkpoints(setup.output, spec.training.save_total_limit, setup.heartbeat.touch),
+            checkpoints=Checkpoints(
+                setup.output, spec.training.save_total_limit, setup.heartbeat.touch, rows=data.row_identity
+            ),
             heartbeat=setup.heartbeat,
             is_stop_requested=context.run.stop_request.exists,
             forecast_bytes=forecast.total if isinstance(forecast, MemoryBreakdown) else None,

@@ -21,6 +21,7 @@ from finetune_trainer.build_trainer import TrainingSetup, assemble_trainer, reso
 from finetune_trainer.cgroup import Cgroup
 from finetune_trainer.checkpoint.checkpoints import ResumePoint
 from finetune_trainer.checkpoint.output_folder import Identity, OutputFolder
+from finetune_trainer.checkpoint.row_identity import RowIdentity
 from finetune_trainer.cluster_check.check import check_cluster, measure_foreign_memory
 from finetune_trainer.cluster_check.degradations import describe_compute
 from finetune_trainer.cluster_check.nccl_log import enable_nccl_log
@@ -122,7 +123,8 @@ def run(spec: TrainerSpec, context: RankContext, heartbeat: HeartbeatWriter) -> 
     print_on_rank_zero(context, describe_revision(spec.model, commit=model.revision))
     local_model = download_model(model, choose_model_downloads(model, context, downloads))
     model_description = describe_model(local_model, device, is_downloaded=True)
-    data = load_data(spec.dataset, build_tokenization_config(spec, model_description, context, downloads))
+    trained_rows = output.read_trained_rows(overwrite=spec.output.overwrite)
+    data = load_data(spec.dataset, build_tokenization_config(spec, model_description, context, downloads, trained_rows))
     plan = plan.with_samples(len(data.order))
     print_on_rank_zero(context, describe_data(data))
 
@@ -137,9 +139,10 @@ def run(spec: TrainerSpec, context: RankContext, heartbeat: HeartbeatWriter) -> 
     heartbeat.record_progress(replace(heartbeat.progress, network=cluster.network))
     print_on_rank_zero(context, [cluster.describe()] if spec.training.preflight.enabled else [])
 
-    # Claim the output, and create the Hub repository now, to fail early if the push is not possible.
+    # Claim the output, whose checkpoints must have the same rows. Create the Hub repository now, to fail early if the
+    # push is not possible.
     output.check_shared_storage(
-        run_on_rank_zero(lambda: output.claim(overwrite=spec.output.overwrite, rows=data.train.content_digest))
+        run_on_rank_zero(lambda: output.claim(overwrite=spec.output.overwrite, rows=data.row_identity))
     )
     if push := spec.output.push_to_hub:
         run_on_rank_zero(lambda: create_repository(push))
@@ -326,7 +329,11 @@ def choose_cache_role(ranks: Ranks) -> CacheRole:
 
 
 def build_tokenization_config(
-    spec: TrainerSpec, model_description: ModelDescription, context: RankContext, downloads: DownloadSettings
+    spec: TrainerSpec,
+    model_description: ModelDescription,
+    context: RankContext,
+    downloads: DownloadSettings,
+    trained_rows: RowIdentity | None,
 ) -> TokenizationConfig:
     """Build the tokenization config of this rank."""
     return TokenizationConfig(
@@ -346,4 +353,5 @@ def build_tokenization_config(
         model_revision=model_description.revision,
         template_kwargs=spec.dataset.chat_template_kwargs,
         attempt=context.attempt,
+        trained_rows=trained_rows,
     )

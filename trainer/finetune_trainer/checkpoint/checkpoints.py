@@ -22,6 +22,7 @@ from finetune_trainer.checkpoint.manifest import (
     read_manifest,
 )
 from finetune_trainer.checkpoint.output_folder import OutputFolder
+from finetune_trainer.checkpoint.row_identity import RowIdentity
 from finetune_trainer.checksums import FileRecord, find_damage, record_file, seal
 from finetune_trainer.distributed.collectives import NO_TIMEOUT, all_gather_objects, run_on_rank_zero
 from finetune_trainer.errors import CheckpointCorrupt, DiskFull
@@ -52,6 +53,7 @@ class Checkpoints:
     keep_last: int
     send_heartbeat: Callable[[], None] = lambda: None  # called while files are verified
     damaged: dict[Path, str] = field(default_factory=dict)  # checkpoints whose content is damaged, and how
+    rows: RowIdentity = field(default_factory=dict)  # of this attempt; every checkpoint contains it
 
     def stage(self, step: int, write_files: WriteFiles) -> Records:
         """Write, checksum and flush the files of this rank; all ranks may do so at the same time.
@@ -79,6 +81,7 @@ class Checkpoints:
             "step": step,
             "worldSize": len(files_by_rank),
             **asdict(self.output.identity),
+            "rows": dict(self.rows),
             "time": time.time(),
             "files": {name: record.size_bytes for name, record in files.items()},
             "crc32": {name: record.crc32 for name, record in files.items()},

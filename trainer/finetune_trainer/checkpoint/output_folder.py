@@ -21,6 +21,7 @@ from finetune_trainer.checkpoint.manifest import (
     list_checkpoints,
     read_manifest,
 )
+from finetune_trainer.checkpoint.row_identity import RowIdentity, check_trained_rows
 from finetune_trainer.checksums import seal
 from finetune_trainer.errors import OutputError, StorageFault
 
@@ -124,15 +125,30 @@ class OutputFolder:
         same = not list_checkpoints(self.checkpoints) or holder.get("fingerprint") == self.identity.fingerprint
         return None if same else f"checkpoints of {owner}, which was deleted and had other settings"
 
-    def claim(self, *, overwrite: bool, rows: str = "") -> str:
+    def read_trained_rows(self, *, overwrite: bool) -> RowIdentity | None:
+        """Return the row identity of the newest checkpoint that `claim` leaves to this job; None without one.
+
+        It is empty if a release without row identities wrote the checkpoint.
+        """
+        job = (self.identity.namespace, self.identity.name)
+        for _, manifest in _read_manifests(self.checkpoints):
+            owner = manifest.content
+            is_predecessor = not overwrite and (owner.get("namespace"), owner.get("name")) == job
+            if (is_predecessor or self._is_own(owner)) and self.identity.has_same_settings(owner.get("fingerprint")):
+                return dict(owner.get("rows", {}))
+        return None
+
+    def claim(self, *, overwrite: bool, rows: Mapping[str, str] = {}) -> str:
         """Make this attempt the holder and return a token for check_shared_storage. Called on rank 0 only.
 
         Checkpoints of a deleted job with the same name, settings and rows become those of this job (decisions/546).
         Checkpoints and result of other jobs are moved aside until `remove_replaced_output` deletes them.
-        rows: hash of the tokenized rows; empty if unknown.
-        Raises: OutputError if the folder may not be claimed or written.
+        rows: identity of the rows of this attempt; empty if unknown.
+        Raises: OutputError if the folder may not be claimed or written, or if its checkpoints have other rows.
         """
         self.check_owner(overwrite=overwrite)
+        if (trained_rows := self.read_trained_rows(overwrite=overwrite)) is not None:
+            check_trained_rows(self.root, trained_rows, rows)
         with translate_disk_errors(self.root):
             self.root.mkdir(parents=True, exist_ok=True)
             self._restore_replaced_folders()
@@ -142,10 +158,10 @@ class OutputFolder:
                 if overwrite or holder is None or not list_checkpoints(self.checkpoints):
                     self._move_output_aside()
                 else:
-                    self._adopt_checkpoints(holder, rows)
+                    self._adopt_checkpoints(holder)
             if is_volume_full(self.root):
                 self.remove_replaced_output()
-            write_json(self.job_file, {**asdict(self.identity), "rows": rows, "token": token})
+            write_json(self.job_file, {**asdict(self.identity), "token": token})
             self.checkpoints.mkdir(exist_ok=True)
             # Remove staged files after the claim, because older attempts can no longer publish them.
             self._remove_staged_files()
@@ -243,11 +259,9 @@ class OutputFolder:
     def _is_own(self, holder: Mapping[str, object]) -> bool:
         return holder.get("uid") == self.identity.uid
 
-    def _adopt_checkpoints(self, holder: Mapping[str, object], rows: str) -> None:
-        """Make the checkpoints of a deleted job those of this job. Raises: OutputError if its rows were others."""
+    def _adopt_checkpoints(self, holder: Mapping[str, object]) -> None:
+        """Make the checkpoints of a deleted job those of this job."""
         owner = f"{_describe_owner(holder)}, which was deleted"
-        if rows and (holder.get("rows") or rows) != rows:
-            raise OutputError(f"{self.root} holds checkpoints of {owner} and had other rows; {_ADVICE}")
         for folder, manifest in _read_manifests(self.checkpoints):
             if manifest.content.get("uid") == holder.get("uid"):
                 content = {**manifest.content, **asdict(self.identity)}

@@ -1,10 +1,12 @@
 """Reads, renders and tokenizes the training and evaluation data of a job."""
 
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import astuple, dataclass, field
 from functools import cached_property
 from hashlib import sha256
+from importlib.metadata import distributions
 from itertools import repeat
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from finetune_api.v1alpha1.dataset import Dataset, DatasetSource
 from finetune_trainer.atomic_files import translate_disk_errors
 from finetune_trainer.chat_template.conversation_template import list_template_names
 from finetune_trainer.chat_template.example_renderer import ExampleRenderer
+from finetune_trainer.checkpoint.row_identity import RELEASE, ROWS, RowIdentity
 from finetune_trainer.data.epoch_order import Item, ItemOrder, RowOrder
 from finetune_trainer.data.late_skips import LateSkips, SkippingDataset
 from finetune_trainer.data.packing import PackedDataset, PackOrder
@@ -66,6 +69,14 @@ class TrainingData:
         return sha256(b"|".join(lengths)).hexdigest()[:16]
 
     @property
+    def row_identity(self) -> RowIdentity:
+        """Identity of the training and evaluation rows, which every checkpoint contains (decisions/547)."""
+        rows = {"train": self.train.identity}
+        if self.eval is not None and not self.is_eval_held_out:
+            rows["eval"] = self.eval.identity
+        return {f"{name} {key}": value for name, identity in rows.items() for key, value in identity.items()}
+
+    @property
     def modalities(self) -> frozenset[Modality]:
         """Modalities other than text that occur in the rows."""
         datasets = (dataset for dataset in (self.train, self.eval) if dataset is not None)
@@ -108,6 +119,7 @@ class TokenizationConfig:
     model_revision: str | None = None  # commit of a model on the Hub
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)  # variables for the chat template
     attempt: int = 0
+    trained_rows: RowIdentity | None = None  # of the newest checkpoint; None without one
 
 
 def load_data(dataset: Dataset, config: TokenizationConfig) -> TrainingData:
@@ -174,11 +186,18 @@ def _load_rows(
     dataset_sources: Sequence[DatasetSource], config: TokenizationConfig, *, spec_field: str
 ) -> TokenDataset:
     sources = find_sources(dataset_sources, config.downloads, spec_field=spec_field)
+    files = [file for source in sources for file in source.files]
+    entries, tokenization, former = config.cache / "tokens", _describe_tokenization(sources, config), None
+    if config.trained_rows is not None:
+        digest = config.trained_rows.get(f"{spec_field.rpartition('.')[2]} {ROWS}", "")
+        former = entries / _build_former_cache_key(sources, config), digest
     with translate_disk_errors(config.cache):
         data = load_or_tokenize(
-            config.cache / "tokens" / _build_cache_key(sources, config),
+            entries / compute_cache_key(files, tokenization),
             lambda: _render_rows(sources, config),
-            files=list(dict.fromkeys(file for source in sources for file in source.files)),
+            files=list(dict.fromkeys(files)),
+            tokenization={**tokenization, RELEASE: _describe_release()},
+            former=former,
             rules=config.rules,
             role=config.role,
             send_heartbeat=config.send_heartbeat,
@@ -190,8 +209,35 @@ def _load_rows(
     return data
 
 
-def _build_cache_key(sources: Sequence[RowSource], config: TokenizationConfig) -> str:
+def _describe_tokenization(sources: Sequence[RowSource], config: TokenizationConfig) -> dict[str, str]:
+    """Return hashes of what tokens depend on apart from the files, by the names that error messages use."""
+    tokenizer = config.tokenizer
+    # The text before its added tokens contains padding and truncation of its last call, which affect no tokens.
+    _, _, backend = tokenizer.backend_tokenizer.to_str().partition('"added_tokens"')
+    special = (tokenizer.special_tokens_map, tokenizer.all_special_tokens, tokenizer.split_special_tokens)
+    settings = {
+        "tokenizer": (type(tokenizer).__name__, special, backend),
+        "chat template": (tokenizer.chat_template, dict(config.template_kwargs)),
+        "vision processor": config.vision.cache_description if config.vision else None,
+        "commit of the model": config.model_revision,
+        "selection of rows": (config.row_renderer.name, astuple(config.rules), _describe_draws(sources, config)),
+    }
+    return {name: sha256(json.dumps(value).encode()).hexdigest()[:16] for name, value in settings.items()}
+
+
+def _describe_release() -> str:
+    packages = ("finetune-operator", "transformers", "tokenizers")
+    found = {name: package.version for name in packages for package in distributions(name=name)}
+    return ", ".join(f"{name} {version}" for name, version in found.items())
+
+
+def _describe_draws(sources: Sequence[RowSource], config: TokenizationConfig) -> object:
     row_counts = [(len(source.files), source.row_count) for source in sources]
+    return (row_counts, config.seed) if any(source.row_count for source in sources) else None
+
+
+def _build_former_cache_key(sources: Sequence[RowSource], config: TokenizationConfig) -> str:
+    """Return the key of releases without row identities, which did not contain the special tokens."""
     return compute_cache_key(
         [file for source in sources for file in source.files],
         config.tokenizer.backend_tokenizer.to_str() + str(config.tokenizer.chat_template),
@@ -200,7 +246,7 @@ def _build_cache_key(sources: Sequence[RowSource], config: TokenizationConfig) -
         config.vision.cache_description if config.vision else None,
         dict(config.template_kwargs),
         astuple(config.rules),
-        (row_counts, config.seed) if any(source.row_count for source in sources) else None,
+        _describe_draws(sources, config),
     )
 
 

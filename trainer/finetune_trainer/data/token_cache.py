@@ -7,7 +7,7 @@ import shutil
 import threading
 import time
 from array import array
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import asdict, astuple
@@ -60,6 +60,8 @@ def load_or_tokenize(  # noqa: PLR0913  each is independent of the others
     role: CacheRole,
     send_heartbeat: Callable[[], None],
     files: Sequence[Path] = (),
+    tokenization: Mapping[str, str] = {},
+    former: tuple[Path, str] | None = None,
     job_uid: str = "",
     attempt: int = 0,
 ) -> TokenDataset:
@@ -70,14 +72,17 @@ def load_or_tokenize(  # noqa: PLR0913  each is independent of the others
     folder: the entry of the cache. If it cannot be used, it stays for other jobs, and the new one gets a longer name.
     The writer deletes what is older than _MAX_UNUSED_SECONDS: entries that cannot be used, and files of other writers.
     files: the files of the rows, whose digests are stored with the rows.
-    attempt: the first one uses no entry of a release without checksums.
+    tokenization: what tokens depend on apart from the files; stored with the rows, too.
+    former: an entry to use instead if it is intact, and the digest that its rows must have, empty if any.
     Raises: DatasetError if a file changes meanwhile, or an error of `render_rows`.
     """
     note = folder.with_name(f".{folder.name}-{job_uid}-{attempt}.json")  # contains the name of the entry
     if role is CacheRole.DEPUTY:
         _wait_for_writer(folder, note, send_heartbeat)
     if role is CacheRole.WRITER or (role is CacheRole.DEPUTY and not note.exists()):
-        entry = _find_or_write(folder, render_rows, files, rules=rules, attempt=attempt, send_heartbeat=send_heartbeat)
+        entry = _find_or_write(
+            folder, render_rows, files, former, tokenization=tokenization, rules=rules, send_heartbeat=send_heartbeat
+        )
         write_json(note, entry.name)
     while not note.exists():
         send_heartbeat()
@@ -105,13 +110,14 @@ def _measure_progress(folder: Path) -> int:
     return total
 
 
-def _find_or_write(
+def _find_or_write(  # noqa: PLR0913  each is independent of the others
     folder: Path,
     render_rows: Callable[[], RenderedRows],
     files: Sequence[Path],
+    former: tuple[Path, str] | None,
     *,
+    tokenization: Mapping[str, str],
     rules: RowRules,
-    attempt: int,
     send_heartbeat: Callable[[], None],
 ) -> Path:
     """Return an intact entry, or write one to a temporary folder, which is renamed at the end."""
@@ -128,8 +134,9 @@ def _find_or_write(
 
             is_small = sum(file.stat().st_size for file in files) <= MAX_COMPARED_BYTES
             before = _compute_digests(files, report_progress) if is_small else None
-            if entry := _find_intact_entry(folder, before, is_first=attempt == 0, report_progress=report_progress):
-                return entry
+            for place, digest in filter(None, (former, (folder, ""))):
+                if entry := _find_intact_entry(place, digest, before, report_progress=report_progress):
+                    return entry
             entry = folder.with_name(f"{folder.name}-{token}") if folder.exists() else folder
             meta = _write_files(temporary, render_rows(), rules=rules, send_heartbeat=send_heartbeat)
             digests = _compute_digests(files, report_progress)
@@ -138,7 +145,7 @@ def _find_or_write(
             written = [file for file in temporary.iterdir() if file.name != _PROGRESS_FILE]
             records = {file.name: astuple(record_file(file, report_progress=report_progress)) for file in written}
         (temporary / _PROGRESS_FILE).unlink()
-        meta |= {"files": [asdict(digest) for digest in digests], "records": records}
+        meta |= {"files": [asdict(digest) for digest in digests], "records": records, "tokenization": tokenization}
         write_json(temporary / META_FILE, seal(meta))
         fsync_tree(temporary)
         try:
@@ -157,14 +164,17 @@ def _compute_digests(files: Sequence[Path], report_progress: Callable[[], None])
 
 
 def _find_intact_entry(
-    folder: Path, digests: tuple[FileDigest, ...] | None, *, is_first: bool, report_progress: Callable[[], None]
+    folder: Path, digest: str, sources: tuple[FileDigest, ...] | None, *, report_progress: Callable[[], None]
 ) -> Path | None:
-    """Return an entry that can be used, if any. digests: those of the source files now, or None if not compared."""
-    for entry in sorted(folder.parent.glob(f"{folder.name}*"), reverse=True):  # the first one may have no checksums
+    """Return an entry that can be used, if any.
+
+    digest: that of its rows; empty for any. sources: digests of the source files now; None if they are not compared.
+    """
+    for entry in sorted(folder.parent.glob(f"{folder.name}*"), reverse=True):
         try:
             rows = TokenDataset(entry)
-            problem = "a release without checksums wrote it" if is_first and not rows.records else None
-            if digests not in (None, rows.files):
+            problem = "the checkpoints have other rows" if digest not in ("", rows.content_digest) else None
+            if sources not in (None, rows.files):
                 problem = "its source files have changed"
             for name, record in () if problem else rows.records.items():
                 if damage := find_damage(entry / name, record, report_progress=report_progress):

@@ -12,6 +12,8 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
+from finetune_trainer.chat_template.samples import SPANNING_TOKEN
+from finetune_trainer.checkpoint.row_identity import FILE_PREFIX, PLAIN_TEXT_RULE, ROWS
 from finetune_trainer.checksums import FileRecord, unseal
 from finetune_trainer.data.media_store import MediaStore
 from finetune_trainer.data.row_filter import RowStats
@@ -44,6 +46,7 @@ class TokenDataset(Dataset[tuple[Features, ...]]):
         self.records = {name: FileRecord(*record) for name, record in meta.get("records", {}).items()}
         self.stats = RowStats.from_json(meta["counted"])
         self.files = tuple(FileDigest(**file) for file in meta["files"])
+        self._tokenization: dict[str, str] = meta.get("tokenization", {})
         self._sequences_per_row: int = meta["sequences"]
         self._weighted: bool = meta["weighted"]
         self._ends = np.load(folder / "ends.npy")
@@ -60,6 +63,15 @@ class TokenDataset(Dataset[tuple[Features, ...]]):
         """Hash of the tokenized rows; empty if a release without checksums tokenized them."""
         checksums = sorted((name, record.crc32) for name, record in self.records.items())
         return sha256(json.dumps(checksums).encode()).hexdigest()[:32] if checksums else ""
+
+    @property
+    def identity(self) -> dict[str, str]:
+        """The digest of the rows, and what they were computed from (decisions/547); empty without a digest."""
+        if not self.content_digest:
+            return {}
+        files = {f"{FILE_PREFIX}{file.path}": file.sha256 for file in self.files}
+        rule = {PLAIN_TEXT_RULE: SPANNING_TOKEN} if SPANNING_TOKEN in self.stats.notes else {}
+        return {ROWS: self.content_digest, **files, **self._tokenization, **rule}
 
     def select(self, indices: NDArray[np.int64]) -> "TokenDataset":
         """Return a dataset of the rows with these indices."""

@@ -16,6 +16,7 @@ from finetune_trainer.atomic_files import translate_disk_errors
 from finetune_trainer.checkpoint import output_folder
 from finetune_trainer.checkpoint.checkpoints import Checkpoints
 from finetune_trainer.checkpoint.output_folder import OutputFolder
+from finetune_trainer.checkpoint.row_identity import RowIdentity
 from finetune_trainer.data_sources.readers import read_rows
 from finetune_trainer.errors import CheckpointCorrupt, DatasetError, DiskFull, OutputError, StorageFault
 from finetune_trainer.storage_faults import raise_storage_faults
@@ -25,6 +26,7 @@ from testing.fakes.killed import Killed, kill_at
 from testing.fakes.unreadable_file import UNREADABLE_FILE
 
 pytestmark = pytest.mark.usefixtures("process_group")
+ROWS = {"train rows": "digest"}
 
 
 def write_weights(folder: Path) -> None:
@@ -83,10 +85,9 @@ def recreate(output: OutputFolder, *, fingerprint: str = "f1") -> OutputFolder:
 def test_a_recreated_job_continues_the_training_of_its_predecessor(
     output: OutputFolder, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    output.claim(overwrite=False, rows="same rows")
-    write_checkpoint(Checkpoints(output, keep_last=9), 1)
+    write_checkpoint(Checkpoints(output, keep_last=9, rows=ROWS), 1)
 
-    recreate(output).claim(overwrite=False, rows="same rows")
+    recreate(output).claim(overwrite=False, rows=ROWS)
 
     assert "continues the training of job default/job-ours (uid ours), which was deleted" in capsys.readouterr().out
     assert find_newest(Checkpoints(recreate(output), keep_last=1)).step == 1
@@ -107,15 +108,18 @@ def test_a_recreated_job_does_not_replace_the_result_of_its_predecessor(output: 
 
 
 @pytest.mark.parametrize(
-    ("fingerprint", "rows", "problem"), [("f2", "same rows", "had other settings"), ("f1", "others", "had other rows")]
+    ("fingerprint", "rows", "problem"),
+    [
+        ("f2", ROWS, "which was deleted and had other settings; choose another output.subPath"),
+        ("f1", {"train rows": "others"}, "holds checkpoints that were trained on other rows"),
+    ],
 )
 def test_a_recreated_job_with_another_training_keeps_the_checkpoints(
-    output: OutputFolder, fingerprint: str, rows: str, problem: str
+    output: OutputFolder, fingerprint: str, rows: RowIdentity, problem: str
 ) -> None:
-    output.claim(overwrite=False, rows="same rows")
-    write_checkpoint(Checkpoints(output, keep_last=9), 1)
+    write_checkpoint(Checkpoints(output, keep_last=9, rows=ROWS), 1)
 
-    with pytest.raises(OutputError, match=f"which was deleted and {problem}; choose another output.subPath"):
+    with pytest.raises(OutputError, match=problem):
         recreate(output, fingerprint=fingerprint).claim(overwrite=False, rows=rows)
 
     assert find_newest(Checkpoints(output, keep_last=1)).step == 1

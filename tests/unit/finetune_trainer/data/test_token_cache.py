@@ -200,10 +200,12 @@ def write_rows(file: Path, content: str) -> Path:
     return file
 
 
-def load_row(folder: Path, file: Path, sample: Sample | None, *, attempt: int = 0) -> TokenDataset:
+def load_row(
+    folder: Path, file: Path, sample: Sample | None, *, former: tuple[Path, str] | None = None
+) -> TokenDataset:
     """Load a row, or tokenize `sample`; a test fails if the row is tokenized although `sample` is None."""
     rows = (lambda: [(sample,)]) if sample else fail_if_called
-    return load_or_tokenize(folder, rows, files=[file], attempt=attempt, **WRITER_OPTIONS)
+    return load_or_tokenize(folder, rows, files=[file], former=former, **WRITER_OPTIONS)
 
 
 def test_changed_rows_of_equal_size_and_time_are_tokenized_again(tmp_path: Path) -> None:
@@ -320,23 +322,26 @@ def write_unsealed_entry(folder: Path, file: Path) -> Path:
     return folder
 
 
-def test_a_job_that_began_with_an_unsealed_entry_goes_on_with_it(tmp_path: Path) -> None:
+def test_the_entry_of_a_former_release_is_used_before_that_of_the_folder(tmp_path: Path) -> None:
     file = write_rows(tmp_path / "rows.jsonl", "yes")
-    folder = write_unsealed_entry(tmp_path / "key", file)
+    former = write_unsealed_entry(tmp_path / "former", file)
+    load_row(tmp_path / "key", file, SAMPLES[1])
 
-    data = load_row(tmp_path / "key", file, None, attempt=1)
+    data = load_row(tmp_path / "key", file, None, former=(former, ""))
 
-    assert (data.folder, data.content_digest) == (folder, "")
+    assert (data.folder, data.content_digest, data.identity) == (former, "", {})
 
 
-@pytest.mark.parametrize(("attempt", "is_damaged"), [(0, False), (1, True)])
-def test_new_jobs_and_damage_replace_an_unsealed_entry(tmp_path: Path, attempt: int, is_damaged: bool) -> None:
+@pytest.mark.parametrize(("digest", "is_damaged"), [("other rows", False), ("", True)])
+def test_other_rows_and_damage_replace_the_entry_of_a_former_release(
+    tmp_path: Path, digest: str, is_damaged: bool
+) -> None:
     file = write_rows(tmp_path / "rows.jsonl", "yes")
-    folder = write_unsealed_entry(tmp_path / "key", file)
+    former = write_unsealed_entry(tmp_path / "former", file)
     if is_damaged:
-        (folder / "tokens.bin").write_bytes(bytes(8))
+        (former / "tokens.bin").write_bytes(bytes(8))
 
-    assert load_row(tmp_path / "key", file, SAMPLES[0], attempt=attempt).content_digest
+    assert load_row(tmp_path / "key", file, SAMPLES[0], former=(former, digest)).content_digest
 
 
 def test_a_pair_has_two_sequences(tmp_path: Path) -> None:
@@ -364,6 +369,7 @@ def test_rows_have_the_digests_of_their_files(tmp_path: Path) -> None:
     data = load_or_tokenize(tmp_path / "key", lambda: [(SAMPLES[0],)], files=files, **WRITER_OPTIONS)
 
     assert [Path(digest.path).name for digest in data.files] == ["a.jsonl", "b.jsonl"]
+    assert [key for key in data.identity if key.startswith("file ")] == [f"file {file}" for file in files]
     for file, digest in zip(files, data.files, strict=True):
         assert digest.sha256 == hashlib.sha256(file.read_bytes()).hexdigest()
         assert digest.size_bytes == file.stat().st_size
