@@ -63,6 +63,10 @@ fuzz: setup ## run passes and parsers on random pods, jobs and messages; EXAMPLE
 	@$(RUN) -m testing.fuzz --passes $(or $(EXAMPLES),200000) $(if $(SEED),--seed $(SEED)) \
 		$(if $(MINUTES),--minutes $(MINUTES)) $(ARGS)
 
+.PHONY: reference
+reference: setup ## compare random trainings with their definition, step by step; SEED=0 MINUTES=60 ARGS="--ranks 4"
+	@$(RUN) -m testing.reference $(if $(SEED),--seed $(SEED)) $(if $(MINUTES),--minutes $(MINUTES)) $(ARGS)
+
 .PHONY: pytest docs
 pytest: setup ## run selected tests: ARGS="tests/unit/finetune_api -k quantity"
 	@$(RUN) -m pytest -q $(ARGS)

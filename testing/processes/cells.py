@@ -206,7 +206,7 @@ def reset_global_state() -> None:
 
 def copy_first_checkpoint(source: Path, target: Path) -> None:
     shutil.copytree(source, target, ignore=shutil.ignore_patterns("result"))
-    for checkpoint in sorted((target / "checkpoints").iterdir())[1:]:
+    for checkpoint in sorted((target / "checkpoints").glob("step-*"))[1:]:
         shutil.rmtree(checkpoint)
 
 

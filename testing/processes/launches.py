@@ -18,12 +18,19 @@ Results = dict[str, dict[str, Any]]
 
 
 def run_cells(
-    folder: Path, cells: dict[str, Any], *, ranks: int, slow_rank: int | None = None, forecasts: bool = False
+    folder: Path,
+    cells: dict[str, Any],
+    *,
+    ranks: int,
+    slow_rank: int | None = None,
+    forecasts: bool = False,
+    module: str = CELLS_MODULE,
 ) -> Results:
     """Run all cells (name to spec) in one launch and return their results by name.
 
     slow_rank: rank that is slowed down, like a rank with a throttled GPU.
     forecasts: whether memory is forecast at the start, which takes as long as three steps of a tiny model.
+    module: the program of the ranks.
     """
     folder.mkdir(exist_ok=True)
     (folder / "cells.json").write_text(json.dumps(cells))
@@ -32,7 +39,7 @@ def run_cells(
         **({} if slow_rank is None else {"TEST_SLOW_RANK": str(slow_rank)}),
         **({} if forecasts else {"TEST_WITHOUT_FORECASTS": "1"}),
     }
-    _run_ranks(folder, "-m", CELLS_MODULE, ranks=ranks, variables=variables)
+    _run_ranks(folder, "-m", module, ranks=ranks, variables=variables)
     results: Results = json.loads((folder / "results.json").read_text())
     return results
 

@@ -40,5 +40,5 @@ class BackgroundTasks:
         while task := self._tasks.get():
             try:
                 task()
-            except Exception as error:  # trackers raise errors of any class
+            except BaseException as error:  # trackers raise errors of any class, also SystemExit
                 self.problem = self.problem or (str(error).strip() or type(error).__name__).split("\n", 1)[0]

@@ -78,8 +78,8 @@ def copy_model_files(folder: Path, subject: str) -> str:
                         shutil.copyfileobj(file, copied)
         except ForbiddenFile as error:
             raise ModelError(f"{subject}: {first_line(error)}") from error
-        except PermissionError:
-            continue  # the loader reports it
+        except (PermissionError, FileNotFoundError):
+            continue  # the loader reports it if it needs the file
     return copy
 
 

@@ -333,7 +333,7 @@ def build_tokenization_config(
     model_description: ModelDescription,
     context: RankContext,
     downloads: DownloadSettings,
-    trained_rows: RowIdentity | None,
+    trained_rows: RowIdentity | None = None,
 ) -> TokenizationConfig:
     """Build the tokenization config of this rank."""
     return TokenizationConfig(

@@ -108,6 +108,13 @@ def test_files_that_are_not_read_are_neither_checked_nor_copied(folder: Path) ->
     assert sorted(os.listdir(copy)) == sorted({path.name for path in folder.iterdir()} - {"README.md", ".git"})
 
 
+def test_links_to_missing_files_are_left_out(folder: Path) -> None:
+    """A loader that prefers safetensors does not need other weights."""
+    (folder / "pytorch_model.bin").symlink_to("missing")
+
+    assert "pytorch_model.bin" not in os.listdir(copy_model_files(folder, "model"))
+
+
 @pytest.fixture
 def pod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return a folder with the volumes `data`, `other` and `secret` of a job, and with `private`, which is none."""

@@ -151,9 +151,10 @@ class ExampleRenderer:
     def _render_prompt_completion(self, example: PromptCompletion) -> Sample:
         """Tokenize plain text. Every token with a character of the completion is a target (decisions/505)."""
         encoded = self._tokenizer(example.prompt + example.completion, return_offsets_mapping=True)
-        border, ranges = len(example.prompt), encoded["offset_mapping"]
+        border, last = len(example.prompt), len(example.prompt.rstrip())
+        ranges = encoded["offset_mapping"]
         weights = clear_first_weight([float(end > border) for _, end in ranges])
-        notes = (SPANNING_TOKEN,) if any(start < border < end for start, end in ranges) else ()
+        notes = (SPANNING_TOKEN,) if any(start < last and border < end for start, end in ranges) else ()
         return self._append_eos(Sample(example.origin, encoded["input_ids"], weights, notes=notes), weight=1.0)
 
     def _append_eos(self, sample: Sample, *, weight: float) -> Sample:

@@ -37,10 +37,10 @@ from finetune_trainer.model.load import (
     read_config,
 )
 from finetune_trainer.model.lora import trains_biases
-from finetune_trainer.model.parameter_size import iterate_autocast_layers
 from finetune_trainer.model.quantization import check_quantizable
 from finetune_trainer.model.supported_types import check_router_loss, find_frozen_modules
 from finetune_trainer.model.varlen_attention import VARLEN
+from finetune_trainer.parallel.autocast_layers import iterate_autocast_layers
 from finetune_trainer.parallel.parallelism import saves_asynchronously
 from finetune_trainer.training_arguments import MAX_LOADER_WORKERS
 from finetune_trainer.training_plan import TrainingPlan

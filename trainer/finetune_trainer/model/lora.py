@@ -129,7 +129,7 @@ def wrap_with_adapter(
     Raises: ValueError if a tensor is missing or unexpected, for which peft only warns; other errors of peft.
     """
     config.inference_mode = not is_trainable
-    adapted = PeftModelForCausalLM(model, config, TRAINED_ADAPTER, autocast_adapter_dtype=upcast)
+    adapted: torch.nn.Module = PeftModelForCausalLM(model, config, TRAINED_ADAPTER, autocast_adapter_dtype=upcast)
     _load_tensors(adapted, files, TRAINED_ADAPTER, is_trainable=is_trainable, upcast=upcast)
     return adapted
 

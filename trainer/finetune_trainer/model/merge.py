@@ -65,7 +65,8 @@ def _has_plain_sum(layer: torch.nn.Module) -> bool:
 def _add_update(layer: Any) -> torch.Tensor:
     """Return the sum of the weight and its update, rounded once."""
     weight = layer.get_base_layer().weight
-    return (weight.float() + layer.get_delta_weight(TRAINED_ADAPTER).float()).to(weight.dtype)
+    total: torch.Tensor = weight.float() + layer.get_delta_weight(TRAINED_ADAPTER).float()
+    return total.to(weight.dtype)
 
 
 def _compute_digests(model: torch.nn.Module, report_progress: Callable[[], None]) -> dict[str, str]:
@@ -78,4 +79,4 @@ def _compute_digests(model: torch.nn.Module, report_progress: Callable[[], None]
 
 
 def _digest(tensor: torch.Tensor) -> str:
-    return sha256(tensor.detach().flatten().contiguous().view(torch.uint8).numpy()).hexdigest()
+    return sha256(tensor.detach().flatten().view(torch.uint8).numpy().data).hexdigest()

@@ -4,7 +4,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import fsdp2_prepare_model
 
-from finetune_trainer.model.parameter_size import iterate_autocast_layers
+from finetune_trainer.parallel.autocast_layers import iterate_autocast_layers
 from finetune_trainer.parallel.fsdp import protect_buffers
 
 

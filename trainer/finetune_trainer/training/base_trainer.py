@@ -116,8 +116,8 @@ class GlobalMeanTrainer(Trainer):  # type: ignore[misc]
         if self.args.lr_scheduler_type != SchedulerType.POLYNOMIAL:
             scheduler: LRScheduler = super().create_scheduler(num_training_steps, optimizer)
             return scheduler
-        warmup_steps = self.args.get_warmup_steps(num_training_steps)
-        last_factor = min(_LAST_POLYNOMIAL_RATE / self.args.learning_rate, 1.0)
+        warmup_steps: int = self.args.get_warmup_steps(num_training_steps)
+        last_factor: float = min(_LAST_POLYNOMIAL_RATE / self.args.learning_rate, 1.0)
 
         def compute_factor(step: int) -> float:
             if step < warmup_steps:

@@ -179,7 +179,9 @@ def test_every_token_of_plain_text_with_a_character_of_the_completion_is_a_targe
 
             expected = [any(character >= border for character in range(*each)) for each in ranges]
             assert list(sample.weights) == [0.0, *map(float, expected[1:]), 1.0], text[:border]
-            assert sample.notes == ((SPANNING_TOKEN,) if any(a < border < b for a, b in ranges) else ())
+            assert sample.notes == (
+                (SPANNING_TOKEN,) if any(a < border < b and text[a:border].strip() for a, b in ranges) else ()
+            )
 
 
 def test_the_first_token_is_never_a_target(tokenizer: PreTrainedTokenizerFast) -> None:

@@ -92,7 +92,7 @@ def test_a_recreated_job_continues_the_training_of_its_predecessor(
     assert "continues the training of job default/job-ours (uid ours), which was deleted" in capsys.readouterr().out
     assert find_newest(Checkpoints(recreate(output), keep_last=1)).step == 1
     recreate(output).job_file.unlink()  # the adopted checkpoint names its new owner
-    recreate(output).claim(overwrite=True)
+    recreate(output).claim(overwrite=True, rows=ROWS)
     assert find_newest(Checkpoints(recreate(output), keep_last=1)).step == 1
     with pytest.raises(OutputError, match="taken over"):
         output.check_holder()

@@ -31,7 +31,7 @@ ROW = {"prompt": "the ", "completion": "function"}
 
 
 @dataclass
-class Job:
+class RestartedJob:
     """A job whose attempts load the rows, claim the output and save a checkpoint."""
 
     folder: Path
@@ -79,7 +79,15 @@ class Job:
         """Turn cache and checkpoints into those of a release without row identities; return the entry of the cache."""
         (current,) = self.list_entries()
         tokenizer_text = self.tokenizer.backend_tokenizer.to_str() + str(self.tokenizer.chat_template)
-        settings = (tokenizer_text, None, build_sft_renderer("assistant").name, None, {}, (None, "drop", "error"), None)
+        settings: tuple[object, ...] = (
+            tokenizer_text,
+            None,
+            build_sft_renderer("assistant").name,
+            None,
+            {},
+            (None, "drop", "error"),
+            None,
+        )
         entry = current.rename(self.tokens / compute_cache_key([self.file], *settings))
         meta = json.loads((entry / "meta.json").read_text())
         meta["counted"]["notes"] = {}
@@ -94,13 +102,13 @@ class Job:
 
 
 @pytest.fixture
-def job(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> Job:
-    job = Job(tmp_path, copy.deepcopy(tokenizer))
+def job(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> RestartedJob:
+    job = RestartedJob(tmp_path, copy.deepcopy(tokenizer))
     job.write_rows(ROW, ROW)
     return job
 
 
-def set_eos_token(job: Job, token: str) -> int:
+def set_eos_token(job: RestartedJob, token: str) -> int:
     """Set the EOS token as a corrected tokenizer_config.json does, and return its id."""
     job.tokenizer.eos_token = token
     token_id = job.tokenizer.eos_token_id
@@ -115,10 +123,12 @@ def read_input_ids(data: TrainingData) -> list[int]:
 
 @pytest.mark.parametrize("uid", ["ours", "new"], ids=["restarted", "created again"])
 @pytest.mark.parametrize("split", ["train", "eval"])
-def test_rows_that_were_rewritten_between_attempts_are_refused_by_name(job: Job, split: str, uid: str) -> None:
+def test_rows_that_were_rewritten_between_attempts_are_refused_by_name(job: RestartedJob, split: str, uid: str) -> None:
     other = job.folder / "other.jsonl"
     other.write_text(job.file.read_text())
-    fields = {"eval": [{"name": str(job.file)}], "train": [{"name": str(other)}]} if split == "eval" else {}
+    fields: dict[str, Any] = (
+        {"eval": [{"name": str(job.file)}], "train": [{"name": str(other)}]} if split == "eval" else {}
+    )
     job.run_attempt(**fields)
     job.uid = uid
     job.write_rows(ROW, ROW, ROW)
@@ -130,7 +140,7 @@ def test_rows_that_were_rewritten_between_attempts_are_refused_by_name(job: Job,
     assert len(job.run_attempt(**fields).train) == 2
 
 
-def test_overwrite_trains_on_the_new_rows_of_a_job_that_was_created_again(job: Job) -> None:
+def test_overwrite_trains_on_the_new_rows_of_a_job_that_was_created_again(job: RestartedJob) -> None:
     job.run_attempt()
     job.uid, job.attempt = "new", -1
     job.write_rows(ROW, ROW, ROW)
@@ -140,7 +150,7 @@ def test_overwrite_trains_on_the_new_rows_of_a_job_that_was_created_again(job: J
 
 
 def test_a_moved_modification_time_and_a_lost_cache_do_not_end_a_job(
-    job: Job, capsys: pytest.CaptureFixture[str]
+    job: RestartedJob, capsys: pytest.CaptureFixture[str]
 ) -> None:
     job.run_attempt()
     os.utime(job.file, ns=(1, 1))
@@ -151,7 +161,7 @@ def test_a_moved_modification_time_and_a_lost_cache_do_not_end_a_job(
     assert NOT_VERIFIED not in capsys.readouterr().out
 
 
-def test_a_corrected_eos_token_leads_to_new_tokens(job: Job) -> None:
+def test_a_corrected_eos_token_leads_to_new_tokens(job: RestartedJob) -> None:
     wrong = set_eos_token(job, "<|im_end|>")
     assert read_input_ids(job.run_attempt())[-1] == wrong
     corrected = set_eos_token(job, "<|endoftext|>")
@@ -163,7 +173,7 @@ def test_a_corrected_eos_token_leads_to_new_tokens(job: Job) -> None:
     assert read_input_ids(job.run_attempt(overwrite=True))[-1] == corrected
 
 
-def test_settings_of_the_last_call_of_the_tokenizer_do_not_change_the_key(job: Job) -> None:
+def test_settings_of_the_last_call_of_the_tokenizer_do_not_change_the_key(job: RestartedJob) -> None:
     """The tokenizer removes truncation and padding of tokenizer.json when it is called; other ranks do not call it."""
     job.run_attempt()
     job.tokenizer.backend_tokenizer.enable_truncation(4)
@@ -174,7 +184,7 @@ def test_settings_of_the_last_call_of_the_tokenizer_do_not_change_the_key(job: J
     assert len(job.list_entries()) == 1
 
 
-def test_tokens_that_the_tokenizer_adds_change_the_key(job: Job) -> None:
+def test_tokens_that_the_tokenizer_adds_change_the_key(job: RestartedJob) -> None:
     job.run_attempt()
     token = ("<|im_start|>", job.tokenizer.convert_tokens_to_ids("<|im_start|>"))
     job.tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
@@ -187,7 +197,7 @@ def test_tokens_that_the_tokenizer_adds_change_the_key(job: Job) -> None:
 
 @pytest.mark.parametrize("has_checksums", [False, True])
 def test_a_job_that_began_with_a_former_release_keeps_its_rows(
-    job: Job, has_checksums: bool, capsys: pytest.CaptureFixture[str]
+    job: RestartedJob, has_checksums: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
     job.write_rows(SPANNING_ROW)
     job.run_attempt()
@@ -199,7 +209,7 @@ def test_a_job_that_began_with_a_former_release_keeps_its_rows(
     assert job.list_entries() == [entry]
 
 
-def test_a_new_job_does_not_use_the_entry_of_a_former_release(job: Job) -> None:
+def test_a_new_job_does_not_use_the_entry_of_a_former_release(job: RestartedJob) -> None:
     set_eos_token(job, "<|im_end|>")
     job.run_attempt()
     entry = job.turn_into_job_of_former_release(has_checksums=True)
@@ -212,13 +222,13 @@ def test_a_new_job_does_not_use_the_entry_of_a_former_release(job: Job) -> None:
         assert read_input_ids(data)[-1] == eos
 
 
-def lose_entry_of_former_release(job: Job) -> None:
+def lose_entry_of_former_release(job: RestartedJob) -> None:
     job.run_attempt()
     job.turn_into_job_of_former_release().rename(job.folder / "lost")
 
 
 def test_rows_are_tokenized_again_if_the_entry_of_a_former_release_is_lost(
-    job: Job, capsys: pytest.CaptureFixture[str]
+    job: RestartedJob, capsys: pytest.CaptureFixture[str]
 ) -> None:
     lose_entry_of_former_release(job)
 
@@ -226,7 +236,7 @@ def test_rows_are_tokenized_again_if_the_entry_of_a_former_release_is_lost(
     assert NOT_VERIFIED in capsys.readouterr().out
 
 
-def test_plain_text_that_a_former_release_rendered_otherwise_is_refused_if_its_entry_is_lost(job: Job) -> None:
+def test_plain_text_that_a_former_release_rendered_otherwise_is_refused_if_its_entry_is_lost(job: RestartedJob) -> None:
     job.write_rows(ROW, SPANNING_ROW)
     lose_entry_of_former_release(job)
 

@@ -1,5 +1,6 @@
 """Tests that a tracker can neither end nor delay the training; test_error_identity.py has the errors."""
 
+import sys
 import threading
 import time
 from pathlib import Path
@@ -56,6 +57,19 @@ def test_all_events_are_passed_with_the_state_at_their_time(heartbeat: Heartbeat
         ("on_train_end", 2),
     ]
     assert heartbeat.degraded == ()
+
+
+def test_a_tracker_that_exits_is_reported(heartbeat: HeartbeatWriter) -> None:
+    tracker: Any = SimpleNamespace(**dict.fromkeys(("on_train_begin", "on_log", "on_step_end", "on_train_end"), exit_))
+
+    run_training(RecorderThreads({"wandb": tracker}, heartbeat), steps=1)
+
+    (degradation,) = heartbeat.degraded
+    assert "wandb: no login" in degradation.message
+
+
+def exit_(*_: object, **__: object) -> None:
+    sys.exit("no login")
 
 
 @pytest.mark.parametrize("steps", [1, 50])

@@ -7,7 +7,7 @@ import pytest
 import torch
 from accelerate import Accelerator
 
-from finetune_trainer.model.parameter_size import iterate_autocast_layers
+from finetune_trainer.parallel.autocast_layers import iterate_autocast_layers
 from finetune_trainer.parallel.reference_model import prepare_reference_model
 from testing.models import attention_families
 
@@ -40,7 +40,7 @@ def test_reference_has_the_logits_of_a_float32_policy_under_autocast(
     policy = build_float32_model(family, tied=tied, stored_dtype=stored_dtype)
     reference = build_float32_model(family, tied=tied, stored_dtype=stored_dtype)
 
-    reference = prepare_reference_model(reference, ACCELERATOR)
+    reference = cast("Any", prepare_reference_model(reference, ACCELERATOR))
     with torch.no_grad():
         logits = reference(input_ids=INPUTS).logits
         with torch.autocast("cpu", torch.bfloat16):

@@ -1,0 +1,101 @@
+"""Command line of `make reference`, which compares random combinations and prints shrunk differences as job files."""
+
+import argparse
+import random
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+import transformers
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from testing.reference.combination import Combination, Layout, draw
+from testing.reference.compare import Report, check, find_largest
+from testing.reference.launch import run_trainer
+from testing.reference.model import find_build_problem
+from testing.reference.shrink import check_alone, format_job, shrink
+
+CELLS_PER_LAUNCH = 24
+
+
+def main() -> int:
+    """Run the search, and exit with 1 if a training differed from the reference."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument(
+        "--seed", type=int, default=None, help="first seed; the seeds are consecutive (default: random)"
+    )
+    parser.add_argument("--minutes", type=float, default=10, help="stop after this time (default 10)")
+    parser.add_argument("--ranks", type=int, default=2, help="largest number of ranks (default 2)")
+    parser.add_argument("--types", nargs="*", help="instead, train these causal types of transformers (default: all)")
+    options = parser.parse_args()
+    prepare()
+    started_at = time.monotonic()
+    first = random.SystemRandom().randrange(10**6) if options.seed is None else options.seed
+    reports: list[Report] = []
+    if options.types is not None:
+        reports = check_types(options.types or sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES))
+    while options.types is None and time.monotonic() - started_at < 60 * options.minutes:
+        seeds = range(first + len(reports), first + len(reports) + CELLS_PER_LAUNCH)
+        reports += check_all([draw(seed, max_ranks=options.ranks) for seed in seeds])
+    print(f"{len(reports)} combinations from seed {first} in {time.monotonic() - started_at:.0f} s")
+    for quantity, relative in sorted(find_largest(reports).items()):
+        print(f"  {quantity}: largest relative difference {relative:.1e}")
+    different = [report for report in reports if report.differences]
+    for report in different:
+        explain(report)
+    print(f"{len(different)} of them differ from the reference")
+    return 1 if different else 0
+
+
+def check_types(types: Sequence[str]) -> list[Report]:
+    """Compare plain, packed and preference training of each type; print what is not built, and what is refused."""
+    reports: list[Report] = []
+    for model_type in types:
+        if problem := find_build_problem(model_type):
+            print(f"{model_type}: not built ({problem})", flush=True)
+            continue
+        plain = Combination(family=model_type, layout=Layout(1, 2, 2))
+        kinds = (plain, replace(plain, packing=True, max_length=150), replace(plain, method="dpo"))
+        for report in check_all(kinds):
+            if report.problems and report.problems[0].startswith("InvalidSpec"):
+                print(f"{model_type}: refused {report.options.describe_changes()}: {report.problems[0]}", flush=True)
+            else:
+                reports.append(report)
+    return reports
+
+
+def prepare() -> None:
+    """Use one thread, because several processes share the cores, and silence the libraries."""
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+
+
+def check_all(combinations: Sequence[Combination]) -> list[Report]:
+    """Train and compare combinations, which share launches, and print the first difference of each."""
+    named = {str(number): each for number, each in enumerate(combinations)}
+    with tempfile.TemporaryDirectory(prefix="reference-") as folder:
+        reports = [check(run) for run in run_trainer(named, Path(folder)).values()]
+    for report in reports:
+        if report.differences:
+            print(f"{report.options.describe_changes()}: {report.differences[0]}", flush=True)
+    return reports
+
+
+def explain(report: Report) -> None:
+    """Print a difference with the smallest combination that has one."""
+    smallest = shrink(report.options, lambda each: bool(check_alone(each).differences))
+    print(f"\nseed {report.options.seed}, shrunk to {smallest.describe_changes()}")
+    for difference in check_alone(smallest).differences:
+        print(f"  {difference}")
+    print(format_job(smallest), flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
