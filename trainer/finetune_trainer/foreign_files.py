@@ -31,8 +31,7 @@ def open_foreign(path: Path, folders: Sequence[Path] | None = None) -> BinaryIO:
     folders: None for any but those of the system and of Secrets. The file that is open is checked, so that nobody can
     replace it meanwhile. Raises: ForbiddenFile, or another OSError.
     """
-    # do not wait for a writer of a pipe
-    file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))  # noqa: SIM115
+    file = open(path, "rb", opener=_open_without_waiting)  # noqa: SIM115
     descriptor = Path(f"/proc/self/fd/{file.fileno()}")
     target = (descriptor if descriptor.exists() else path).resolve()
     is_inside = folders is None or any(target.is_relative_to(folder) for folder in folders)
@@ -45,6 +44,19 @@ def open_foreign(path: Path, folders: Sequence[Path] | None = None) -> BinaryIO:
         if is_regular:
             file.read(1)  # an I/O error is a fault of the storage, wherever the link leads
     raise ForbiddenFile(f"{path} leads to {target}, from which the trainer reads nothing; replace it by a file")
+
+
+def read_regular_file(path: Path) -> bytes:
+    """Return the content of a file that the trainer wrote. Raises: ValueError if it is of another kind, or OSError."""
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise ValueError(f"{path} is not a regular file")
+    with open(path, "rb", opener=_open_without_waiting) as file:
+        return file.read()
+
+
+def _open_without_waiting(name: str, flags: int) -> int:
+    """Open a file; do not wait for a writer if it is a pipe."""
+    return os.open(name, flags | os.O_NONBLOCK)
 
 
 def open_data_file(path: str | Path) -> BinaryIO:

@@ -25,6 +25,7 @@ from requests import RequestException
 from finetune_api.v1alpha1.name_types import COMMIT_PATTERN, HUB_ID_PATTERN
 from finetune_trainer.atomic_files import check_no_links, translate_disk_errors, write_json
 from finetune_trainer.errors import HubUnavailable, StorageFault, first_line
+from finetune_trainer.foreign_files import read_regular_file
 from finetune_trainer.storage_faults import is_storage_fault
 
 MAIN_BRANCH = "master"
@@ -173,7 +174,7 @@ class ModelScopeRepository:
 def _read_list(file: Path) -> Snapshot | None:
     """Return the list in a file, or None if it is missing, damaged, or contains a path outside of the repository."""
     try:
-        snapshot = _SNAPSHOT.validate_json(file.read_bytes())
+        snapshot = _SNAPSHOT.validate_json(read_regular_file(file))
     except (OSError, ValueError):
         return None
     is_inside = re.fullmatch(COMMIT_PATTERN, snapshot.commit) and all(_is_inside(each.path) for each in snapshot.files)

@@ -12,6 +12,7 @@ from huggingface_hub import constants
 from finetune_supervisor.contract import parse_json
 from finetune_trainer.atomic_files import check_no_links, translate_disk_errors, write_json
 from finetune_trainer.errors import HubUnavailable
+from finetune_trainer.foreign_files import read_regular_file
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ def check_hub_cache(name: str) -> None:
 def _read_value(file: Path, folder: Path) -> tuple[Any, bool]:
     """Return the JSON value, and whether all paths in it are those of existing files in the folder."""
     try:
-        value = parse_json(file.read_text(encoding="utf-8"))
+        value = parse_json(read_regular_file(file))
     except (FileNotFoundError, ValueError):
         return None, False
     paths = [Path(text) for text in map(str, value if isinstance(value, list) else [value]) if "/" in text]

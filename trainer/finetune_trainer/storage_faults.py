@@ -12,7 +12,8 @@ _IO_FAILED = (errno.EIO, errno.EREMOTEIO, errno.ESTALE, errno.ENOTCONN, errno.ES
 FILE_FAILED = (
     *_IO_FAILED,
     *(errno.ETIMEDOUT, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ECONNABORTED, errno.ECONNRESET, errno.ENOLINK),
-    *(errno.ENODEV, errno.EBADMSG, errno.ENODATA, errno.EKEYEXPIRED, errno.EAGAIN, errno.EINTR),
+    *(errno.ENODEV, errno.EBADMSG, errno.ENODATA, errno.EKEYEXPIRED, errno.ENOLCK, errno.EAGAIN),
+    errno.EINTR,
 )
 _OUT_OF_RESOURCES = (errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.EDQUOT)
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from finetune_trainer.checksums import FileRecord, unseal
 from finetune_trainer.errors import TrainerError
+from finetune_trainer.foreign_files import read_regular_file
 
 CHECKPOINT_PREFIX = "step-"  # name prefix of published checkpoints, such as step-00000100
 _NAME = re.compile(rf"{CHECKPOINT_PREFIX}(\d{{8}}|[1-9]\d{{8,}})", re.ASCII)
@@ -38,7 +39,7 @@ class Manifest:
 def read_manifest(folder: Path) -> Manifest:
     """Read and check the manifest of a checkpoint. Raises: UnusableCheckpoint, or OSError if it cannot be read."""
     try:
-        content = unseal((folder / MANIFEST).read_bytes(), sealed_key=_CHECKSUMS)
+        content = unseal(read_regular_file(folder / MANIFEST), sealed_key=_CHECKSUMS)
         checksums = content.get(_CHECKSUMS, dict.fromkeys(content["files"]))
         files = {name: FileRecord(int(size), checksums[name]) for name, size in content["files"].items()}
         return Manifest(content, files, int(content["step"]), has_checksums=_CHECKSUMS in content)

@@ -24,6 +24,7 @@ from finetune_trainer.checkpoint.manifest import (
 from finetune_trainer.checkpoint.row_identity import RowIdentity, check_trained_rows
 from finetune_trainer.checksums import seal
 from finetune_trainer.errors import OutputError, StorageFault
+from finetune_trainer.foreign_files import read_regular_file
 
 _REPLACED_OUTPUT = "replaced-output-"  # name prefix of folders with the output of other jobs
 _ADVICE = (
@@ -302,7 +303,7 @@ class OutputFolder:
 def _read_json_object(path: Path) -> dict[str, object] | None:
     """Return the JSON object in a file, or None if the file is missing or damaged."""
     try:
-        value = parse_json(path.read_text(encoding="utf-8"))
+        value = parse_json(read_regular_file(path))
     except (FileNotFoundError, NotADirectoryError, ValueError):
         return None
     return value if isinstance(value, dict) else None

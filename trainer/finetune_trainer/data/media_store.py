@@ -11,6 +11,7 @@ import numpy as np
 
 from finetune_supervisor.contract import parse_json
 from finetune_trainer.data_sources.media import MediaItem, Modality
+from finetune_trainer.foreign_files import read_regular_file
 
 _ENDS, _SOURCES, _BYTES = "image-ends.npy", "images.json", "images.bin"
 
@@ -52,7 +53,7 @@ class MediaStore:
     def __init__(self, folder: Path) -> None:
         self._bytes = folder / _BYTES
         self._ends = np.load(folder / _ENDS)
-        self._sources: list[dict[str, Any]] = parse_json((folder / _SOURCES).read_bytes())
+        self._sources: list[dict[str, Any]] = parse_json(read_regular_file(folder / _SOURCES))
         self.modalities = frozenset(_get_modality(source) for source in self._sources)
 
     def __getitem__(self, index: int) -> tuple[MediaItem, ...]:

@@ -20,6 +20,7 @@ from finetune_trainer.data.row_filter import RowStats
 from finetune_trainer.data_sources.file_digests import FileDigest
 from finetune_trainer.data_sources.media import MediaItem
 from finetune_trainer.data_sources.row_origins import RowOrigins
+from finetune_trainer.foreign_files import read_regular_file
 from finetune_trainer.vision.processor import VisionProcessor
 
 META_FILE = "meta.json"  # of an entry of the token cache
@@ -40,7 +41,7 @@ class TokenDataset(Dataset[tuple[Features, ...]]):
 
     def __init__(self, folder: Path) -> None:
         """Open an entry of the token cache; one that is damaged raises errors of several classes."""
-        meta = unseal((folder / META_FILE).read_bytes(), sealed_key="records")
+        meta = unseal(read_regular_file(folder / META_FILE), sealed_key="records")
         self.folder = folder
         self.cache_key = folder.name  # depends on the files and the settings of tokenization
         self.records = {name: FileRecord(*record) for name, record in meta.get("records", {}).items()}

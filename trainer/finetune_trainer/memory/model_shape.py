@@ -16,7 +16,7 @@ from finetune_trainer.errors import ModelError, first_line
 from finetune_trainer.memory.data_dependent_shapes import ConcreteIntegerMode
 from finetune_trainer.memory.fake_step import ActivationMemory, MultimodalBatch, SimulatedStep, StepPhase, simulate_step
 from finetune_trainer.memory.fused_kernels import use_portable_experts
-from finetune_trainer.memory.vision_sample import VisionSample
+from finetune_trainer.memory.vision_sample import VisionSample, find_equal_tower_layers
 from finetune_trainer.model.attention_backend import SDPA
 from finetune_trainer.model.fake_weights import replace_meta_tensors
 from finetune_trainer.model.lora import add_unloaded_adapters
@@ -150,17 +150,24 @@ def count_eight_bit_moment_bytes(model: torch.nn.Module) -> int:
 def measure_step_peak(architecture: Architecture, step: SimulatedStep) -> ActivationMemory:
     """Return the activation memory at the peak of a step. Raises ModelError.
 
-    If all layers are equal, two truncated models are simulated and the result is extrapolated to all layers. Both have
-    as many layers as the full model after whole periods of recomputed layers.
+    Equal layers, of the language model as of the vision tower, are simulated in truncated models, and the result is
+    extrapolated to all of them. Each model has as many layers as the full one after whole periods of recomputed layers.
     """
-    layers, period = _count_layers(architecture.config), step.recomputation_interval or 1
-    base_layers = _FEWEST_LAYERS + (layers - _FEWEST_LAYERS) % period
-    if layers <= base_layers + period or not _has_equal_layers(architecture):
-        peaks = _simulate(architecture, step, None)
-    else:
-        base_peaks, next_peaks = (_simulate(architecture, step, n) for n in (base_layers, base_layers + period))
-        periods = (layers - base_layers) // period
-        peaks = {phase: _extrapolate(base_peaks[phase], next_peaks[phase], periods) for phase in StepPhase}
+    period = step.recomputation_interval or 1
+    layers = _count_layers(architecture.config) if _has_equal_layers(architecture) else 0
+    vision = architecture.vision_sample and architecture.vision_sample.vision
+    tower_layers = find_equal_tower_layers(architecture.full_model, vision) if vision else None
+    base, periods = _truncate(layers, period)
+    tower_base, tower_periods = _truncate(len(tower_layers or ()), period)
+    base_peaks = peaks = _simulate(architecture, step, base, tower_base)
+    if base is not None:
+        next_peaks = _simulate(architecture, step, base + period, tower_base)
+        peaks = {phase: _extrapolate(peaks[phase], base_peaks[phase], next_peaks[phase], periods) for phase in peaks}
+    if tower_base is not None:
+        next_peaks = _simulate(architecture, step, base, tower_base + period)
+        peaks = {
+            phase: _extrapolate(peaks[phase], base_peaks[phase], next_peaks[phase], tower_periods) for phase in peaks
+        }
     # bitsandbytes dequantizes one weight at a time for its matrix product.
     dequantized_bytes = max((weight.nbytes for weight in _find_quantized_weights(architecture)), default=0)
     for phase in (StepPhase.FORWARD, StepPhase.LAYERS):
@@ -185,16 +192,30 @@ def _compute_nf4_bytes(weight: torch.Tensor) -> int:
     return int(weight.numel() * (0.5 + 1 / 64 + 4 / (64 * 256)))
 
 
-def _extrapolate(base_peak: ActivationMemory, next_peak: ActivationMemory, periods: int) -> ActivationMemory:
-    """Extrapolate linearly from two models that differ by one period of layers."""
+def _truncate(layers: int, period: int) -> tuple[int | None, int]:
+    """Return the smallest number of layers to simulate, and how many periods are missing; None if all are simulated."""
+    base = _FEWEST_LAYERS + (layers - _FEWEST_LAYERS) % period
+    return (None, 0) if layers <= base + period else (base, (layers - base) // period)
+
+
+def _extrapolate(
+    peak: ActivationMemory, base_peak: ActivationMemory, next_peak: ActivationMemory, periods: int
+) -> ActivationMemory:
+    """Add to a peak what `periods` periods of layers need, by which two models differ once."""
     return ActivationMemory(
-        base_peak.activations + periods * (next_peak.activations - base_peak.activations),
-        base_peak.logits + periods * (next_peak.logits - base_peak.logits),
+        peak.activations + periods * (next_peak.activations - base_peak.activations),
+        peak.logits + periods * (next_peak.logits - base_peak.logits),
     )
 
 
-def _simulate(architecture: Architecture, step: SimulatedStep, layers: int | None) -> dict[StepPhase, ActivationMemory]:
+def _simulate(
+    architecture: Architecture, step: SimulatedStep, layers: int | None, tower_layers: int | None
+) -> dict[StepPhase, ActivationMemory]:
     model = architecture.build(layers=layers)
+    if tower_layers is not None and architecture.vision_sample:
+        tower = find_equal_tower_layers(model, architecture.vision_sample.vision)
+        assert tower is not None  # callers found it in the full model
+        del tower[tower_layers:]
     try:
         if architecture.vision_sample is None:
             with FakeTensorMode(), use_portable_experts():

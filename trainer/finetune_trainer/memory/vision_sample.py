@@ -8,6 +8,7 @@ import torch
 from PIL import Image
 
 from finetune_trainer.errors import InvalidSpec
+from finetune_trainer.vision.freeze import PEFT_PREFIX
 from finetune_trainer.vision.processor import VisionProcessor
 from finetune_trainer.vision.video_frames import Size
 from finetune_trainer.vision.video_processor import Features
@@ -71,3 +72,16 @@ def find_text_token_id(vision: VisionProcessor) -> int:
     config = vision.components.config
     special_token_ids = {getattr(config, name, None) for name in ("image_token_id", "video_token_id")}
     return next(token_id for token_id in range(len(special_token_ids) + 1) if token_id not in special_token_ids)
+
+
+def find_equal_tower_layers(model: torch.nn.Module, vision: VisionProcessor) -> torch.nn.ModuleList | None:
+    """Return the layers of the vision tower; None if their memory may differ, or if the tower has no such list."""
+    prefixes = vision.family.vision_prefix, PEFT_PREFIX + vision.family.vision_prefix
+    modules = (module for name, module in model.named_modules() if name.startswith(prefixes))
+    layers = max((m for m in modules if isinstance(m, torch.nn.ModuleList)), key=len, default=None)
+    # The towers of Qwen2.5-VL and Qwen3-VL treat the layers at some indices differently.
+    indices = (value for name, value in vars(vision.components.config.vision_config).items() if "index" in name)
+    if layers is None or any(isinstance(value, list | tuple) for value in indices):
+        return None
+    shapes = {tuple((tuple(p.shape), p.dtype, p.requires_grad) for p in layer.parameters()) for layer in layers}
+    return layers if len(shapes) == 1 else None

@@ -23,6 +23,7 @@ from finetune_supervisor.messages import Degradation
 from finetune_trainer.atomic_files import write_json
 from finetune_trainer.distributed.devices import get_device_name
 from finetune_trainer.errors import InvalidSpec, first_line
+from finetune_trainer.foreign_files import read_regular_file
 from finetune_trainer.model.truncated_config import truncate_layers
 from finetune_trainer.model.varlen_attention import VARLEN
 from finetune_trainer.model.varlen_support import find_varlen_obstacle
@@ -211,7 +212,7 @@ def choose_fastest_backend(trial: AttentionTrial, candidates: Iterable[str], cac
         return AttentionChoice(trial.baseline, "no other is installed")
     cache_key = {"device": get_device_name(trial.device), "candidates": list(names)}
     with suppress(OSError, ValueError, KeyError, TypeError):
-        cached = parse_json(cache_file.read_bytes())
+        cached = parse_json(read_regular_file(cache_file))
         if cached["circumstances"] == cache_key and cached["name"] in (trial.baseline, *names):
             return AttentionChoice(cached["name"], "chosen by an earlier attempt")
     choice = benchmark_backends(trial, names)

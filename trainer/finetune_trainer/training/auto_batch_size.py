@@ -18,6 +18,7 @@ from finetune_trainer.data.length_stats import select_costliest_items
 from finetune_trainer.distributed.collectives import all_gather_numbers
 from finetune_trainer.distributed.devices import get_device_name
 from finetune_trainer.errors import CudaOutOfMemory, TrainerError, first_line
+from finetune_trainer.foreign_files import read_regular_file
 from finetune_trainer.memory.breakdown import FRAGMENTATION, MemoryBreakdown
 from finetune_trainer.memory.model_shape import ADAMW_STATES, count_eight_bit_moment_bytes
 from finetune_trainer.parallel.parallelism import describe_parallelism
@@ -51,7 +52,7 @@ class SavedBatchSize:
     def load(self, smallest_batch: Batch) -> BatchChoice | None:
         """Return the saved choice, or None if there is none for this cache key and effective batch."""
         with suppress(OSError, ValueError, KeyError, TypeError):
-            saved_values = parse_json((self.output.checkpoints / _FILE).read_bytes())
+            saved_values = parse_json(read_regular_file(self.output.checkpoints / _FILE))
             batch = find_batch_split(smallest_batch, saved_values["perDevice"])
             if batch is not None and saved_values["circumstances"] == self.cache_key:
                 return BatchChoice(batch, "as in an earlier attempt")

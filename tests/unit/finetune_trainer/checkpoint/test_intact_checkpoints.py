@@ -39,6 +39,11 @@ def remove_checksums(manifest: dict[str, object]) -> None:
     del manifest["crc32"], manifest["checksum"]
 
 
+def replace_file(path: Path, create: Callable[[Path], object]) -> None:
+    path.unlink()
+    create(path)
+
+
 def test_a_new_job_has_no_checkpoint_to_resume_from(output: OutputFolder) -> None:
     assert find_newest(Checkpoints(output, keep_last=1)).path is None
 
@@ -94,8 +99,14 @@ def test_a_changed_byte_anywhere_is_detected(output: OutputFolder) -> None:
             "manifest.json is damaged",
         ),
         (lambda folder: folder.rename(folder.with_name("moved")) and folder.touch(), "manifest.json is missing"),
+        (lambda folder: replace_file(folder / "manifest.json", os.mkfifo), "manifest.json is damaged"),
+        (lambda folder: replace_file(folder / "manifest.json", Path.mkdir), "manifest.json is damaged"),
+        (lambda folder: replace_file(folder / "weights", os.mkfifo), "weights "),
     ],
-    ids=["missing", "truncated", "zeroed", "no manifest", "no JSON", "nested", "no UTF-8", "not sealed", "a file"],
+    ids=[
+        *("missing", "truncated", "zeroed", "no manifest", "no JSON", "nested", "no UTF-8", "not sealed", "a file"),
+        *("a pipe", "a folder", "a pipe instead of weights"),
+    ],
 )
 def test_an_incomplete_or_damaged_checkpoint_is_skipped(
     output: OutputFolder, damage: Callable[[Path], object], problem: str

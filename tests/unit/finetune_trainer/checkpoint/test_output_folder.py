@@ -125,14 +125,18 @@ def test_a_recreated_job_with_another_training_keeps_the_checkpoints(
     assert find_newest(Checkpoints(output, keep_last=1)).step == 1
 
 
-@pytest.mark.parametrize("damage", ["removed", "zeroed", "not UTF-8", "nested"])
+@pytest.mark.parametrize("damage", ["removed", "zeroed", "not UTF-8", "nested", "a pipe"])
 @pytest.mark.parametrize("overwrite", [False, True])
 def test_the_owner_is_found_in_the_checkpoints_if_the_job_file_is_damaged(
     output: OutputFolder, damage: str, overwrite: bool
 ) -> None:
     write_checkpoint(Checkpoints(output, keep_last=9), 1)
     contents = {"zeroed": bytes(186), "not UTF-8": b"\xff", "nested": b"[" * 10_000}
-    output.job_file.unlink() if damage == "removed" else output.job_file.write_bytes(contents[damage])
+    output.job_file.unlink()
+    if damage in contents:
+        output.job_file.write_bytes(contents[damage])
+    elif damage == "a pipe":
+        os.mkfifo(output.job_file)
 
     next_attempt = OutputFolder(output.root, identity(attempt=1))
     next_attempt.claim(overwrite=overwrite)

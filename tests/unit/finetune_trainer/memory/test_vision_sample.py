@@ -1,6 +1,7 @@
 """Compare the memory forecast of vision-language models with the bytes that they really allocate."""
 
 from collections.abc import Callable
+from copy import deepcopy
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from finetune_api.v1alpha1.model_source import ModelSource
 from finetune_trainer.errors import InvalidSpec
 from finetune_trainer.memory.fake_step import SimulatedStep, select_all_tokens
 from finetune_trainer.memory.model_shape import Architecture, measure_shape, measure_step_peak
-from finetune_trainer.memory.vision_sample import VisionSample, build_blank_sample
+from finetune_trainer.memory.vision_sample import VisionSample, build_blank_sample, find_equal_tower_layers
 from finetune_trainer.model.load import ModelDescription, describe_model
 from finetune_trainer.model.tiled_losses import compute_losses
 from finetune_trainer.vision.freeze import freeze_groups
@@ -62,6 +63,44 @@ def test_step_allocates_the_forecast_bytes(
         losses.sum().backward()  # type: ignore[no-untyped-call]
 
     assert 0.97 * tracker.peak_bytes <= measure_step_peak(architecture, step).total <= 1.15 * tracker.peak_bytes
+
+
+@pytest.mark.parametrize(
+    ("recipe", "lora", "interval"),
+    [("qwen2_vl", Lora(r=2), 2), ("internvl", None, None)],
+)
+def test_peak_extrapolated_from_some_layers_of_the_tower_equals_that_of_all(
+    pretrained_models: dict[str, ModelDescription],
+    recipe: str,
+    lora: Lora | None,
+    interval: int | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model_description, vision = pretrained_models[recipe], get_vision(pretrained_models[recipe])
+    config = deepcopy(model_description.config)
+    setattr(config.vision_config, "depth" if hasattr(config.vision_config, "depth") else "num_hidden_layers", 7)
+    sample = VisionSample(vision, (), build_blank_sample(vision, LENGTH))
+    step = SimulatedStep(batch=2, length=LENGTH, recomputation_interval=interval, autocast=torch.bfloat16)
+    architecture = Architecture(config, torch.float32, lora, vision_sample=sample)
+    layers = find_equal_tower_layers(architecture.full_model, vision)
+    assert layers is not None
+    assert len(layers) == 7
+    extrapolated = measure_step_peak(architecture, step)
+
+    monkeypatch.setattr("finetune_trainer.memory.model_shape.find_equal_tower_layers", lambda *_: None)
+
+    assert measure_step_peak(architecture, step) == extrapolated
+
+
+@pytest.mark.parametrize("recipe", ["qwen2_5_vl", "qwen3_vl", "llava"])
+def test_layers_of_a_tower_that_differ_are_not_truncated(
+    pretrained_models: dict[str, ModelDescription], recipe: str
+) -> None:
+    model_description, vision = pretrained_models[recipe], get_vision(pretrained_models[recipe])
+    sample = VisionSample(vision, (), build_blank_sample(vision, LENGTH))
+    architecture = Architecture(model_description.config, torch.float32, None, vision_sample=sample)
+
+    assert find_equal_tower_layers(architecture.full_model, vision) is None
 
 
 @pytest.mark.parametrize("recipe", tiny_vision.RECIPES)
