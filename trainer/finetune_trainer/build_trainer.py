@@ -1,7 +1,7 @@
 """Build the trainer of a job: resolve the batch size, load the models, and add collator and callbacks."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -23,14 +23,14 @@ from finetune_trainer.memory.breakdown import MemoryBreakdown
 from finetune_trainer.memory.run_forecast import forecast_rank_memory
 from finetune_trainer.methods.dpo import DpoTrainer
 from finetune_trainer.methods.sft import SftTrainer
-from finetune_trainer.model.attention_backend import SDPA
+from finetune_trainer.model.attention_backend import SDPA, choose_default_attention
 from finetune_trainer.model.compiled_layers import check_compiler, compile_layers
 from finetune_trainer.model.load import ModelDescription, get_pad_token_id, load_model, load_reference_model
 from finetune_trainer.model.lora import trains_biases
 from finetune_trainer.model.param_groups import check_learning_rates
 from finetune_trainer.model.varlen_attention import VARLEN
 from finetune_trainer.model.weight_loading import WeightLoading, choose_weight_loading
-from finetune_trainer.startup_log import print_on_rank_zero
+from finetune_trainer.startup_log import describe_switching_rope, print_on_rank_zero
 from finetune_trainer.training.auto_batch_size import (
     SavedBatchSize,
     build_cache_key,
@@ -40,7 +40,7 @@ from finetune_trainer.training.auto_batch_size import (
 )
 from finetune_trainer.training.base_trainer import GlobalMeanTrainer
 from finetune_trainer.training.early_stopping import BestEvaluationCallback
-from finetune_trainer.training.preflight import PreflightCallback
+from finetune_trainer.training.preflight import IsolationCallback, PreflightCallback
 from finetune_trainer.training.progress_callback import ProgressCallback
 from finetune_trainer.training.stop_callbacks import NonFiniteLossCallback, StopRequestCallback
 from finetune_trainer.training.trainer_inputs import TrainerInputs
@@ -135,7 +135,8 @@ def assemble_trainer(
     # Load the models only now: building the arguments enables ZeRO-3, which shards weights during loading.
     models = models or load_models(spec, model_description, choose_weight_loading(spec, setup.device_config.device))
     family = model_description.vision.family if model_description.vision else None
-    layout = choose_sequence_layout(spec, model_description, setup.device_config.device)
+    device = setup.device_config.device
+    layout = choose_sequence_layout(spec, model_description, device)
     check_learning_rates(models.trained_model, family, plan.learning_rates)
     return build_trainer(
         TrainerInputs(
@@ -146,6 +147,7 @@ def assemble_trainer(
             data=data,
             collate=build_collator(data, model_description, models.trained_model, layout),
             layout=layout,
+            padded_layout=choose_padded_layout(spec, model_description, device),
             family=family,
             frozen_modules=model_description.frozen_modules,
             args=args,
@@ -156,6 +158,7 @@ def assemble_trainer(
             heartbeat=setup.heartbeat,
             is_stop_requested=context.run.stop_request.exists,
             forecast_bytes=forecast.total if isinstance(forecast, MemoryBreakdown) else None,
+            notes=dict(describe_switching_rope(data, plan.batch, model_description.config)),
         ),
     )
 
@@ -176,6 +179,8 @@ def build_trainer(inputs: TrainerInputs) -> GlobalMeanTrainer:
     # A spec has exactly one method.
     method = next(name for name in BUILDERS if getattr(inputs.plan.spec, name) is not None)
     trainer = BUILDERS[method](inputs)
+    # The first callback, because DPO's reference may be computed with the layout that the check chooses.
+    trainer.callback_handler.callbacks.insert(0, IsolationCallback(trainer))
     trainer.add_callback(PreflightCallback(trainer))
     trainer.add_callback(StopRequestCallback(trainer))
     trainer.add_callback(NonFiniteLossCallback(trainer))  # after the callbacks that request a checkpoint
@@ -203,6 +208,16 @@ def choose_sequence_layout(
         pad_multiple=PAD_MULTIPLE if device.type == "cuda" else 1,
         masks_padding=not is_causal or spec.training.router_aux_loss_coef is not None,
     )
+
+
+def choose_padded_layout(
+    spec: TrainerSpec, model_description: ModelDescription, device: torch.device
+) -> SequenceLayout | None:
+    """Choose the layout for a model that fails the check of `varlen`; None unless `auto` chose `varlen`."""
+    if model_description.attention != VARLEN or spec.model.attn_implementation != "auto":
+        return None
+    attention = choose_default_attention(model_description.config)
+    return choose_sequence_layout(spec, replace(model_description, attention=attention), device)
 
 
 def build_collator(

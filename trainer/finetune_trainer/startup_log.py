@@ -3,10 +3,11 @@
 from collections.abc import Iterable, Iterator
 
 import torch
+from transformers import PretrainedConfig
 
 from finetune_api.batch import Batch
 from finetune_api.v1alpha1.model_source import ModelSource
-from finetune_trainer.data.batch_sampler import compute_padding_share
+from finetune_trainer.data.batch_sampler import compute_padding_share, count_mixed_items
 from finetune_trainer.data.collator import SequenceLayout
 from finetune_trainer.data.length_stats import describe_lengths, describe_visual_tokens
 from finetune_trainer.data.load import TrainingData
@@ -16,6 +17,7 @@ from finetune_trainer.distributed.devices import get_device_name
 from finetune_trainer.distributed.process_group import get_device_backend
 from finetune_trainer.distributed.rank_context import RankContext
 from finetune_trainer.model.param_groups import ParameterCount, count_parameters
+from finetune_trainer.model.switching_rope import find_switching_rope
 from finetune_trainer.parallel.parallelism import describe_parallelism
 from finetune_trainer.training_arguments import DeviceConfig
 from finetune_trainer.training_plan import TrainingPlan
@@ -91,6 +93,22 @@ def describe_packing(data: TrainingData, batch: Batch, layout: SequenceLayout) -
         yield "padding: none"
     else:
         yield f"padding: {compute_padding_share(data.order, batch, layout.pad_multiple):.1%} of the tokens computed"
+
+
+def describe_switching_rope(data: TrainingData, batch: Batch, config: PretrainedConfig) -> Iterator[tuple[str, str]]:
+    """Yield a note on rows whose rotary embeddings depend on other rows, if there are any."""
+    rope, mixed_count = find_switching_rope(config), count_mixed_items(data.order, batch)
+    long_count = int((data.train.lengths > rope.limit).sum()) if rope else 0
+    if rope is None or not (long_count if rope.is_dynamic else mixed_count):
+        return
+    mixed = f"{mixed_count} of {len(data.order)} {'packs' if isinstance(data.order, PackOrder) else 'rows'}"
+    earlier = "; those of longer rows also depend on earlier micro-batches, which a resumed run does not repeat"
+    yield (
+        "rope",
+        f"{rope.kind}: {long_count} of {len(data.train)} rows have more than {rope.limit} tokens, and change the"
+        f" rotary embeddings of their micro-batches; in the first epoch, these contain {mixed} with fewer tokens, so"
+        f" that losses depend on micro-batch size and number of ranks{earlier if rope.is_dynamic else ''}",
+    )
 
 
 def describe_dropped_rows(name: str, stats: RowStats, rules: RowRules) -> Iterator[str]:

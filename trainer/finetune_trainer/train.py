@@ -55,6 +55,7 @@ from finetune_trainer.model.attention_backend import (
 from finetune_trainer.model.download import choose_model_downloads, download_model
 from finetune_trainer.model.load import ModelDescription, describe_model
 from finetune_trainer.model.revision import pin_revision
+from finetune_trainer.model.switching_rope import find_switching_rope
 from finetune_trainer.once_per_job import DownloadSettings
 from finetune_trainer.publish_result import publish_result
 from finetune_trainer.read_spec import read_spec
@@ -290,6 +291,7 @@ def describe_trainer(trainer: GlobalMeanTrainer, setup: TrainingSetup) -> Iterat
     yield from describe_run(inputs.plan, setup.context, setup.device_config)
     yield from describe_packing(inputs.data, inputs.plan.batch, inputs.layout)
     yield from describe_weights(inputs.model, inputs.family)
+    yield from (f"{subject}: {note}" for subject, note in inputs.notes.items())
 
 
 def train(trainer: GlobalMeanTrainer, resume_point: ResumePoint, *, total_steps: int) -> bool:
@@ -336,6 +338,7 @@ def build_tokenization_config(
     trained_rows: RowIdentity | None = None,
 ) -> TokenizationConfig:
     """Build the tokenization config of this rank."""
+    rope = find_switching_rope(model_description.config)
     return TokenizationConfig(
         tokenizer=model_description.tokenizer,
         model_name=model_description.name,
@@ -354,4 +357,5 @@ def build_tokenization_config(
         template_kwargs=spec.dataset.chat_template_kwargs,
         attempt=context.attempt,
         trained_rows=trained_rows,
+        rope_limit=rope.limit if rope else None,
     )

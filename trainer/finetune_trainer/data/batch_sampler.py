@@ -25,7 +25,8 @@ class BatchSampler(Sampler[list[Item]]):
     items are sorted by length and distributed in rounds of one micro-batch per rank, so that a micro-batch needs
     little padding and ranks have similar work. Every second round is distributed in reverse order; otherwise one rank
     would always get the longest items. A rank without items in the last round gets a filler without target tokens, so
-    that no sample counts twice and none is dropped.
+    that no sample counts twice and none is dropped. Items above and below the length limit of the order are in separate
+    micro-batches, except in a step that would then need more rounds.
     """
 
     def __init__(self, order: ItemOrder, batch: Batch, *, rank: int) -> None:
@@ -57,14 +58,34 @@ class BatchSampler(Sampler[list[Item]]):
         positions: range of indices of the items of the step in the epoch.
         """
         # Sort by length only within a step (decisions/503).
-        sorted_by_length = np.argsort(-epoch.lengths[positions.start : positions.stop], kind="stable")
+        lengths, is_long = (values[positions.start : positions.stop] for values in (epoch.lengths, epoch.is_long))
+        sorted_by_length = np.lexsort((-lengths, ~is_long))
         items = [epoch.items[positions.start + int(offset)] for offset in sorted_by_length]
+        long_count = int(is_long.sum())
+        empty_places, _ = _separate_long_items(long_count, len(items), self._batch)
+        items[long_count:long_count] = [FILLER] * empty_places
         items += [FILLER] * (-len(items) % self._items_per_round)
         for round_number, first in enumerate(range(0, len(items), self._items_per_round)):
             turn = self._rank if round_number % 2 == 0 else self._batch.world_size - 1 - self._rank
             start = first + turn * self._batch.micro_batch_size
             micro_batch = items[start : start + self._batch.micro_batch_size]
             yield [item for item in micro_batch if item != FILLER] or [FILLER]
+
+
+def _separate_long_items(long_count: int, count: int, batch: Batch) -> tuple[int, int]:
+    """Return how many places after the long items of a step stay empty, and how many other items fill them instead.
+
+    Empty places must not increase the number of rounds, which is the same in all steps.
+    """
+    places, items_per_round = -long_count % batch.micro_batch_size, batch.micro_batch_size * batch.world_size
+    return (places, 0) if places <= -count % items_per_round else (0, min(places, count - long_count))
+
+
+def count_mixed_items(order: ItemOrder, batch: Batch) -> int:
+    """Return how many items of the first epoch share a micro-batch with items above the length limit of the order."""
+    is_long = order.get_epoch(0).is_long
+    steps = (is_long[first : first + batch.effective] for first in range(0, len(is_long), batch.effective))
+    return sum(_separate_long_items(int(step.sum()), len(step), batch)[1] for step in steps)
 
 
 class RankDataLoader(DataLoader[tuple[Features, ...]]):

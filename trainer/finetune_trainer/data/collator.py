@@ -98,6 +98,10 @@ class Collator:
             reference_logps=torch.cat([row[REFERENCE_LOGPS] for row in by_number]) if has_reference else None,
         )
 
+    def use_layout(self, layout: SequenceLayout) -> None:
+        """Arrange later micro-batches by another layout."""
+        self._layout = layout
+
     def _place(self, rows: Sequence[tuple[Features, ...]]) -> _Placement:
         """Choose the order of the sequences, and the tokens that they share."""
         if self._layout.shares_prompts and (shared := count_shared_tokens(rows, self._visual_token_ids)):
@@ -131,6 +135,7 @@ class MultimodalCollator:
         self._dummies = {
             _PIXEL_INPUTS[modality]: vision.build_dummy(modality) for modality in sorted(required_modalities)
         }
+        self.use_layout = self._collate.use_layout
 
     def __call__(self, rows: Sequence[tuple[Features, ...]]) -> MicroBatch:
         """Return the micro-batch, with the pixel inputs and, if the model uses them, token type ids."""

@@ -120,6 +120,7 @@ class TokenizationConfig:
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)  # variables for the chat template
     attempt: int = 0
     trained_rows: RowIdentity | None = None  # of the newest checkpoint; None without one
+    rope_limit: int | None = None  # rows with more tokens have other rotary embeddings
 
 
 def load_data(dataset: Dataset, config: TokenizationConfig) -> TrainingData:
@@ -172,14 +173,14 @@ def _check_template_kwargs(config: TokenizationConfig) -> None:
 
 def _build_order(dataset: Dataset, train: TokenDataset, config: TokenizationConfig) -> ItemOrder:
     if not dataset.packing:
-        return RowOrder(train.lengths, seed=config.seed)
+        return RowOrder(train.lengths, seed=config.seed, length_limit=config.rope_limit)
     if config.vision and not config.vision.family.supports_packing:
         raise InvalidSpec(
             f'spec.dataset.packing: model "{config.model_name}" {config.vision.family.packing_problem}; leave packing'
             " out"
         )
     assert dataset.max_length is not None  # the API requires maxLength for packing
-    return PackOrder(train.lengths, max_length=dataset.max_length, seed=config.seed)
+    return PackOrder(train.lengths, max_length=dataset.max_length, seed=config.seed, length_limit=config.rope_limit)
 
 
 def _load_rows(

@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
-from finetune_trainer.data.epoch_order import Epoch, Item, shuffle_indices
+from finetune_trainer.data.epoch_order import Epoch, Item, exceed_limit, shuffle_indices
 from finetune_trainer.data.token_dataset import MROPE_POSITION_IDS, POSITION_IDS, Features
 
 MropeFunction = Callable[[Features], torch.Tensor]  # computes the position ids of a row, (seq, 3)
@@ -47,11 +47,15 @@ class PackOrder:
     """Order of packs of at most `max_length` tokens; rows are shuffled and packed again in each epoch.
 
     The number of packs and their lengths depend only on the row lengths and are the same in every epoch, because
-    shuffling swaps only rows of equal length (decisions/504).
+    shuffling swaps only rows of equal length (decisions/504). length_limit: no pack contains rows on both sides of this
+    number of tokens.
     """
 
-    def __init__(self, lengths: NDArray[np.int64], *, max_length: int, seed: int) -> None:
+    def __init__(
+        self, lengths: NDArray[np.int64], *, max_length: int, seed: int, length_limit: int | None = None
+    ) -> None:
         self._lengths = lengths
+        self._is_long = exceed_limit(lengths, length_limit)
         self._max_length = max_length
         self._seed = seed
         self._pack_count = len(self._pack_rows(np.arange(len(lengths))))
@@ -65,7 +69,8 @@ class PackOrder:
         packs = self._pack_rows(order)
         shuffled = [packs[index] for index in shuffle_indices(len(packs), self._seed, epoch_number)]
         lengths = self._lengths.tolist()
-        return Epoch(shuffled, np.array([sum(lengths[row] for row in pack) for pack in shuffled], dtype=np.int64))
+        pack_lengths = np.array([sum(lengths[row] for row in pack) for pack in shuffled], dtype=np.int64)
+        return Epoch(shuffled, pack_lengths, self._is_long[[pack[0] for pack in shuffled]])
 
     @property
     def utilization(self) -> float:
@@ -73,9 +78,14 @@ class PackOrder:
         return float(self._lengths.sum()) / (self._pack_count * self._max_length)
 
     def _pack_rows(self, order: NDArray[np.int64]) -> list[tuple[int, ...]]:
-        rows = order.tolist()
-        packs = pack_best_fit(self._lengths[order].tolist(), self._max_length)
-        return [tuple(rows[position] for position in sorted(pack)) for pack in packs]
+        packs: list[tuple[int, ...]] = []
+        for side in (order[self._is_long[order]], order[~self._is_long[order]]):
+            rows = side.tolist()
+            packs += (
+                tuple(rows[position] for position in sorted(pack))
+                for pack in pack_best_fit(self._lengths[side].tolist(), self._max_length)
+            )
+        return packs
 
 
 def pack_best_fit(lengths: Sequence[int], capacity: int) -> list[list[int]]:

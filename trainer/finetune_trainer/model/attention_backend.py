@@ -134,6 +134,11 @@ def supports_sdpa(config: PretrainedConfig) -> bool:
     return True
 
 
+def choose_default_attention(config: PretrainedConfig) -> str:
+    """Return the implementation for padded rows that every model of this type supports: SDPA, or else eager."""
+    return SDPA if supports_sdpa(config) else EAGER
+
+
 def check_backend_supported(name: str, spec: TrainerSpec, config: PretrainedConfig, *, has_sdpa: bool) -> None:
     """Raise InvalidSpec if the spec requests SDPA for a model without SDPA."""
     if name == SDPA and not has_sdpa:

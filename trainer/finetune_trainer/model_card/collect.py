@@ -150,6 +150,7 @@ def _describe_settings(trainer: GlobalMeanTrainer, model_description: ModelDescr
         "precision": str(model_description.dtype).removeprefix("torch."),
         "attention": model_description.attention,
         "parallelism": describe_parallelism(plan.spec),
+        **trainer.inputs.notes,
     }
     included = {"sft", "dpo", "lora", "training"}
     spec = plan.spec.model_dump(mode="json", include=included, exclude_none=True)

@@ -1,97 +1,171 @@
-"""Check that the model isolates sequences in one row from each other, and that its attention is causal."""
+"""Check that each sequence of a micro-batch has the logits that it would have alone (decisions/538).
 
-from collections.abc import Sequence
+Other sequences in its row, padding, and the position ids, lengths and masks of the collator must not change them.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
+from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 from finetune_trainer.data.collator import Collator, SequenceLayout
 from finetune_trainer.data.micro_batch import MicroBatch
 from finetune_trainer.data.token_dataset import IGNORE_INDEX, MROPE_POSITION_IDS, POSITION_IDS, Features
+from finetune_trainer.model.load import max_length
 from finetune_trainer.training.token_losses import compute_logits
 
-_MIN_TOLERANCE, _MAX_ROUNDING_STEPS = 1e-3, 4  # relative to the largest logit; real influence changes logits much more
-_LENGTH = 4  # tokens of each part of a row
+# Tolerances in rounding steps of the norm of the logits. Kernels may round differently if other sequences change; other
+# kernels always do, and may then choose other experts.
+_SAME_KERNEL_STEPS, _OTHER_KERNEL_STEPS = 4, 16
+_MIN_ROUNDING_STEP = 2.5e-4
+_PARTS = 3
+_MAX_PART_LENGTH = 256  # tokens; more than the 128 of a block that DeepSeek-V4 compresses
+_MAX_LOGITS_BYTES = 2**30  # of a forward pass, in float32
 
 
 @dataclass(frozen=True)
 class IsolationProbe:
-    """Two micro-batches whose rows have equal parts, except for the second one."""
+    """Token ids of the sequences of a check, and their arrangement in micro-batches."""
 
-    first: MicroBatch
-    second: MicroBatch
+    parts: torch.Tensor  # token ids of two versions of each part of a row, (2, parts, tokens)
+    layout: SequenceLayout
     rows: int
-    parts: int  # per row
+    packed: bool  # whether the parts of a row are sequences; otherwise a row is one sequence
+    use_mrope: bool = False  # whether to add position ids for M-RoPE to packs
+    pad_id: int = 0
+    dtype: torch.dtype = torch.float32  # in which the model computes
 
 
-def build_probe(layout: SequenceLayout, *, rows: int, packed: bool, use_mrope: bool) -> IsolationProbe:
-    """Build the micro-batches of a check.
+class Passes(NamedTuple):
+    """Forward passes of a model in evaluation mode without gradients."""
 
-    Use the layout of training and its micro-batch size, at most two, because some attention kernels detect the
-    boundaries of sequences from the position ids only at batch size 1. packed: whether the parts are sequences;
-    otherwise a row is one sequence. use_mrope: whether to add position ids for M-RoPE.
+    run: Callable[[MicroBatch], list[torch.Tensor]]  # returns the logits before each target by sequence
+    run_alone: Callable[[torch.Tensor], torch.Tensor]  # token ids (batch, seq) to logits (batch, seq - 1, vocab)
+
+
+def draw_parts(tokenizer: PreTrainedTokenizerBase, config: PretrainedConfig, *, rows: int) -> torch.Tensor:
+    """Draw the token ids of an IsolationProbe, which are neither special tokens nor placeholders of images.
+
+    A row fits into the context of the model, and the logits of a micro-batch need at most 1 GiB.
     """
-    collate = Collator(0, replace(layout, shares_prompts=False))
-    starts = ((0, 4, 8), (0, 12, 8)) if packed else ((0, 4), (0, 12))  # first token id of each part
-    first, second = (collate([(_build_row(ids, packed=packed, use_mrope=use_mrope),)] * rows) for ids in starts)
-    return IsolationProbe(first, second, rows, len(starts[0]))
+    text_config = config.get_text_config()
+    fields, vocabulary_size = {**vars(config), **vars(text_config)}, int(text_config.vocab_size)
+    named = (value for name, value in fields.items() if name.endswith(("_token_id", "_token_index")))
+    special = {*tokenizer.all_special_ids, *tokenizer.added_tokens_decoder}
+    special |= {number for value in named for number in (value if isinstance(value, list) else [value])}
+    ids = torch.tensor([number for number in range(min(len(tokenizer), vocabulary_size)) if number not in special])
+    row_lengths = (max_length(config) or _PARTS * _MAX_PART_LENGTH, _MAX_LOGITS_BYTES // (4 * vocabulary_size * rows))
+    length = max(2, min(_MAX_PART_LENGTH, min(row_lengths) // _PARTS))
+    return ids[torch.randint(len(ids), (2, _PARTS, length), generator=torch.Generator().manual_seed(0))]
 
 
-def _build_row(starts: tuple[int, ...], *, packed: bool, use_mrope: bool) -> Features:
-    ids = torch.cat([torch.arange(start, start + _LENGTH) for start in starts])
-    row = {"input_ids": ids, "labels": ids}
-    if packed or use_mrope:
-        row[POSITION_IDS] = torch.arange(len(ids)) % (_LENGTH if packed else len(ids))
-    if use_mrope:
-        row[MROPE_POSITION_IDS] = row[POSITION_IDS].unsqueeze(1).expand(-1, 3)
-    return row
+def find_fault(
+    model: torch.nn.Module,
+    probe: IsolationProbe,
+    device: torch.device,
+    run_plainly: Callable[[], AbstractContextManager[object]] = nullcontext,
+) -> str | None:
+    """Return what changes the logits of sequences in a micro-batch; None if nothing does (collective).
 
-
-def is_isolated(model: torch.nn.Module, probe: IsolationProbe, device: torch.device) -> bool:
-    """Return whether the second part of a row leaves the logits of the other parts unchanged (collective)."""
-    logits = _evaluate(model, (probe.first, probe.second), device)
-    return _are_equal(*(_select_unchanged_parts(values, probe) for values in logits))
-
-
-def computes_shared_prompts(model: torch.nn.Module, device: torch.device, *, use_mrope: bool) -> bool:
-    """Return whether a pair that contains its prompt once has the logits of two whole sequences (collective).
-
-    use_mrope: whether to add position ids for M-RoPE.
+    run_plainly: returns a context in which the model needs no lengths of sequences.
     """
-    pair = tuple(_build_row((0, start), packed=False, use_mrope=use_mrope) for start in (_LENGTH, 2 * _LENGTH))
-    for sequence in pair:
-        sequence["labels"] = sequence["labels"].clone()
-        sequence["labels"][:_LENGTH] = IGNORE_INDEX
-    layouts = (SequenceLayout(padding_free=True, shares_prompts=shares) for shares in (True, False))
-    batches = tuple(Collator(0, layout)([pair]) for layout in layouts)
-    logits = _evaluate(model, batches, device)
-    return _are_equal(*(_select_targets(*pair) for pair in zip(logits, batches, strict=True)))
 
+    def run(batch: MicroBatch) -> list[torch.Tensor]:
+        logits = compute_logits(model, batch.to(device)).flatten(0, 1)
+        sequences = range(len(batch.lengths))
+        return [logits[batch.targets.positions[batch.targets.sequences == number].to(device)] for number in sequences]
 
-@torch.no_grad()
-def _evaluate(model: torch.nn.Module, batches: Sequence[MicroBatch], device: torch.device) -> list[torch.Tensor]:
-    """Return the logits of micro-batches without dropout."""
-    was_training = model.training
+    def run_alone(ids: torch.Tensor) -> torch.Tensor:
+        with run_plainly():
+            logits: torch.Tensor = model(input_ids=ids.to(device), use_cache=False).logits
+        return logits[:, :-1]
+
+    was_training, passes = model.training, Passes(run, run_alone)
     model.eval()
-    logits = [compute_logits(model, batch.to(device)) for batch in batches]
+    with torch.no_grad():
+        faults = _find_pack_faults(probe, passes) if probe.packed else _find_row_faults(probe, passes)
+        if probe.layout.shares_prompts:
+            faults["a completion does not attend to a prompt that it shares"] = not _computes_shared_prompts(probe, run)
     model.train(was_training)
-    return logits
+    return next((fault for fault, exists in faults.items() if exists), None)
 
 
-def _are_equal(logits: torch.Tensor, other: torch.Tensor) -> bool:
-    """Return whether logits are equal but for rounding; also True if they are NaN, which the loss reports."""
-    tolerance = max(_MIN_TOLERANCE, _MAX_ROUNDING_STEPS * torch.finfo(logits.dtype).eps)
-    return not bool((logits - other).abs().max() > tolerance * logits.abs().max())
+def _find_pack_faults(probe: IsolationProbe, passes: Passes) -> dict[str, bool]:
+    """Return which faults rows of several sequences have; the second row, if any, is shorter."""
+    rows, outputs = [range(_PARTS), range(_PARTS - 1)][: probe.rows], []
+    for changed in range(_PARTS):
+        parts = probe.parts[0].clone()
+        parts[changed] = probe.parts[1, changed]
+        outputs.append(passes.run(_collate(probe, [tuple(parts[list(row)]) for row in rows])))
+    alone = passes.run_alone(probe.parts[0])
+    parts_of_sequences = [part for row in rows for part in row]
+    pairs = [  # the logits of a sequence in the two passes that do not change it
+        [outputs[(part + offset) % _PARTS][sequence] for offset in (1, 2)]
+        for sequence, part in enumerate(parts_of_sequences)
+    ]
+    return {
+        "a sequence changes the logits of another one in its row": not all(
+            _are_equal(*pair, probe.dtype, _SAME_KERNEL_STEPS) for pair in pairs
+        ),
+        "a sequence has other logits than alone, because of its position ids or padding": not all(
+            _are_equal(pair[0], alone[part], probe.dtype, _OTHER_KERNEL_STEPS)
+            for pair, part in zip(pairs, parts_of_sequences, strict=True)
+        ),
+    }
 
 
-def _select_targets(logits: torch.Tensor, batch: MicroBatch) -> torch.Tensor:
-    """Return the logits of the target tokens by sequence, (targets, vocab)."""
-    order = torch.argsort(batch.targets.sequences, stable=True)
-    return logits.flatten(0, 1)[batch.targets.positions[order]]
+def _find_row_faults(probe: IsolationProbe, passes: Passes) -> dict[str, bool]:
+    """Return which faults rows of one sequence have; the second row, if any, is the first half of the first one."""
+    half = probe.parts.shape[2]
+    sequences = [probe.parts[0, :2].flatten(), probe.parts[0, 0]]
+    outputs = passes.run(_collate(probe, [(sequence,) for sequence in sequences[: probe.rows]]))
+    alone = [passes.run_alone(sequence.unsqueeze(0))[0] for sequence in sequences]
+    return {
+        "a token attends to later ones": not probe.layout.masks_padding
+        and not _are_equal(alone[0][: half - 1], alone[1], probe.dtype, _OTHER_KERNEL_STEPS),
+        "a row has other logits than alone, because of padding": not all(
+            _are_equal(output, expected, probe.dtype, _OTHER_KERNEL_STEPS)
+            for output, expected in zip(outputs, alone, strict=False)
+        ),
+    }
 
 
-def _select_unchanged_parts(logits: torch.Tensor, probe: IsolationProbe) -> torch.Tensor:
-    """Return the logits without padding and without the second part of each row, (rows, parts - 1, tokens, vocab)."""
-    by_row = logits.reshape(probe.rows, -1, logits.shape[-1])[:, : probe.parts * _LENGTH]
-    by_part = by_row.reshape(probe.rows, probe.parts, _LENGTH, -1)
-    return torch.cat((by_part[:, :1], by_part[:, 2:]), dim=1)
+def _computes_shared_prompts(probe: IsolationProbe, run: Callable[[MicroBatch], list[torch.Tensor]]) -> bool:
+    """Return whether a pair that contains its prompt once has the logits of two whole sequences."""
+    prompt, *completions = probe.parts[0]
+    pair = tuple(_build_sequence(probe, (torch.cat((prompt, completion)),)) for completion in completions)
+    for sequence in pair:
+        sequence["labels"][: len(prompt)] = IGNORE_INDEX
+    layouts = (replace(probe.layout, shares_prompts=shares) for shares in (True, False))
+    shared, whole = (run(Collator(probe.pad_id, layout)([pair])) for layout in layouts)
+    return all(_are_equal(*logits, probe.dtype, _OTHER_KERNEL_STEPS) for logits in zip(shared, whole, strict=True))
+
+
+def _collate(probe: IsolationProbe, rows: Sequence[tuple[torch.Tensor, ...]]) -> MicroBatch:
+    """Return the micro-batch of rows, each of which consists of the token ids of its parts."""
+    collate = Collator(probe.pad_id, replace(probe.layout, shares_prompts=False))
+    return collate([(_build_sequence(probe, row),) for row in rows])
+
+
+def _build_sequence(probe: IsolationProbe, parts: tuple[torch.Tensor, ...]) -> Features:
+    ids = torch.cat(parts)
+    labels = torch.cat([part.index_fill(0, torch.tensor([0]), IGNORE_INDEX) for part in parts])
+    sequence = {"input_ids": ids, "labels": labels}
+    if probe.packed:
+        sequence[POSITION_IDS] = torch.cat([torch.arange(len(part)) for part in parts])
+        if probe.use_mrope:
+            sequence[MROPE_POSITION_IDS] = sequence[POSITION_IDS].unsqueeze(1).expand(-1, 3)
+    return sequence
+
+
+def _are_equal(logits: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype, steps: int) -> bool:
+    """Return whether logits are equal but for rounding; also True if they are NaN, which the loss reports.
+
+    The mean of the logits of a token is ignored, because it changes no probability.
+    """
+    difference, reference = logits.float() - expected.float(), expected.float()
+    norms = [(values - values.mean(dim=-1, keepdim=True)).norm() for values in (difference, reference)]
+    return not bool(norms[0] > steps * max(torch.finfo(dtype).eps, _MIN_ROUNDING_STEP) * norms[1])

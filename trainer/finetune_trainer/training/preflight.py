@@ -1,28 +1,47 @@
 """Preflight: forward and backward passes before the first step, without side effects, to fail early."""
 
-from collections.abc import Sequence
-from contextlib import nullcontext
-from typing import Any
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from functools import partial
+from typing import Any, cast
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from finetune_trainer.data.collator import Collator, MultimodalCollator
 from finetune_trainer.data.epoch_order import Item
 from finetune_trainer.data.length_stats import format_rows, select_cheapest_item, select_costliest_items
 from finetune_trainer.data.packing import PackOrder
+from finetune_trainer.distributed.collectives import all_gather_objects
 from finetune_trainer.distributed.heartbeat_writer import measure_peak_memory
 from finetune_trainer.errors import InvalidSpec, ModelError
-from finetune_trainer.model.attention_backend import SDPA
+from finetune_trainer.model.attention_backend import SDPA, choose_default_attention
+from finetune_trainer.model.load import get_pad_token_id
 from finetune_trainer.model.varlen_attention import VARLEN
+from finetune_trainer.model.varlen_support import select_text_attention
 from finetune_trainer.parallel.model_state import iterate_trained_parameters
 from finetune_trainer.training.base_trainer import GlobalMeanTrainer
-from finetune_trainer.training.isolation_check import build_probe, computes_shared_prompts, is_isolated
+from finetune_trainer.training.isolation_check import IsolationProbe, draw_parts, find_fault
 from finetune_trainer.units import GIB
 
 
+class IsolationCallback(TrainerCallback):  # type: ignore[misc]
+    """Checks the logits of sequences in micro-batches before training, with the wrapped model on every rank."""
+
+    def __init__(self, trainer: GlobalMeanTrainer) -> None:
+        self._trainer = trainer
+
+    def on_train_begin(
+        self, _args: TrainingArguments, _state: TrainerState, _control: TrainerControl, **_: Any
+    ) -> None:
+        with self._trainer.discard_side_effects():
+            check_isolation(self._trainer)
+
+
 class PreflightCallback(TrainerCallback):  # type: ignore[misc]
-    """Checks the isolation of sequences, gradients and memory before training, with the wrapped model on every rank."""
+    """Checks gradients and memory before training, with the wrapped model on every rank."""
 
     def __init__(self, trainer: GlobalMeanTrainer) -> None:
         self._trainer = trainer
@@ -32,7 +51,6 @@ class PreflightCallback(TrainerCallback):  # type: ignore[misc]
     ) -> None:
         trainer = self._trainer
         with trainer.discard_side_effects():
-            check_isolation(trainer)
             if isinstance(trainer.model_wrapped, DistributedDataParallel):
                 warm_up_ddp(trainer, trainer.model_wrapped)
             if trainer.inputs.plan.spec.training.probe:
@@ -40,47 +58,88 @@ class PreflightCallback(TrainerCallback):  # type: ignore[misc]
 
 
 def check_isolation(trainer: GlobalMeanTrainer) -> None:
-    """Check what the layout of the micro-batches relies on (collective).
+    """Check that each sequence of a micro-batch has the logits that it would have alone (collective).
 
-    Raises: InvalidSpec if sequences in one row influence each other, or if a model that gets no mask for padding
-    attends to later tokens.
+    If that fails for `varlen` that `auto` chose, use padded rows. Raises: InvalidSpec.
     """
-    inputs = trainer.inputs
-    layout, has_packs = inputs.layout, isinstance(inputs.data.order, PackOrder)
-    packed = has_packs or layout.padding_free
-    if not packed and layout.masks_padding:
+    if (fault := find_fault_of_any_rank(trainer)) and trainer.inputs.padded_layout:
+        use_padded_rows(trainer, fault)
+        fault = find_fault_of_any_rank(trainer)
+    if fault is None:
         return
-    vision = inputs.data.vision
-    use_mrope = vision is not None and vision.family.uses_mrope
-    probe = build_probe(layout, rows=min(inputs.plan.batch.micro_batch_size, 2), packed=packed, use_mrope=use_mrope)
-    name = f'model "{inputs.plan.spec.model.name}"'
-    model, device = trainer.model_wrapped, trainer.args.device
-    # Do not compile layers for the probe, which has fewer tokens than most micro-batches.
-    is_compiled = inputs.plan.spec.training.torch_compile
-    try:
-        with torch.compiler.set_stance("force_eager") if is_compiled else nullcontext():
-            if is_isolated(model, probe, device) and (
-                not layout.shares_prompts or computes_shared_prompts(model, device, use_mrope=use_mrope)
-            ):
-                return
-    except TypeError as error:
-        raise InvalidSpec(
-            f"spec.dataset.packing: {name} does not accept position_ids ({error}); leave packing out"
-        ) from error
-    if layout.padding_free:
-        raise InvalidSpec(
-            f"spec.model.attnImplementation: with {VARLEN}, the sequences of a micro-batch of {name} influence each"
-            f" other, or do not attend to a prompt that they share; set {SDPA}"
-        )
-    if has_packs:
-        raise InvalidSpec(
-            f"spec.dataset.packing: {name} does not isolate the rows of a pack: one row changes the logits of another;"
-            " leave packing out"
-        )
-    raise InvalidSpec(
-        f"spec.model.name: {name} attends to later tokens, so it cannot be trained to predict the next token; choose"
-        " a causal language model"
+    inputs = trainer.inputs
+    field, advice = "spec.model.name", "choose a causal language model"
+    if inputs.layout.padding_free:
+        field, advice = f"spec.model.attnImplementation: with {VARLEN}", f"set {SDPA}"
+    elif isinstance(inputs.data.order, PackOrder):
+        field, advice = "spec.dataset.packing", "leave packing out"
+    raise InvalidSpec(f'{field}: in model "{inputs.plan.spec.model.name}", {fault}; {advice}')
+
+
+def find_fault_of_any_rank(trainer: GlobalMeanTrainer) -> str | None:
+    """Return the fault that the first rank finds in the logits of micro-batches; None if there is none (collective)."""
+    # Do not compile layers for the probe, which has other lengths than most micro-batches.
+    is_compiled = trainer.inputs.plan.spec.training.torch_compile
+    with torch.compiler.set_stance("force_eager") if is_compiled else nullcontext():
+        try:
+            fault = find_fault(
+                trainer.model_wrapped,
+                build_probe(trainer),
+                trainer.args.device,
+                partial(use_default_attention, trainer.model) if trainer.inputs.layout.padding_free else nullcontext,
+            )
+        except TypeError as error:
+            fault = f"the forward pass does not accept a micro-batch ({error})"
+    return next(filter(None, all_gather_objects(fault)), None)
+
+
+def build_probe(trainer: GlobalMeanTrainer) -> IsolationProbe:
+    """Build the check of the layout of training, with at most two rows.
+
+    Some attention kernels detect the boundaries of sequences from the position ids only at batch size 1.
+    """
+    inputs, args = trainer.inputs, trainer.args
+    layout, vision = inputs.layout, inputs.data.vision
+    rows = 1 if layout.padding_free else min(inputs.plan.batch.micro_batch_size, 2)
+    return IsolationProbe(
+        draw_parts(inputs.tokenizer, trainer.model.config, rows=rows),
+        layout,
+        rows,
+        packed=isinstance(inputs.data.order, PackOrder) or layout.padding_free,
+        use_mrope=vision is not None and vision.family.uses_mrope,
+        pad_id=get_pad_token_id(inputs.tokenizer),
+        dtype=torch.bfloat16 if args.bf16 else torch.float16 if args.fp16 else torch.float32,
     )
+
+
+def use_padded_rows(trainer: GlobalMeanTrainer, fault: str) -> None:
+    """Replace `varlen` by padded rows. The processes of the data loader, which copy the collator, have not started."""
+    inputs, collate = trainer.inputs, cast("Collator | MultimodalCollator", trainer.inputs.collate)
+    attention, layout = choose_default_attention(trainer.model.config), inputs.padded_layout
+    assert layout is not None
+    for model in filter(None, (trainer.model, inputs.reference_model)):
+        set_text_attention(model, attention)
+    collate.use_layout(layout)
+    note = f"{attention} with padded rows instead of {VARLEN}: {fault}"
+    notes = {**inputs.notes, "attention": note}
+    trainer.inputs = replace(inputs, layout=layout, padded_layout=None, notes=notes)
+    if inputs.ranks.is_rank_zero:
+        print(f"attention: {note}", flush=True)
+
+
+@contextmanager
+def use_default_attention(model: Any) -> Iterator[None]:
+    """Use attention that needs no lengths of sequences in the `with` block, instead of `varlen`."""
+    set_text_attention(model, choose_default_attention(model.config))
+    try:
+        yield
+    finally:
+        set_text_attention(model, VARLEN)
+
+
+def set_text_attention(model: Any, name: str) -> None:
+    """Set the attention implementation of the text part of a model."""
+    model.set_attn_implementation(select_text_attention(model.config, name))
 
 
 def run_forward_and_backward(trainer: GlobalMeanTrainer, model: torch.nn.Module, items: Sequence[Item]) -> None:

@@ -1,6 +1,6 @@
 """Constructor arguments that the trainers of all methods share."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -26,6 +26,7 @@ class TrainerInputs:
     data: TrainingData
     collate: Collate
     layout: SequenceLayout  # of the micro-batches that `collate` returns
+    padded_layout: SequenceLayout | None  # alternative to a layout without padding that the user did not request
     family: VisionFamily | None  # None for a text model
     frozen_modules: tuple[str, ...]  # modules that text does not reach (spec.model.textOnly)
     args: TrainingArguments
@@ -34,3 +35,4 @@ class TrainerInputs:
     heartbeat: HeartbeatWriter
     is_stop_requested: Callable[[], bool]
     forecast_bytes: int | None  # forecast peak memory of a rank; only set on rank 0
+    notes: Mapping[str, str]  # by subject, for log and model card: on what else the result depends

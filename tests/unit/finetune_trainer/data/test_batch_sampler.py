@@ -11,7 +11,12 @@ from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
 from finetune_api.batch import Batch
-from finetune_trainer.data.batch_sampler import BatchSampler, build_dataloader, compute_padding_share
+from finetune_trainer.data.batch_sampler import (
+    BatchSampler,
+    build_dataloader,
+    compute_padding_share,
+    count_mixed_items,
+)
 from finetune_trainer.data.collator import Collator, SequenceLayout
 from finetune_trainer.data.epoch_order import Item, ItemOrder, RowOrder
 from finetune_trainer.data.late_skips import LateSkips
@@ -174,6 +179,37 @@ def test_the_padding_share_matches_the_padding_in_the_micro_batches(
     )
 
     assert compute_padding_share(order, batch) == pytest.approx(1 - sum(length_of.values()) / computed)
+
+
+@given(
+    long_count=st.integers(0, 12),
+    short_count=st.integers(0, 12),
+    batch=st.builds(Batch, st.integers(1, 4), st.integers(1, 3), st.integers(1, 3)),
+    packing=st.booleans(),
+)
+def test_a_micro_batch_has_rows_on_both_sides_of_a_length_limit_only_if_separate_ones_need_more_rounds(
+    long_count: int, short_count: int, batch: Batch, packing: bool
+) -> None:
+    lengths = np.array([60] * (long_count + 1) + [40, 20] * short_count)
+    order = (
+        PackOrder(lengths, max_length=60, seed=1, length_limit=50)
+        if packing
+        else RowOrder(lengths, seed=1, length_limit=50)
+    )
+    rounds, mixed_items = collect_rounds(order, batch), 0
+
+    for first in range(0, len(rounds), batch.accumulation_steps):
+        micro_batches = [items for ranks in rounds[first : first + batch.accumulation_steps] for items in ranks]
+        sides = [
+            [bool(lengths[np.atleast_1d(item)].max() > 50) for item in items if item != FILLER]
+            for items in micro_batches
+        ]
+        separate = sum(-(-sum(each.count(side) for each in sides) // batch.micro_batch_size) for side in (True, False))
+        mixed = [each for each in sides if len(set(each)) == 2]
+        assert len(mixed) == int(separate > len(micro_batches))
+        mixed_items += sum(each.count(False) for each in mixed)
+    assert len(rounds) == -(-len(order) // (batch.micro_batch_size * batch.world_size))
+    assert count_mixed_items(order, batch) == mixed_items
 
 
 class ProcessIds(Dataset[tuple[Features, ...]]):

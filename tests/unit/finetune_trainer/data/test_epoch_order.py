@@ -80,3 +80,17 @@ def test_epoch_lengths_are_in_the_same_order_as_the_items() -> None:
 
     assert sorted(map(int, epoch.items)) == [0, 1, 2, 3]  # type: ignore[arg-type]
     assert [int(item) + 10 for item in epoch.items] == epoch.lengths.tolist()  # type: ignore[arg-type]
+
+
+@given(lengths=LENGTHS, seed=st.integers(0, 5))
+def test_no_pack_contains_rows_on_both_sides_of_a_length_limit(lengths: list[int], seed: int) -> None:
+    order, limit = (
+        PackOrder(np.array(lengths), max_length=CAPACITY, seed=seed, length_limit=CAPACITY // 2),
+        CAPACITY // 2,
+    )
+
+    for epoch in map(order.get_epoch, range(2)):
+        assert len(epoch.items) == len(order)
+        assert sorted(row for pack in epoch.items for row in pack) == list(range(len(lengths)))  # type: ignore[union-attr]
+        for pack, is_long in zip(epoch.items, epoch.is_long, strict=True):
+            assert {lengths[row] > limit for row in pack} == {bool(is_long)}  # type: ignore[union-attr]

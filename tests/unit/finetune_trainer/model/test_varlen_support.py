@@ -38,6 +38,7 @@ def test_the_text_part_of_a_model_is_supported_although_its_images_are_not() -> 
         (tiny_families.CONFIGS["gemma2"](64), "does not support softcap"),
         (tiny_families.CONFIGS["gpt_oss"](64), "does not support s_aux"),
         (attention_families.build_linear_attention_config(), "the model has layers of linear attention"),
+        (attention_families.build_phimoe_config(), "layer 0 does not pass its sliding window"),
         (Llama4TextConfig(num_hidden_layers=4), "the model has layers of chunked attention"),
         (BloomConfig(vocab_size=64, hidden_size=32, n_layer=2, n_head=4), "does not support FlashAttention"),
     ],
@@ -50,7 +51,7 @@ def test_the_obstacle_is_named(config: PretrainedConfig, obstacle: str) -> None:
 def test_a_model_with_layers_that_do_not_call_the_function_is_not_supported(monkeypatch: pytest.MonkeyPatch) -> None:
     """Such layers, for example state space models, would mix the sequences."""
     config = attention_families.CONFIGS["llama"]()
-    monkeypatch.setattr(varlen_support, "_count_attention_calls", lambda *_, **__: (2, 1))
+    monkeypatch.setattr(varlen_support, "_run_trial", lambda *_, **__: ([False, False], [None]))
 
     assert find_varlen_obstacle(config, text_only=False) == "only 1 of 2 layers use the attention function"
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,8 @@ from finetune_trainer.data.row_filter import RowRules
 from finetune_trainer.data.token_dataset import MROPE_POSITION_IDS, Features
 from finetune_trainer.data_sources.media import Modality
 from finetune_trainer.errors import InvalidSpec
-from finetune_trainer.training.isolation_check import build_probe, computes_shared_prompts, is_isolated
+from finetune_trainer.training.isolation_check import IsolationProbe, draw_parts, find_fault
+from finetune_trainer.training.preflight import use_default_attention
 from finetune_trainer.training.token_losses import compute_logits
 from finetune_trainer.vision.families import FAMILIES
 from testing.models import tiny_vision
@@ -123,19 +125,21 @@ def test_a_dummy_image_in_a_pack_is_a_separate_row(loaded_model: LoadedVisionMod
     torch.testing.assert_close(actual[:, :length], expected, rtol=1e-4, atol=1e-4)
 
 
+def find_fault_of(loaded_model: LoadedVisionModel, layout: SequenceLayout, *, packed: bool) -> str | None:
+    description, model = loaded_model.model_description, loaded_model.model
+    assert description.vision is not None
+    parts = draw_parts(description.tokenizer, description.config, rows=2)
+    use_mrope = description.vision.family.uses_mrope
+    probe = IsolationProbe(parts, layout, rows=2, packed=packed, use_mrope=use_mrope)
+    run_plainly = partial(use_default_attention, model) if layout.padding_free else nullcontext
+    return find_fault(model, probe, torch.device("cpu"), run_plainly)
+
+
 def test_the_isolation_check_accepts_families_that_support_packing(loaded_model: LoadedVisionModel) -> None:
-    vision = loaded_model.model_description.vision
-    assert vision is not None
-
-    padded, padding_free = (
-        build_probe(layout, rows=2, packed=True, use_mrope=vision.family.uses_mrope)
-        for layout in (SequenceLayout(), SequenceLayout(padding_free=True))
-    )
-
-    assert is_isolated(loaded_model.model, padded, torch.device("cpu"))
+    assert find_fault_of(loaded_model, SequenceLayout(), packed=True) is None
+    assert find_fault_of(loaded_model, SequenceLayout(), packed=False) is None
     with loaded_model.use_varlen():
-        assert is_isolated(loaded_model.model, padding_free, torch.device("cpu"))
-        assert computes_shared_prompts(loaded_model.model, torch.device("cpu"), use_mrope=vision.family.uses_mrope)
+        assert find_fault_of(loaded_model, SequenceLayout(padding_free=True, shares_prompts=True), packed=True) is None
 
 
 def test_mrope_position_ids_match_the_model(loaded_model: LoadedVisionModel, tmp_path: Path) -> None:
@@ -173,12 +177,22 @@ def test_packing_is_rejected_for_a_family_without_row_isolation(
         load_rows(model, tmp_path, packing=True)
 
 
+@pytest.mark.parametrize("model_type", [name for name in tiny_vision.RECIPES if not FAMILIES[name].supports_packing])
+def test_the_isolation_check_accepts_padded_rows_of_all_families(
+    get_vision_folder: Callable[[str], Path], model_type: str
+) -> None:
+    model = load_vision_model(get_vision_folder(model_type))
+
+    assert find_fault_of(model, SequenceLayout(), packed=False) is None
+
+
 @pytest.mark.parametrize("model_type", ["qwen3_5", "qwen3_5_moe"])
 def test_the_isolation_check_detects_linear_attention(
     get_vision_folder: Callable[[str], Path], model_type: str
 ) -> None:
     """The check also covers text training (textOnly), for which the family does not apply."""
-    model = AutoModelForImageTextToText.from_pretrained(get_vision_folder(model_type))
+    model = load_vision_model(get_vision_folder(model_type))
 
-    probe = build_probe(SequenceLayout(), rows=2, packed=True, use_mrope=True)
-    assert not is_isolated(model, probe, torch.device("cpu"))
+    assert (
+        find_fault_of(model, SequenceLayout(), packed=True) == "a sequence changes the logits of another one in its row"
+    )
