@@ -88,14 +88,11 @@ def test_all_nodes_restart_from_the_last_checkpoint_after_a_hang(tmp_path: Path,
 def test_two_out_of_memory_repairs_do_not_change_the_losses(tmp_path: Path, tiny_files: TinyFiles) -> None:
     training = {"maxSteps": 8, "saveSteps": 3, "learningRate": 1e-2, "perDeviceTrainBatchSize": 4}
     reference = write_job(tmp_path / "reference", tiny_files, training=training)
-    folders = (FORKS, FAULT_INJECTION, *map(Path, filter(None, sys.path)))
-    path = os.pathsep.join(str(folder.resolve()) for folder in folders)
-    env = {"PYTHONPATH": path, "OOM_ABOVE_SAMPLES": "1", "PASSES_BEFORE_FAULT": "8"}
     job = write_job(
         tmp_path / "job",
         tiny_files,
         training={**training, "perDeviceTrainBatchSize": "auto", "globalBatchSize": 8},
-        env=[{"name": name, "value": text} for name, text in env.items()],
+        env=build_fault_variables(OOM_ABOVE_SAMPLES="1", PASSES_BEFORE_FAULT="10"),
     )
 
     for each in (reference, job):
@@ -113,6 +110,35 @@ def test_two_out_of_memory_repairs_do_not_change_the_losses(tmp_path: Path, tiny
     assert batch is not None
     assert (batch.per_device_train_batch_size, batch.gradient_accumulation_steps, batch.effective) == (1, 4, 8)
     assert read_losses(job) == pytest.approx(read_losses(reference), rel=1e-4)
+
+
+def test_an_out_of_memory_repair_resumes_a_lora_job_of_ddp_with_zero3(tmp_path: Path, tiny_files: TinyFiles) -> None:
+    training = {"maxSteps": 6, "saveSteps": 3, "learningRate": 1e-2, "gradientCheckpointing": True}
+    variables = {"OOM_ABOVE_SAMPLES": "0", "OOM_BUT_WITH_DEEPSPEED": "1", "PASSES_BEFORE_FAULT": "10"}
+    job = write_job(
+        tmp_path,
+        tiny_files,
+        training={**training, "perDeviceTrainBatchSize": 1, "globalBatchSize": 2},
+        env=build_fault_variables(**variables, PYTORCH_ALLOC_CONF="expandable_segments:True"),
+    )
+
+    code, output = job.run("--trust")  # PYTHONPATH
+
+    assert code == 0, output
+    failed, last = job.status.attempts
+    assert (failed.reason, failed.action) == ("CudaOutOfMemory", "Repair"), output
+    assert "deepspeed preset none -> zero3" in failed.message
+    assert (last.first_step, last.last_step) == (3, 6), output
+    losses = read_losses(job)
+    assert len(losses) == 6
+    assert losses[-1] < losses[0]
+
+
+def build_fault_variables(**variables: str) -> list[dict[str, str]]:
+    """Return variables of a job that inject faults into its ranks."""
+    folders = (FORKS, FAULT_INJECTION, *map(Path, filter(None, sys.path)))
+    variables["PYTHONPATH"] = os.pathsep.join(str(folder.resolve()) for folder in folders)
+    return [{"name": name, "value": text} for name, text in variables.items()]
 
 
 def read_losses(job: LocalJob) -> list[float]:

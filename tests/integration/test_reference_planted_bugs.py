@@ -18,7 +18,7 @@ from finetune_trainer.chat_template import example_renderer, samples
 from finetune_trainer.chat_template.samples import Sample, Span, WeightedText
 from finetune_trainer.data import collator
 from finetune_trainer.data.batch_sampler import BatchSampler
-from finetune_trainer.data.epoch_order import Epoch, Item, RowOrder
+from finetune_trainer.data.epoch_order import Epoch, Item, RowOrder, exceed_limit
 from finetune_trainer.data.micro_batch import MicroBatch
 from finetune_trainer.data.token_dataset import FILLER, TokenDataset
 from finetune_trainer.data_sources import sources
@@ -127,7 +127,7 @@ def draw_rows_with_replacement(patch: Patch) -> None:
 
     def get_epoch(order: RowOrder, number: int) -> Epoch:
         rows = np.random.default_rng([number]).integers(0, len(order), len(order))
-        return Epoch(rows.tolist(), order._lengths[rows])
+        return Epoch(rows.tolist(), order._lengths[rows], exceed_limit(order._lengths[rows], None))
 
     get_sorted = RowOrder.get_epoch
     patch.setattr(

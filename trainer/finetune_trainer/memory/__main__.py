@@ -4,7 +4,7 @@ import argparse
 import json
 import sys
 import tempfile
-import time
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,12 +16,12 @@ from finetune_trainer.memory.gpus import USABLE_BYTES, find_fitting_gpus
 if TYPE_CHECKING:
     from finetune_api.v1alpha1.job import TrainerSpec
     from finetune_trainer.memory.breakdown import MemoryBreakdown
-    from finetune_trainer.memory.forecast import Forecast
+    from finetune_trainer.memory.forecast import Forecast, ForecastModel
 
 EXIT_RETRYABLE, EXIT_INVALID_INPUT = 1, 2
-# Limit of CPU time for a config; on slow machines, it is a multiple of what the imports of libraries took.
-_MAX_CPU_SECONDS, _MAX_IMPORT_TIMES = 15, 4
-_TOO_SLOW = "building the model of its config.json takes more than {:.0f} s; correct the sizes in it"
+# Limits of CPU time, without the imports of libraries, for building the model and for all simulated steps. The first one
+# ends a config with huge sizes, and the second one has room for slow machines.
+_MAX_BUILD_SECONDS, _MAX_FORECAST_SECONDS = 15, 60
 
 
 def main() -> int:
@@ -44,24 +44,31 @@ def main() -> int:
 def build_forecast_report(spec_file: Path, gpu: str | None) -> dict[str, Any]:
     """Return the report: memory parts in bytes, whether they fit into the GPU, and a suggestion if they do not."""
     hide_unused_libraries(spec_file)
-    started_at = time.process_time()
-    import finetune_trainer.memory.suggestions  # noqa: F401  # with torch and transformers
+    from finetune_trainer.memory.forecast import read_model
+    from finetune_trainer.memory.model_shape import Architecture
+    from finetune_trainer.model.download import download_description
     from finetune_trainer.read_spec import read_spec
 
-    max_seconds = max(_MAX_CPU_SECONDS, _MAX_IMPORT_TIMES * (time.process_time() - started_at))
-    with limit_cpu_seconds(max_seconds, ModelError(_TOO_SLOW.format(max_seconds))):
-        return _build_report(read_spec(spec_file), gpu)
-
-
-def _build_report(spec: "TrainerSpec", gpu: str | None) -> dict[str, Any]:
-    from finetune_trainer.memory.forecast import forecast, has_gpu_limits, read_model
-    from finetune_trainer.memory.suggestions import choose_batch_size, suggest_changes
-    from finetune_trainer.model.download import download_description
-    from finetune_trainer.training_plan import plan_training
-
-    with tempfile.TemporaryDirectory() as folder:
+    spec = read_spec(spec_file)
+    with tempfile.TemporaryDirectory() as folder, _limit_cpu_seconds("building the model of", _MAX_BUILD_SECONDS):
         source = download_description(spec.model, Path(folder))
         model = read_model(spec.model_copy(update={"model": source}))
+        Architecture(model.config, model.dtype, None).build()
+    with _limit_cpu_seconds("simulating steps of the model of", _MAX_FORECAST_SECONDS):
+        return _build_report(spec, model, gpu)
+
+
+def _limit_cpu_seconds(phase: str, seconds: int) -> AbstractContextManager[None]:
+    return limit_cpu_seconds(
+        seconds, ModelError(f"{phase} its config.json takes more than {seconds} s; correct the sizes in it")
+    )
+
+
+def _build_report(spec: "TrainerSpec", model: "ForecastModel", gpu: str | None) -> dict[str, Any]:
+    from finetune_trainer.memory.forecast import forecast, has_gpu_limits
+    from finetune_trainer.memory.suggestions import choose_batch_size, suggest_changes
+    from finetune_trainer.training_plan import plan_training
+
     on_gpu = gpu is not None or has_gpu_limits(spec)
     forecasts: dict[str, Forecast] = {}
 

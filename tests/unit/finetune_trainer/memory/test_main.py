@@ -1,7 +1,7 @@
 """Tests the program that `finetune estimate` runs."""
 
 import time
-from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -11,14 +11,14 @@ from finetune_trainer.memory import __main__ as program
 def test_a_forecast_without_end_is_an_error_of_the_model(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def compute(_spec: Path) -> None:
+    def compute(*_: object) -> None:
         started_at = time.process_time()
         while time.process_time() - started_at < 10:
             pass
 
-    monkeypatch.setattr(program, "_MAX_CPU_SECONDS", 0.1)
-    monkeypatch.setattr(program, "_MAX_IMPORT_TIMES", 0)
-    monkeypatch.setattr("finetune_trainer.read_spec.read_spec", compute)
+    monkeypatch.setattr(program, "_MAX_BUILD_SECONDS", 0.1)
+    monkeypatch.setattr("finetune_trainer.read_spec.read_spec", lambda _file: SimpleNamespace(model=None))
+    monkeypatch.setattr("finetune_trainer.model.download.download_description", compute)
     monkeypatch.setattr("sys.argv", ["memory", "spec.json"])
 
     assert program.main() == program.EXIT_INVALID_INPUT
