@@ -1,4 +1,4 @@
-"""Combinations of options of a training, which a seed draws, and those whose difference from the reference is known."""
+"""Combinations of options of a training, which a seed draws."""
 
 import random
 from collections.abc import Callable, Mapping
@@ -101,28 +101,6 @@ class Combination:
         return {each.name: value for each in fields(self) if (value := getattr(self, each.name)) != each.default}
 
 
-# Options whose trainings differ from the reference, with the number of the difference in the issue "The training is
-# right". Such combinations are not drawn; without its line, they are.
-KNOWN_DIFFERENCES: Mapping[str, Callable[[Combination], bool]] = {
-    "N1": lambda each: each.is_dpo and each.saves_modules and not each.precompute,
-    "N3": lambda each: each.tuner != "full" and len({"zero" in layout.preset for layout in each.layouts}) > 1,
-    "N4": lambda each: each.merge and "lm_head" in each.targets and each.family in TIED,
-    "N5": lambda each: each.is_dpo and each.tuner == "full" and each.dtype != "float32" and each.layout.preset == "ddp",
-    "N6": lambda each: each.is_dpo and each.weighted,
-    "N11": lambda each: each.split_words,
-    "N13": lambda each: each.router_coefficient is not None and any(layout.micro_batch > 1 for layout in each.layouts),
-    "N14": lambda each: bool(
-        each.schedule == "polynomial"
-        and (each.warmup >= each.steps or each.epochs or any("zero" in layout.preset for layout in each.layouts))
-    ),
-}
-
-
-def find_known_difference(combination: Combination) -> str | None:
-    """Return the number of the known difference that the options of a combination cause, if any."""
-    return next((number for number, applies in KNOWN_DIFFERENCES.items() if applies(combination)), None)
-
-
 SIMPLEST = Combination()
 _DPO_FIELDS = ("loss_type", "beta", "rpo_alpha", "precompute")
 _SHAPE_FIELDS = ("rank", "alpha", "rslora", "dora", "targets")
@@ -140,19 +118,25 @@ def _supports(combination: Combination, feature: str) -> bool:
 RULES: Mapping[tuple[str, ...], Callable[[Combination], bool]] = {
     ("tuner",): lambda each: each.tuner == "full" or _supports(each, "all-linear"),
     ("attention",): lambda each: _supports(each, each.attention),
+    # rounding to 16 bits decides which experts compute some tokens
+    ("dtype",): lambda each: each.dtype == "float32" or each.family not in EXPERTS,
     ("router_coefficient",): lambda each: each.router_coefficient is None or each.family in EXPERTS,
     ("packing",): lambda each: not each.packing or (not each.is_dpo and each.max_length is not None),
     _DPO_FIELDS: lambda each: each.is_dpo or _has_defaults(each, *_DPO_FIELDS),
     ("loss_on",): lambda each: (
         each.loss_on == "assistant" or not (each.is_dpo or (each.dialect == "text" and each.loss_on == "lastTurn"))
     ),
-    ("weighted",): lambda each: not each.weighted or each.dialect != "text",
+    # a completion of DPO is learned as a whole or not at all
+    ("weighted",): lambda each: not each.weighted or (each.dialect != "text" and not each.is_dpo),
     ("split_words",): lambda each: not each.split_words or each.dialect == "text",
     _SHAPE_FIELDS: lambda each: each.tuner == "lora" or _has_defaults(each, *_SHAPE_FIELDS),
     ("targets",): lambda each: each.targets == SIMPLEST.targets or _supports(each, "q_proj"),
     # the rows of pad tokens are 0, and DoRA divides by their norm
     ("dora",): lambda each: not (each.dora and "lm_head" in each.targets and each.family in TIED),
-    ("merge",): lambda each: each.tuner != "full" or not each.merge,
+    # a merged weight that two layers share would change both
+    ("merge",): lambda each: (
+        not each.merge or (each.tuner != "full" and not ("lm_head" in each.targets and each.family in TIED))
+    ),
     ("saves_modules",): lambda each: each.tuner == "adapter" or not each.saves_modules,
     ("evaluation",): lambda each: each.evaluation != "split" or set(each.draws) == {None},
     ("steps",): lambda each: each.epochs is None or _has_defaults(each, "steps"),
@@ -168,7 +152,7 @@ def is_valid(combination: Combination) -> bool:
 
 
 def draw(seed: int, *, max_ranks: int = 2) -> Combination:
-    """Draw a valid combination without known difference."""
+    """Draw a valid combination."""
     source = random.Random(seed)
     while True:
         effective = source.choice(EFFECTIVE_BATCHES)
@@ -181,7 +165,7 @@ def draw(seed: int, *, max_ranks: int = 2) -> Combination:
         for names, is_kept in RULES.items():
             if not is_kept(drawn):
                 drawn = replace(drawn, **{name: getattr(SIMPLEST, name) for name in names})
-        if is_valid(drawn) and find_known_difference(drawn) is None:
+        if is_valid(drawn):
             return drawn
 
 

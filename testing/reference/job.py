@@ -140,10 +140,11 @@ def _build_row(source: random.Random, options: Combination, *, is_short: bool) -
     longest = 4 if is_short else 16
     answers = {name: _draw_text(source, longest) for name in ("chosen", "rejected")}
     if options.dialect == "text":
-        separator = "" if options.split_words else " "  # without, the completion begins within a word
-        answers = {name: separator + text for name, text in answers.items()}
-        prompt = {"prompt": _draw_text(source, longest)}
-        return {**prompt, **answers} if options.is_dpo else {**prompt, "completion": answers["chosen"]}
+        text = _draw_text(source, longest)
+        border = len(text) - (source.choice((1, 2, 3)) if options.split_words else 0)
+        answers = {name: f"{text[border:]} {answer}" for name, answer in answers.items()}
+        answers = answers if options.is_dpo else {"completion": answers["chosen"]}
+        return {"prompt": text[:border], **answers}
     messages: list[dict[str, Any]] = []
     if not is_short and source.random() < 0.5:
         messages.append({"role": "system", "content": _draw_text(source, 6)})

@@ -117,9 +117,9 @@ def load_policy(options: Combination, model: Path, adapter: Path | None, initial
     return adapted
 
 
-def load_reference(model: Path, adapter: Path | None) -> Any:
-    """Load the reference model of DPO: the model, with the adapter that is trained further."""
-    base = load_base(model)
+def load_reference(options: Combination, model: Path, adapter: Path | None) -> Any:
+    """Load the reference model of DPO, with the dtype of the policy and the adapter that is trained further."""
+    base = load_base(model, dtype=torch.float32 if options.tuner == "full" else None)
     return (PeftModel.from_pretrained(base, adapter) if adapter else base).eval().requires_grad_(requires_grad=False)
 
 

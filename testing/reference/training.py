@@ -17,7 +17,8 @@ from testing.reference.losses import compute_norm, compute_preference_loss, comp
 from testing.reference.record import Record, RecordedBatch
 from testing.reference.schedules import compute_epoch, compute_rate, count_steps
 
-TIE = 1e-4  # margin of rewards below which rounding decides which completion wins
+# margin of rewards below which rounding decides which completion wins
+TIES = {"float32": 1e-4, "bfloat16": 0.1}
 
 TokenRow = tuple[TokenSequence, ...]  # one sequence, or the chosen and the rejected one
 RouterLogits = list[Sequence[torch.Tensor]]  # by row and layer
@@ -40,7 +41,7 @@ class ReferenceTraining:
     def __init__(self, options: Combination, record: Record, files: JobFiles, initial_adapter: Path) -> None:
         self.options, self.record = options, record
         self.policy = models.load_policy(options, files.model, files.adapter, initial_adapter)
-        self.reference = models.load_reference(files.model, files.adapter) if options.is_dpo else None
+        self.reference = models.load_reference(options, files.model, files.adapter) if options.is_dpo else None
         self.tokenizer = models.load_tokenizer(files.model)
         self.optimizer = models.build_optimizer(self.policy, options)
         self.problems: list[str] = []
@@ -131,8 +132,9 @@ class ReferenceTraining:
             initial = [sum_weighted_losses(self._compute_logits(self.reference, each, []), each) for each in row]
         ratios = [before - now for before, now in zip(initial, policy, strict=True)]
         chosen, rejected = (self.options.beta * float(ratio) for ratio in ratios)
+        tie = TIES[self.options.dtype]
         values = {"rewards/chosen": chosen, "rewards/rejected": rejected, "rewards/margins": chosen - rejected}
-        values |= {"rewards/accuracies": float(chosen > rejected), "ties": float(abs(chosen - rejected) < TIE)}
+        values |= {"rewards/accuracies": float(chosen > rejected), "ties": float(abs(chosen - rejected) < tie)}
         values |= {"logps/chosen": -float(policy[0]), "logps/rejected": -float(policy[1])}
         metrics.update(values)
         loss = compute_preference_loss(self.options, ratios, [each.target_count for each in row])
