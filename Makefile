@@ -64,7 +64,7 @@ fuzz: setup ## run passes and parsers on random pods, jobs and messages; EXAMPLE
 		$(if $(MINUTES),--minutes $(MINUTES)) $(ARGS)
 
 .PHONY: reference
-reference: setup ## compare random trainings with their definition, step by step; SEED=0 MINUTES=60 ARGS="--ranks 4"
+reference: setup ## compare random trainings with their definition, step by step; SEED=0 MINUTES=60 ARGS="--types"
 	@$(RUN) -m testing.reference $(if $(SEED),--seed $(SEED)) $(if $(MINUTES),--minutes $(MINUTES)) $(ARGS)
 
 .PHONY: pytest docs

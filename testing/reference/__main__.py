@@ -14,11 +14,11 @@ import torch
 import transformers
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from testing.reference.combination import Combination, Layout, draw
-from testing.reference.compare import Report, check, find_largest
+from testing.reference.combination import Combination, Layout, count_values, draw
+from testing.reference.compare import BOUNDS, Report, check, find_largest
 from testing.reference.launch import run_trainer
 from testing.reference.model import find_build_problem
-from testing.reference.shrink import check_alone, format_job, shrink
+from testing.reference.shrink import format_job, shrink
 
 CELLS_PER_LAUNCH = 24
 
@@ -26,29 +26,28 @@ CELLS_PER_LAUNCH = 24
 def main() -> int:
     """Run the search, and exit with 1 if a training differed from the reference."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "--seed", type=int, default=None, help="first seed; the seeds are consecutive (default: random)"
-    )
-    parser.add_argument("--minutes", type=float, default=10, help="stop after this time (default 10)")
-    parser.add_argument("--ranks", type=int, default=2, help="largest number of ranks (default 2)")
+    parser.add_argument("--seed", type=int, help="first seed; the seeds are consecutive (default: random)")
+    parser.add_argument("--minutes", type=float, default=10, help="start no launch after this time (default 10)")
+    parser.add_argument("--ranks", type=int, default=4, help="largest number of ranks (default 4)")
     parser.add_argument("--types", nargs="*", help="instead, train these causal types of transformers (default: all)")
     options = parser.parse_args()
     prepare()
     started_at = time.monotonic()
-    first = random.SystemRandom().randrange(10**6) if options.seed is None else options.seed
     reports: list[Report] = []
     if options.types is not None:
         reports = check_types(options.types or sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES))
-    while options.types is None and time.monotonic() - started_at < 60 * options.minutes:
-        seeds = range(first + len(reports), first + len(reports) + CELLS_PER_LAUNCH)
-        reports += check_all([draw(seed, max_ranks=options.ranks) for seed in seeds])
-    print(f"{len(reports)} combinations from seed {first} in {time.monotonic() - started_at:.0f} s")
-    for quantity, relative in sorted(find_largest(reports).items()):
-        print(f"  {quantity}: largest relative difference {relative:.1e}")
+    else:
+        first = random.SystemRandom().randrange(10**6) if options.seed is None else options.seed
+        print(f"combinations of the seeds from {first} on", flush=True)
+        while time.monotonic() - started_at < 60 * options.minutes:
+            seeds = range(first + len(reports), first + len(reports) + CELLS_PER_LAUNCH)
+            reports += check_all([draw(seed, max_ranks=options.ranks) for seed in seeds])
+            print(f"{len(reports)} combinations in {time.monotonic() - started_at:.0f} s", flush=True)
+    print_summary(reports)
     different = [report for report in reports if report.differences]
     for report in different:
         explain(report)
-    print(f"{len(different)} of them differ from the reference")
+    print(f"{len(different)} of {len(reports)} combinations differ from the reference")
     return 1 if different else 0
 
 
@@ -78,23 +77,35 @@ def prepare() -> None:
 
 
 def check_all(combinations: Sequence[Combination]) -> list[Report]:
-    """Train and compare combinations, which share launches, and print the first difference of each."""
+    """Train and compare combinations, which share launches."""
     named = {str(number): each for number, each in enumerate(combinations)}
     with tempfile.TemporaryDirectory(prefix="reference-") as folder:
-        reports = [check(run) for run in run_trainer(named, Path(folder)).values()]
-    for report in reports:
-        if report.differences:
-            print(f"{report.options.describe_changes()}: {report.differences[0]}", flush=True)
-    return reports
+        return [check(run) for run in run_trainer(named, Path(folder)).values()]
+
+
+def find_different(combinations: Sequence[Combination]) -> list[Combination]:
+    """Return those of the combinations whose trainings differ from the reference."""
+    return [report.options for report in check_all(combinations) if report.differences]
+
+
+def print_summary(reports: Sequence[Report]) -> None:
+    """Print the number of combinations by value of each option, and the largest difference of each quantity."""
+    for value, count in sorted(count_values(report.options for report in reports).items()):
+        print(f"  {value}: {count} combinations")
+    for dtype in BOUNDS:
+        largest = find_largest(report for report in reports if report.options.dtype == dtype)
+        for quantity, relative in sorted(largest.items()):
+            print(f"  {quantity} in {dtype}: largest relative difference {relative:.1e}")
 
 
 def explain(report: Report) -> None:
-    """Print a difference with the smallest combination that has one."""
-    smallest = shrink(report.options, lambda each: bool(check_alone(each).differences))
-    print(f"\nseed {report.options.seed}, shrunk to {smallest.describe_changes()}")
-    for difference in check_alone(smallest).differences:
+    """Print a difference, the smallest combination that has one, and its job file with the files that it names."""
+    print(f"\nseed {report.options.seed}, {report.options.describe_changes()}: {report.differences[0]}", flush=True)
+    smallest = shrink(report.options, find_different)
+    print(f"shrunk to {smallest.describe_changes()}")
+    for difference in check_all([smallest])[0].differences:
         print(f"  {difference}")
-    print(format_job(smallest), flush=True)
+    print(format_job(smallest, Path(tempfile.mkdtemp(prefix="difference-"))), flush=True)
 
 
 if __name__ == "__main__":

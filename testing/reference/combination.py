@@ -1,7 +1,8 @@
 """Combinations of options of a training, which a seed draws."""
 
 import random
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -151,7 +152,20 @@ def is_valid(combination: Combination) -> bool:
     return all(is_kept(combination) for is_kept in RULES.values())
 
 
-def draw(seed: int, *, max_ranks: int = 2) -> Combination:
+def count_values(combinations: Iterable[Combination]) -> Counter[str]:
+    """Return how many combinations use each value of each option, as `option=value`."""
+    counts = Counter[str]()
+    for each in combinations:
+        unused = {"seed", "layout", "resume", *(() if each.is_dpo else _DPO_FIELDS)}
+        unused |= set() if each.tuner == "lora" else set(_SHAPE_FIELDS)
+        values = {f"{option.name}={getattr(each, option.name)}" for option in fields(each) if option.name not in unused}
+        for layout in each.layouts:
+            values |= {f"{option.name}={getattr(layout, option.name)}" for option in fields(layout)}
+        counts.update({*values, f"resume={each.resume is not None}"})
+    return counts
+
+
+def draw(seed: int, *, max_ranks: int = 4) -> Combination:
     """Draw a valid combination."""
     source = random.Random(seed)
     while True:

@@ -1,6 +1,6 @@
 """Compares the log and the result of a training with those of the reference, within bounds per quantity and dtype."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -134,7 +134,7 @@ def _compare_logits(run: TrainerRun, outcome: ReferenceOutcome) -> Iterator[Comp
         yield Comparison("logits", place, found, expected, relative, bound.relative)
 
 
-def find_largest(reports: list[Report]) -> dict[str, float]:
+def find_largest(reports: Iterable[Report]) -> dict[str, float]:
     """Return the largest relative difference of each quantity."""
     largest: dict[str, float] = {}
     for report in reports:

@@ -1,7 +1,6 @@
 """Shrinks a combination that differs from the reference to the fewest and simplest options, and prints it as a job."""
 
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -9,31 +8,29 @@ from typing import Any
 import yaml
 
 from testing.reference.combination import Combination, Layout, is_valid
-from testing.reference.compare import Report, check
 from testing.reference.job import build_spec, write_files
-from testing.reference.launch import run_trainer
 
-Differs = Callable[[Combination], bool]
+FindDifferent = Callable[[Sequence[Combination]], Sequence[Combination]]
 _KEPT = ("seed", "layout", "steps")  # the seed determines the rows, on which a difference may depend
 
 
-def shrink(combination: Combination, differs: Differs) -> Combination:
-    """Return the combination with as many options at their simplest values as possible, of which `differs` is true."""
-    simplest, is_changed = combination, True
-    while is_changed:
-        is_changed = False
-        for candidate in list_simpler(simplest):
-            if is_valid(candidate) and differs(candidate):
-                simplest, is_changed = candidate, True
-                break
+def shrink(combination: Combination, find_different: FindDifferent) -> Combination:
+    """Return the combination with as many options at their simplest values as possible that still differs.
+
+    find_different: returns those of several combinations that differ; it is called with all candidates at once, because
+    they share launches.
+    """
+    simplest = combination
+    while different := find_different([each for each in list_simpler(simplest) if is_valid(each)]):
+        together = _join_changes(simplest, different)
+        simplest = together if is_valid(together) and find_different([together]) else different[0]
     return simplest
 
 
 def list_simpler(combination: Combination) -> Iterator[Combination]:
     """Yield combinations with one option, or one number of the layout, at a simpler value."""
-    changed = [each for each in fields(Combination) if each.name not in _KEPT]
-    for each in changed:
-        if getattr(combination, each.name) != each.default:
+    for each in fields(Combination):
+        if each.name not in _KEPT and getattr(combination, each.name) != each.default:
             default: dict[str, Any] = {each.name: each.default}
             yield replace(combination, **default)
     layout = combination.layout
@@ -43,21 +40,23 @@ def list_simpler(combination: Combination) -> Iterator[Combination]:
         yield replace(combination, steps=combination.steps - 1)
 
 
-def check_alone(combination: Combination) -> Report:
-    """Train and compare one combination in launches of its own."""
-    with tempfile.TemporaryDirectory(prefix="reference-") as folder:
-        return check(run_trainer({"shrunk": combination}, Path(folder))["shrunk"])
+def _join_changes(base: Combination, changed: Sequence[Combination]) -> Combination:
+    """Return the base with the changes of all combinations; the first one decides where they change the same option."""
+    changes: dict[str, Any] = {}
+    for each in reversed(changed):
+        for option in fields(Combination):
+            if (value := getattr(each, option.name)) != getattr(base, option.name):
+                changes[option.name] = value
+    return replace(base, **changes)
 
 
-def format_job(combination: Combination) -> str:
-    """Return the job file of a combination, with the names of files that `write_files` creates."""
-    with tempfile.TemporaryDirectory() as folder:
-        files = write_files(combination, Path(folder) / "data", models=Path(folder) / "models")
-        spec: dict[str, Any] = build_spec(combination, files, combination.layout)
-        job = {
-            "apiVersion": "finetune.dev/v1alpha1",
-            "kind": "FineTuneJob",
-            "metadata": {"name": "difference"},
-            "spec": spec,
-        }
-        return yaml.safe_dump(job, sort_keys=False).replace(folder, "FOLDER")
+def format_job(combination: Combination, folder: Path) -> str:
+    """Write the files of a combination into the folder, and return the job file that names them."""
+    files = write_files(combination, folder / "data", models=folder / "models")
+    job = {
+        "apiVersion": "finetune.dev/v1alpha1",
+        "kind": "FineTuneJob",
+        "metadata": {"name": "difference"},
+        "spec": build_spec(combination, files, combination.layout),
+    }
+    return yaml.safe_dump(job, sort_keys=False)
