@@ -17,7 +17,7 @@ from transformers import (
 
 from testing.models import tiny_text
 
-_SIZES: dict[str, Any] = {
+SIZES: dict[str, Any] = {
     "hidden_size": 32,
     "intermediate_size": 64,
     "num_hidden_layers": 2,
@@ -33,26 +33,26 @@ _SIZES: dict[str, Any] = {
 
 
 def _build_gemma2_config(vocabulary_size: int) -> PretrainedConfig:
-    return Gemma2Config(**_SIZES, vocab_size=vocabulary_size, sliding_window=64, query_pre_attn_scalar=8)
+    return Gemma2Config(**SIZES, vocab_size=vocabulary_size, sliding_window=64, query_pre_attn_scalar=8)
 
 
 def _build_gpt_oss_config(vocabulary_size: int) -> PretrainedConfig:
     experts = {"num_local_experts": 4, "num_experts_per_tok": 2}
-    return GptOssConfig(**_SIZES, **experts, vocab_size=vocabulary_size, sliding_window=64)
+    return GptOssConfig(**SIZES, **experts, vocab_size=vocabulary_size, sliding_window=64)
 
 
 def _build_qwen3_moe_config(vocabulary_size: int) -> PretrainedConfig:
     experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "router_aux_loss_coef": 0.01}
-    return Qwen3MoeConfig(**_SIZES, **experts, vocab_size=vocabulary_size)
+    return Qwen3MoeConfig(**SIZES, **experts, vocab_size=vocabulary_size)
 
 
 def _build_mixtral_config(vocabulary_size: int) -> PretrainedConfig:
-    return MixtralConfig(**_SIZES, num_local_experts=4, num_experts_per_tok=2, vocab_size=vocabulary_size)
+    return MixtralConfig(**SIZES, num_local_experts=4, num_experts_per_tok=2, vocab_size=vocabulary_size)
 
 
 def _build_glm4_moe_config(vocabulary_size: int) -> PretrainedConfig:
     experts = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "first_k_dense_replace": 1}
-    return Glm4MoeConfig(**_SIZES, **experts, vocab_size=vocabulary_size)
+    return Glm4MoeConfig(**SIZES, **experts, vocab_size=vocabulary_size)
 
 
 CONFIGS: dict[str, Callable[[int], PretrainedConfig]] = {

@@ -61,12 +61,12 @@ def build_spec(options: Combination, files: JobFiles, layout: Layout) -> dict[st
         "nprocPerNode": layout.ranks,
         "output": {"persistentVolumeClaim": {"claimName": "unused"}},
     }
-    parts = {name: _leave_out_none(part) if isinstance(part, dict) else part for name, part in spec.items()}
-    return _leave_out_none(parts)
+    return _leave_out_none(spec)
 
 
 def _leave_out_none(fields: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in fields.items() if value is not None}
+    present = {name: value for name, value in fields.items() if value is not None}
+    return {name: _leave_out_none(value) if isinstance(value, dict) else value for name, value in present.items()}
 
 
 def _build_dpo(options: Combination) -> dict[str, Any]:

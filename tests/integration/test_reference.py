@@ -37,11 +37,15 @@ COMBINATIONS: dict[str, Combination] = {
     "packed and padded": Combination(packing=True, max_length=150, rows=14, layout=Layout(1, 2, 1), attention="eager"),
     "packed windows": Combination(family="gemma2", packing=True, max_length=150, rows=14, layout=Layout(1, 1, 2)),
     "mixture": Combination(draws=(12, 3), rows=8, layout=WIDE, epochs=1.0, scaling="linear"),
-    "split": Combination(
-        evaluation="split", rows=12, layout=WIDE, scaling="sqrt", schedule="constant_with_warmup", warmup=2
+    "checkpointing": Combination(
+        family="gpt2",
+        checkpointing=True,
+        scaling="sqrt",
+        schedule="constant_with_warmup",
+        warmup=2,
+        layout=WIDE,
+        steps=3,
     ),
-    "bfloat16": Combination(dtype="bfloat16", layout=WIDE, evaluation="none"),
-    "checkpointing": Combination(family="gpt2", checkpointing=True, layout=WIDE, steps=3),
     "experts": Combination(family="qwen3_moe", layout=WIDE),
     "router loss": Combination(family="mixtral", router_coefficient=0.1, layout=PADDED, epsilon=1e-5, rows=6),
     "sinks": Combination(family="gpt_oss", layout=PADDED),
@@ -50,8 +54,7 @@ COMBINATIONS: dict[str, Combination] = {
     "rslora": Combination(family="qwen2", tuner="lora", rslora=True, rank=16, layout=PADDED, merge=True),
     "dora": Combination(tuner="lora", dora=True, alpha=32, layout=WIDE, merge=True, decay=0.1),
     "targets": Combination(tuner="lora", targets=("q_proj", "lm_head"), layout=WIDE, merge=True),
-    "continued": Combination(family="granite", tuner="adapter", saves_modules=True, layout=WIDE),
-    "lora in bfloat16": Combination(tuner="lora", dtype="bfloat16", layout=WIDE),
+    "lora in bfloat16": Combination(tuner="lora", dtype="bfloat16", layout=WIDE, evaluation="none"),
     # DPO
     "dpo": Combination(**DPO, steps=3),
     "dpo in bfloat16": Combination(**DPO, dtype="bfloat16"),
@@ -59,10 +62,9 @@ COMBINATIONS: dict[str, Combination] = {
     "dpo, continued, sft term": Combination(
         **DPO, family="gemma2", tuner="adapter", saves_modules=True, rpo_alpha=0.5, dialect="instruct"
     ),
-    "ipo": Combination(**DPO, family="qwen3", loss_type="ipo", beta=0.3, dialect="roles"),
+    "ipo": Combination(**DPO, family="qwen3", loss_type="ipo", beta=0.3, max_length=60, overlong="truncate"),
     "hinge": Combination(**DPO, loss_type="hinge", tuner="lora", dialect="text", split_words=True, precompute=True),
     "robust": Combination(**DPO, family="cohere", loss_type="robust", precompute=True, attention="sdpa"),
-    "dpo, truncated": Combination(**DPO, max_length=60, overlong="truncate", attention="eager", tuner="lora"),
     # two ranks
     "two ranks": Combination(family="qwen2", layout=two("ddp"), rows=7, steps=3, schedule="linear"),
     "mean per rank": Combination(layout=two("ddp", 2, 1), rows=10, mean_per_rank=True),
@@ -72,7 +74,6 @@ COMBINATIONS: dict[str, Combination] = {
     "zero3": Combination(family="qwen3", layout=two("zero3"), tuner="lora", merge=True, max_norm=0.3),
     "dpo, fsdp": Combination(method="dpo", layout=two("fsdp"), rpo_alpha=0.5, rows=7),
     "dpo, zero3": Combination(method="dpo", family="qwen2", layout=two("zero3", 2, 1), loss_type="ipo"),
-    "dpo, two ranks, lora": Combination(method="dpo", layout=two("ddp"), tuner="lora", dora=True, rows=7),
     # resumed in another layout
     "resumed in two ranks": Combination(layout=WIDE, resume=two("zero2"), steps=3, schedule="cosine"),
     "resumed within an epoch": Combination(

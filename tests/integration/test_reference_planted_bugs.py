@@ -14,18 +14,17 @@ import torch
 from transformers import Trainer
 
 from finetune_trainer import build_trainer, publish_result, training_arguments
-from finetune_trainer.chat_template import example_renderer, samples
-from finetune_trainer.chat_template.samples import Sample, Span, WeightedText
+from finetune_trainer.chat_template import samples
+from finetune_trainer.chat_template.samples import Sample, Span
 from finetune_trainer.data import collator
 from finetune_trainer.data.batch_sampler import BatchSampler
-from finetune_trainer.data.epoch_order import Epoch, Item, RowOrder, exceed_limit
+from finetune_trainer.data.epoch_order import Item
 from finetune_trainer.data.micro_batch import MicroBatch
 from finetune_trainer.data.token_dataset import FILLER, TokenDataset
 from finetune_trainer.data_sources import sources
 from finetune_trainer.methods import dpo
-from finetune_trainer.methods.dpo import DpoTrainer, PairLogps
+from finetune_trainer.methods.dpo import DpoTrainer
 from finetune_trainer.model import load
-from finetune_trainer.model.save import save_weights
 from finetune_trainer.training import base_trainer, checkpoint_state
 from finetune_trainer.training.base_trainer import GlobalMeanTrainer
 from finetune_trainer.training.router_loss import RouterLossTerm
@@ -59,16 +58,6 @@ def divide_by_units_of_own_rank(patch: Patch) -> None:
     )
 
 
-def average_losses_of_ranks(patch: Patch) -> None:
-    """Average contributions over ranks whose sum is the mean."""
-    compute = GlobalMeanTrainer.compute_loss
-
-    def compute_share(trainer: GlobalMeanTrainer, *arguments: Any, **options: Any) -> torch.Tensor:
-        return compute(trainer, *arguments, **options) / trainer.inputs.ranks.world_size
-
-    patch.setattr(GlobalMeanTrainer, "compute_loss", compute_share)
-
-
 def leave_out_first_token_of_turns(patch: Patch) -> None:
     """Do not learn the token with which a turn begins."""
     is_inside = samples._is_inside
@@ -77,17 +66,6 @@ def leave_out_first_token_of_turns(patch: Patch) -> None:
         return is_inside(token, span, extended) and token[0] > span[0]
 
     patch.setattr(samples, "_is_inside", is_after_start)
-
-
-def learn_whitespace_after_turns(patch: Patch) -> None:
-    """Learn the line break that a template adds after the end of a turn."""
-    tokenize = samples.tokenize_text
-
-    def tokenize_longer(tokenizer: Any, origin: str, content: WeightedText, **options: Any) -> Sample:
-        spans = [(start, end + 1) for start, end in content.spans]
-        return tokenize(tokenizer, origin, replace(content, spans=spans), **options)
-
-    patch.setattr(example_renderer, "tokenize_text", tokenize_longer)
 
 
 def keep_end_of_truncated_rows(patch: Patch) -> None:
@@ -120,19 +98,6 @@ def repeat_rows_in_last_step(patch: Patch) -> None:
             yield rows + [first] * (sampler._batch.micro_batch_size - len(rows))
 
     patch.setattr(BatchSampler, "__iter__", iterate_without_fillers)
-
-
-def draw_rows_with_replacement(patch: Patch) -> None:
-    """Draw the rows of an epoch independently, so that some are used twice."""
-
-    def get_epoch(order: RowOrder, number: int) -> Epoch:
-        rows = np.random.default_rng([number]).integers(0, len(order), len(order))
-        return Epoch(rows.tolist(), order._lengths[rows], exceed_limit(order._lengths[rows], None))
-
-    get_sorted = RowOrder.get_epoch
-    patch.setattr(
-        RowOrder, "get_epoch", lambda order, each: (get_sorted if order._seed is None else get_epoch)(order, each)
-    )
 
 
 def draw_first_rows_only(patch: Patch) -> None:
@@ -176,12 +141,6 @@ def warm_up_longer(patch: Patch) -> None:
     patch.setattr(training_arguments, "TrainingArguments", build)
 
 
-def never_clip(patch: Patch) -> None:
-    """Compute the norm of the gradients, but do not clip them."""
-    arguments = ARGUMENTS.TrainingArguments
-    patch.setattr(training_arguments, "TrainingArguments", lambda **each: arguments(**{**each, "max_grad_norm": 1e9}))
-
-
 def decay_every_parameter(patch: Patch) -> None:
     """Apply weight decay to biases and norms."""
     patch.setattr(Trainer, "get_decay_parameter_names", lambda _, model: [name for name, _ in model.named_parameters()])
@@ -208,15 +167,6 @@ def publish_base_as_merged(patch: Patch) -> None:
     patch.setattr(publish_result, "write_merged_model", write_base)
 
 
-def publish_initial_adapter(patch: Patch) -> None:
-    """Publish zeros in place of half of the adapter."""
-
-    def save(model: Any, weights: dict[str, torch.Tensor], folder: Path) -> None:
-        save_weights(model, {name: each * ("q_proj.lora_B" not in name) for name, each in weights.items()}, folder)
-
-    patch.setattr(publish_result, "save_weights", save)
-
-
 def use_policy_as_reference(patch: Patch) -> None:
     """Compute the log-probabilities of the reference model by the current policy."""
 
@@ -225,16 +175,6 @@ def use_policy_as_reference(patch: Patch) -> None:
             return dpo.compute_sequence_logps(trainer.model, batch)
 
     patch.setattr(DpoTrainer, "_get_reference_logps", get_logps)
-
-
-def compute_ipo_from_sums(patch: Patch) -> None:
-    """Compute the IPO loss from log-ratios of whole completions."""
-
-    def compute(pairs: PairLogps, options: Any) -> torch.Tensor:
-        losses: torch.Tensor = (pairs.margins - 1 / (2 * options.beta)) ** 2
-        return losses
-
-    patch.setitem(dpo.LOSSES, "ipo", compute)
 
 
 def average_sft_term_over_pairs(patch: Patch) -> None:
@@ -307,31 +247,28 @@ def drop_scaling_of_dpo_rates(patch: Patch) -> None:
 # Bugs that a fixed combination finds
 FOUND_BY: dict[PlantBug, str] = {
     divide_by_units_of_own_rank: "two ranks",
-    average_losses_of_ranks: "fsdp",
     leave_out_first_token_of_turns: "full",
-    learn_whitespace_after_turns: "full",
     keep_end_of_truncated_rows: "truncated",
     ignore_weights: "weights",
     repeat_rows_in_last_step: "two epochs, short last step",
-    draw_rows_with_replacement: "two epochs, short last step",
     draw_first_rows_only: "mixture",
     attend_to_both_rows: "packed",
     ignore_window: "all tokens",
     warm_up_longer: "full",
-    never_clip: "all tokens",
     decay_every_parameter: "last turn",
     ignore_rslora: "rslora",
     publish_base_as_merged: "lora, merged",
-    publish_initial_adapter: "targets",
     use_policy_as_reference: "dpo, lora",
-    compute_ipo_from_sums: "ipo",
     average_sft_term_over_pairs: "dpo, continued, sft term",
     double_router_loss: "router loss",
     evaluate_by_means_of_batches: "weights",
-    forget_moments_at_resume: "resumed lora",
 }
-# Bugs of a pair of options, which only random combinations contain
-FOUND_BY_SEARCH: tuple[PlantBug, ...] = (use_default_beta2_with_deepspeed, drop_scaling_of_dpo_rates)
+# Bugs of a pair of options, or of resumes, whose launches would prolong the tests of the fixed combinations
+FOUND_BY_SEARCH: tuple[PlantBug, ...] = (
+    use_default_beta2_with_deepspeed,
+    drop_scaling_of_dpo_rates,
+    forget_moments_at_resume,
+)
 
 
 def name_function(plant_bug: PlantBug) -> str:
