@@ -47,7 +47,7 @@ COMBINATIONS: dict[str, Combination] = {
         steps=3,
     ),
     "experts": Combination(family="qwen3_moe", layout=WIDE),
-    "router loss": Combination(family="mixtral", router_coefficient=0.1, layout=PADDED, epsilon=1e-5, rows=6),
+    "router loss": Combination(family="mixtral", router_coefficient=1.0, layout=PADDED, epsilon=1e-5, rows=6),
     "sinks": Combination(family="gpt_oss", layout=PADDED),
     # adapters
     "lora, merged": Combination(tuner="lora", merge=True, layout=WIDE, steps=3),
