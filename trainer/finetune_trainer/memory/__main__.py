@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from finetune_trainer.memory.forecast import Forecast, ForecastModel
 
 EXIT_RETRYABLE, EXIT_INVALID_INPUT = 1, 2
-# Limits of CPU time, without the imports of libraries, for building the model and for all simulated steps. The first one
-# ends a config with huge sizes, and the second one has room for slow machines.
+# Limits of CPU time, without the imports of libraries: for building the model, which ends a config with huge sizes, and
+# for all simulated steps, with room for slow machines.
 _MAX_BUILD_SECONDS, _MAX_FORECAST_SECONDS = 15, 60
 
 
