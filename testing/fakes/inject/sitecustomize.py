@@ -63,8 +63,8 @@ if is_rank and "PASSES_BEFORE_FAULT" in os.environ:
         if _passes <= int(os.environ["PASSES_BEFORE_FAULT"]):
             return _embed(self, ids)
         # jobs without DeepSpeed hide it from imports
-        is_spared = "OOM_BUT_WITH_DEEPSPEED" in os.environ and sys.modules.get("deepspeed") is not None
-        if _sequences > int(os.environ.get("OOM_ABOVE_SAMPLES", _sequences)) and not is_spared:
+        is_exempt = "OOM_BUT_WITH_DEEPSPEED" in os.environ and sys.modules.get("deepspeed") is not None
+        if _sequences > int(os.environ.get("OOM_ABOVE_SAMPLES", _sequences)) and not is_exempt:
             print(f"fault injected at {time.time()}", flush=True)
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
         if "INJECT_NAN" in os.environ:

@@ -58,7 +58,8 @@ class BatchSampler(Sampler[list[Item]]):
         positions: range of indices of the items of the step in the epoch.
         """
         # Sort by length only within a step (decisions/503).
-        lengths, is_long = (values[positions.start : positions.stop] for values in (epoch.lengths, epoch.is_long))
+        step = slice(positions.start, positions.stop)
+        lengths, is_long = epoch.lengths[step], epoch.is_long[step]
         sorted_by_length = np.lexsort((-lengths, ~is_long))
         items = [epoch.items[positions.start + int(offset)] for offset in sorted_by_length]
         long_count = int(is_long.sum())

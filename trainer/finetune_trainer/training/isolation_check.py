@@ -103,7 +103,7 @@ def _find_pack_faults(probe: IsolationProbe, passes: Passes) -> dict[str, bool]:
     alone = passes.run_alone(probe.parts[0])
     parts_of_sequences = [part for row in rows for part in row]
     pairs = [  # the logits of a sequence in the two passes that do not change it
-        [outputs[(part + offset) % _PARTS][sequence] for offset in (1, 2)]
+        (outputs[(part + 1) % _PARTS][sequence], outputs[(part + 2) % _PARTS][sequence])
         for sequence, part in enumerate(parts_of_sequences)
     ]
     return {

@@ -57,7 +57,7 @@ def build_model(family: str = "llama", **options: Any) -> Any:
 
 def build_probe(layout: SequenceLayout, *, rows: int, packed: bool, **options: Any) -> IsolationProbe:
     config = attention_families.CONFIGS["llama"]()
-    return IsolationProbe(draw_parts(Tokenizer(), config, rows=rows), layout, rows, packed=packed, **options)  # type: ignore[arg-type]
+    return IsolationProbe(draw_parts(Tokenizer(), config, rows=rows), layout, rows, packed=packed, **options)
 
 
 def run_plainly(model: Any, layout: SequenceLayout) -> Any:
@@ -118,7 +118,7 @@ def test_a_model_that_ignores_the_lengths_is_rejected() -> None:
         ):
             check_isolation(build_trainer(model, PADDING_FREE, packing=False))
     finally:
-        AttentionInterface.register(VARLEN, torch.compiler.disable(compute_varlen_attention))
+        AttentionInterface.register(VARLEN, torch.compiler.disable(compute_varlen_attention))  # type: ignore[no-untyped-call]
 
 
 def test_a_model_that_does_not_attend_to_shared_prompts_is_rejected() -> None:
@@ -281,13 +281,13 @@ def test_parts_fit_into_context_and_memory(fields: dict[str, int], length: int) 
     for name, value in fields.items():
         setattr(config, name, value)
 
-    assert draw_parts(Tokenizer(), config, rows=1).shape == (2, 3, length)  # type: ignore[arg-type]
+    assert draw_parts(Tokenizer(), config, rows=1).shape == (2, 3, length)
 
 
 def test_parts_contain_neither_special_tokens_nor_placeholders() -> None:
     config: PretrainedConfig = attention_families.CONFIGS["llama"]()
     config.video_token_index, config.image_token_id, config.eos_token_id = 7, 8, [9, 10]
 
-    ids = set(draw_parts(Tokenizer(), config, rows=1).flatten().tolist())  # type: ignore[arg-type]
+    ids = set(draw_parts(Tokenizer(), config, rows=1).flatten().tolist())
 
     assert ids == set(range(attention_families.VOCABULARY)) - {*SPECIAL_IDS, 5, 7, 8, 9, 10}
