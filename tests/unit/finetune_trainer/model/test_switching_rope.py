@@ -14,6 +14,7 @@ from finetune_trainer.data.collator import Collator, SequenceLayout
 from finetune_trainer.data.epoch_order import ItemOrder, RowOrder
 from finetune_trainer.data.packing import PackOrder
 from finetune_trainer.model.switching_rope import find_switching_rope
+from finetune_trainer.model.varlen_attention import VARLEN  # registers the implementation
 from finetune_trainer.startup_log import describe_switching_rope
 from finetune_trainer.training.token_losses import compute_target_losses
 from testing.models import attention_families
@@ -61,7 +62,7 @@ def test_other_rope_is_independent_of_the_micro_batch(family: str) -> None:
 @pytest.mark.parametrize("padding_free", [False, True])
 def test_losses_with_longrope_do_not_depend_on_micro_batches_that_are_not_mixed(*, padding_free: bool) -> None:
     model = attention_families.build_model(
-        build_longrope_config(), attn_implementation="varlen" if padding_free else "sdpa"
+        build_longrope_config(), attn_implementation=VARLEN if padding_free else "sdpa"
     )
     collate = Collator(0, SequenceLayout(padding_free=padding_free))
     generator = torch.Generator().manual_seed(0)
