@@ -97,9 +97,11 @@ def describe_packing(data: TrainingData, batch: Batch, layout: SequenceLayout) -
 
 def describe_switching_rope(data: TrainingData, batch: Batch, config: PretrainedConfig) -> Iterator[tuple[str, str]]:
     """Yield a note on rows whose rotary embeddings depend on other rows, if there are any."""
-    rope, mixed_count = find_switching_rope(config), count_mixed_items(data.order, batch)
-    long_count = int((data.train.lengths > rope.limit).sum()) if rope else 0
-    if rope is None or not (long_count if rope.is_dynamic else mixed_count):
+    rope = find_switching_rope(config)
+    if rope is None:
+        return
+    long_count, mixed_count = int((data.train.lengths > rope.limit).sum()), count_mixed_items(data.order, batch)
+    if not (long_count if rope.is_dynamic else mixed_count):
         return
     mixed = f"{mixed_count} of {len(data.order)} {'packs' if isinstance(data.order, PackOrder) else 'rows'}"
     earlier = "; those of longer rows also depend on earlier micro-batches, which a resumed run does not repeat"

@@ -26,6 +26,7 @@ from finetune_trainer.data.token_dataset import META_FILE, TokenDataset
 from finetune_trainer.data_sources.file_digests import FileDigest, compute_file_digest
 from finetune_trainer.data_sources.row_origins import RowOriginWriter
 from finetune_trainer.errors import DatasetError, TrainerError, first_line
+from finetune_trainer.foreign_files import read_regular_file
 
 _FORMAT = 7
 _TOKENS_FILE = "tokens.bin"
@@ -87,7 +88,7 @@ def load_or_tokenize(  # noqa: PLR0913  each is independent of the others
     while not note.exists():
         send_heartbeat()
         time.sleep(_POLL_SECONDS)
-    return TokenDataset(folder.with_name(PurePath(parse_json(note.read_bytes())).name))
+    return TokenDataset(folder.with_name(PurePath(parse_json(read_regular_file(note))).name))
 
 
 def _wait_for_writer(folder: Path, note: Path, send_heartbeat: Callable[[], None]) -> None:
