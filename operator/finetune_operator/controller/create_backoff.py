@@ -67,10 +67,13 @@ class CreateBackoff:
     def get_last_rejection(self, key: JobKey) -> RejectedCreate | None:
         """Return the last rejected create of the job; None if its last create was accepted.
 
-        Every tenth time, the job tries without regard to it, because its quota may have grown.
+        Every tenth time, the job tries without regard to it, because its quota may have grown. For the first try of a
+        job, return that of another one of its namespace, without the message, which contains the size of other pods.
         """
-        rejection = self._rejections.get(key)
-        return None if rejection is None or rejection.count % UNCHANGED_AFTER == 0 else rejection.rejected
+        if rejection := self._rejections.get(key):
+            return None if rejection.count % UNCHANGED_AFTER == 0 else rejection.rejected
+        others = (each.rejected for other, each in self._rejections.items() if other.namespace == key.namespace)
+        return next((replace(rejected, message="") for rejected in others), None)
 
     def wake(self, namespace: str) -> list[JobKey]:
         """Permit the waiting jobs of a namespace to try again, and return them."""

@@ -67,6 +67,19 @@ def test_a_change_in_the_namespace_permits_a_try_at_once() -> None:
     assert backoff.remaining_seconds(other) > 0.0
 
 
+def test_the_first_try_begins_with_a_probe_while_another_job_of_the_namespace_waits() -> None:
+    backoff, new = BackoffUnderTest(), JobKey("team", "new")
+    backoff.record(JobKey("other", "a"), (FULL,))
+    assert backoff.get_last_rejection(new) is None
+
+    backoff.record(JobKey("team", "a"), (FULL,))
+    probe = backoff.get_last_rejection(new)
+
+    assert probe is not None
+    assert find_quota_capacity(probe.message) is None, "the pods of the other job may have another size"
+    assert backoff.remaining_seconds(new) == 0.0
+
+
 @pytest.mark.parametrize(
     ("message", "capacity"),
     [
