@@ -107,7 +107,7 @@ def _prepare_and_run(job_file: JobFile, volumes: list[str], options: RunOptions)
             )
         if body["status"].get("completionTime"):
             display.print_line(
-                f"Complete already; {_describe_result_location(job_file, options)} (--fresh starts over)"
+                f"Complete already; {_describe_result_location(job_file, options)} (--fresh replaces it)"
             )
             return EXIT_OK
         _print_run_summary(display, job_file, gpus, destinations=destinations)
