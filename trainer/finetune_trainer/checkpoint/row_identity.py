@@ -12,6 +12,7 @@ _DATASETS = ("train", "eval")
 ROWS = "rows"  # digest of the tokenized rows; the other keys only explain why it differs
 FILE_PREFIX = "file "  # before the path of a file with rows; the value is its sha256
 RELEASE = "release"
+MEDIA = "content of images or videos"
 PLAIN_TEXT_RULE = "rule for plain text"  # only with rows to which releases without a row identity gave other targets
 _MAX_NAMED = 3
 _ADVICE = "create a job with another output.subPath, which starts a new training; the checkpoints stay as they are"

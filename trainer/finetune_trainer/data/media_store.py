@@ -13,7 +13,8 @@ from finetune_supervisor.contract import parse_json
 from finetune_trainer.data_sources.media import MediaItem, Modality
 from finetune_trainer.foreign_files import read_regular_file
 
-_ENDS, _SOURCES, _BYTES = "image-ends.npy", "images.json", "images.bin"
+_ENDS, _BYTES = "image-ends.npy", "images.bin"
+SOURCES_FILE = "images.json"
 
 
 class MediaStoreWriter:
@@ -32,17 +33,17 @@ class MediaStoreWriter:
         self._bytes.close()
         if error_type is None:
             np.save(self._folder / _ENDS, np.array(self._ends, dtype=np.int64))
-            (self._folder / _SOURCES).write_text(json.dumps(self._sources), encoding="utf-8")
+            (self._folder / SOURCES_FILE).write_text(json.dumps(self._sources), encoding="utf-8")
 
     def add(self, items: Iterable[MediaItem]) -> None:
         """Append the images and videos of the next sequence."""
         for item in items:
-            source: dict[str, Any] = {"path": item.path}
+            source: dict[str, Any] = {"path": item.path, "checksum": item.checksum}
             if item.data:
                 source = {"at": (self._bytes.tell(), len(item.data))}
                 self._bytes.write(item.data)
             elif item.frames:
-                source = {"frames": item.frames}
+                source = {"frames": item.frames, "checksum": item.checksum}
             self._sources.append(source if item.modality is Modality.IMAGE else {**source, "kind": item.modality})
         self._ends.append(len(self._sources))
 
@@ -53,7 +54,7 @@ class MediaStore:
     def __init__(self, folder: Path) -> None:
         self._bytes = folder / _BYTES
         self._ends = np.load(folder / _ENDS)
-        self._sources: list[dict[str, Any]] = parse_json(read_regular_file(folder / _SOURCES))
+        self._sources: list[dict[str, Any]] = parse_json(read_regular_file(folder / SOURCES_FILE))
         self.modalities = frozenset(_get_modality(source) for source in self._sources)
 
     def __getitem__(self, index: int) -> tuple[MediaItem, ...]:

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
 from finetune_trainer.chat_template.samples import SPANNING_TOKEN
-from finetune_trainer.checkpoint.row_identity import FILE_PREFIX, PLAIN_TEXT_RULE, ROWS
+from finetune_trainer.checkpoint.row_identity import FILE_PREFIX, MEDIA, PLAIN_TEXT_RULE, ROWS
 from finetune_trainer.checksums import FileRecord, unseal
-from finetune_trainer.data.media_store import MediaStore
+from finetune_trainer.data.media_store import SOURCES_FILE, MediaStore
 from finetune_trainer.data.row_filter import RowStats
 from finetune_trainer.data_sources.file_digests import FileDigest
 from finetune_trainer.data_sources.media import MediaItem
@@ -72,7 +72,8 @@ class TokenDataset(Dataset[tuple[Features, ...]]):
             return {}
         files = {f"{FILE_PREFIX}{file.path}": file.sha256 for file in self.files}
         rule = {PLAIN_TEXT_RULE: SPANNING_TOKEN} if SPANNING_TOKEN in self.stats.notes else {}
-        return {ROWS: self.content_digest, **files, **self._tokenization, **rule}
+        media = {MEDIA: str(self.records[SOURCES_FILE].crc32)} if self.media_store.modalities else {}
+        return {ROWS: self.content_digest, **files, **self._tokenization, **rule, **media}
 
     def select(self, indices: NDArray[np.int64]) -> "TokenDataset":
         """Return a dataset of the rows with these indices."""

@@ -1,13 +1,17 @@
-"""Computes the sha256 of the files of a dataset, by which the model card identifies the rows of a training."""
+"""Computes digests of the files of a dataset, which identify the rows of a training (decisions/547)."""
 
 import hashlib
-from collections.abc import Callable
+import os
+import zlib
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from finetune_trainer.foreign_files import open_data_file
 from finetune_trainer.storage_faults import check_is_about_content
 
 _CHUNK_BYTES = 2**24
+_MEDIA_BYTES = 2**22  # of an image or video that are compared; most images have fewer
 
 
 @dataclass(frozen=True)
@@ -31,3 +35,13 @@ def compute_file_digest(path: Path, *, report_progress: Callable[[], None]) -> F
     except OSError as error:  # which does not name the file
         check_is_about_content(error, f"{path} cannot be read")
         raise
+
+
+def compute_media_checksum(paths: Iterable[str]) -> str:
+    """Return the total size of images or videos in bytes, and the CRC-32 of their first 4 MiB. Raises: OSError."""
+    size, checksum = 0, 0
+    for path in paths:
+        with open_data_file(path) as file:
+            size += os.fstat(file.fileno()).st_size
+            checksum = zlib.crc32(file.read(_MEDIA_BYTES), checksum)
+    return f"{size} {checksum:08x}" if size else ""

@@ -44,12 +44,21 @@ MEDIA_MARK = (
 
 @dataclass(frozen=True)
 class MediaItem:
-    """Image or video: the path or the bytes of a file, or the frame paths of a video."""
+    """Image or video: the path or the bytes of a file, or the frame paths of a video.
+
+    checksum: of the files at these paths when the row was tokenized; empty if it was not computed.
+    """
 
     path: str = ""
     data: bytes = b""
     modality: Modality = Modality.IMAGE
     frames: tuple[str, ...] = ()
+    checksum: str = ""
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """Paths of the files; empty if the row contains the file."""
+        return self.frames or ((self.path,) if self.path else ())
 
     def __str__(self) -> str:
         """Return the modality and the path for error messages."""

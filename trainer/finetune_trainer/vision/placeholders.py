@@ -78,7 +78,7 @@ def expand_placeholders(
     position = len(expanded)
     for item, placeholder, next_text in zip(media, pieces[1::2], pieces[2::2], strict=True):
         tokens = vision.render(origin, item)
-        ranges.append((item, (len(expanded), len(expanded) + len(tokens))))
+        ranges.append((vision.identify(origin, item), (len(expanded), len(expanded) + len(tokens))))
         expanded += tokens + next_text
         position += len(placeholder)
         shifts.append((position, ranges[-1][1][1] - position))

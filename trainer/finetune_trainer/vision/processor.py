@@ -3,7 +3,7 @@
 import io
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import torch
@@ -14,6 +14,7 @@ from transformers.models.auto.modeling_auto import MODEL_MAPPING
 
 from finetune_api.v1alpha1.model_source import ModelSource
 from finetune_trainer.cpu_limit import limit_cpu_seconds
+from finetune_trainer.data_sources.file_digests import compute_media_checksum
 from finetune_trainer.data_sources.media import MediaItem, Modality
 from finetune_trainer.errors import DatasetError, InvalidSpec
 from finetune_trainer.storage_faults import check_is_about_content
@@ -72,6 +73,11 @@ class VisionProcessor:
             if item.modality is Modality.VIDEO:
                 return self._supported_video_processor.render(item)
             return self.render_image(read_upright_size(_open_source(item)))
+
+    def identify(self, origin: str, item: MediaItem) -> MediaItem:
+        """Return the item with the checksum of its files. Parameters and errors are those of `render`."""
+        with _translate_media_errors(origin, item):
+            return replace(item, checksum=compute_media_checksum(item.paths))
 
     def render_image(self, size: Size) -> str:
         """Return the placeholder tokens of an image with this height and width as text."""
