@@ -10,7 +10,9 @@ import torch
 from peft import PeftConfig
 from peft.tuners.lora.layer import LoraLayer, ParamWrapper
 from peft.tuners.tuners_utils import BaseTunerLayer
+from peft.utils.constants import SAFETENSORS_WEIGHTS_NAME
 from peft.utils.other import AuxiliaryTrainingWrapper
+from safetensors import safe_open
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
 from finetune_trainer.errors import ModelError
@@ -37,9 +39,11 @@ def write_merged_model(
     targets = {name.removeprefix(_PREFIX): module for name, module in adapted.named_modules() if _is_target(module)}
     sums = {f"{name}.weight": _digest(_add_update(layer)) for name, layer in targets.items() if _has_plain_sum(layer)}
     others = tuple(f"{name}." for name in targets if f"{name}.weight" not in sums)
+    others += tuple(f"{name}.bias" for name, layer in targets.items() if any(getattr(layer, "lora_bias", {}).values()))
     model = adapted.merge_and_unload()
     merged = _compute_digests(model, report_progress)
-    expected |= sums | {name: digest for name, digest in merged.items() if name.startswith(others)}
+    unknown = {name: digest for name, digest in merged.items() if name.startswith(others)}
+    expected |= sums | _digest_biases(adapter, model) | unknown
     model.save_pretrained(folder)
     del model, adapted, targets  # before the merged model is loaded
     save_tokenizer_and_processors(model_description, folder)
@@ -67,6 +71,20 @@ def _add_update(layer: Any) -> torch.Tensor:
     weight = layer.get_base_layer().weight
     total: torch.Tensor = weight.float() + layer.get_delta_weight(TRAINED_ADAPTER).float()
     return total.to(weight.dtype)
+
+
+def _digest_biases(adapter: Path, model: torch.nn.Module) -> dict[str, str]:
+    """Return the digests of the biases that an adapter with `bias` contains, by their names in the merged model."""
+    digests: dict[str, str] = {}
+    with safe_open(adapter / SAFETENSORS_WEIGHTS_NAME, "pt") as file:
+        for key in filter(_is_bias, file.keys()):
+            name = key.removeprefix(_PREFIX).replace(".base_layer.", ".")
+            digests[name] = _digest(file.get_tensor(key).to(model.get_parameter(name).dtype))
+    return digests
+
+
+def _is_bias(key: str) -> bool:
+    return key.endswith(".bias") and "lora_" not in key
 
 
 def _compute_digests(model: torch.nn.Module, report_progress: Callable[[], None]) -> dict[str, str]:

@@ -17,7 +17,7 @@ from huggingface_hub.errors import (
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
-from peft import LoraModel, PeftModel
+from peft import LoraConfig, LoraModel, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMultimodalLM, Qwen2Config, Qwen2ForCausalLM
 
@@ -306,6 +306,22 @@ def test_a_merged_model_has_the_same_logits_as_the_model_with_adapters(
 
     assert torch.allclose(compute_logits(load_base_model(tmp_path)), compute_logits(adapted), atol=1e-5)
     assert (tmp_path / "tokenizer.json").is_file()
+
+
+@pytest.mark.parametrize("fields", [{"bias": "all"}, {"bias": "lora_only"}, {"lora_bias": True}], ids=str)
+def test_an_adapter_that_contains_biases_is_merged(model_folder: Path, tmp_path: Path, fields: dict[str, Any]) -> None:
+    config = LoraConfig(target_modules=["q_proj", "v_proj"], **fields)
+    adapted = get_peft_model(load_base_model(model_folder), config)
+    with torch.no_grad():
+        for parameter in adapted.parameters():
+            if parameter.requires_grad:
+                parameter += 0.1
+    adapted.save_pretrained(tmp_path / "adapter")
+
+    description = describe_model(ModelSource(name=str(model_folder)), CPU)
+    write_merged_model(description, tmp_path / "adapter", tmp_path / "merged", report_progress=lambda: None)
+
+    assert torch.allclose(compute_logits(load_base_model(tmp_path / "merged")), compute_logits(adapted), atol=1e-5)
 
 
 @pytest.mark.parametrize(
