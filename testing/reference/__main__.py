@@ -2,6 +2,7 @@
 
 import argparse
 import random
+import subprocess
 import sys
 import tempfile
 import time
@@ -53,17 +54,21 @@ def main() -> int:
 
 def check_types(types: Sequence[str]) -> list[Report]:
     """Compare plain, packed and preference training of each type; print what is not built, and what is refused."""
-    reports: list[Report] = []
+    combinations: list[Combination] = []
     for model_type in types:
         if problem := find_build_problem(model_type):
             print(f"{model_type}: not built ({problem})", flush=True)
             continue
         plain = Combination(family=model_type, layout=Layout(1, 2, 2))
-        kinds = (plain, replace(plain, packing=True, max_length=150), replace(plain, method="dpo"))
-        for report in check_all(kinds):
+        combinations += (plain, replace(plain, packing=True, max_length=150), replace(plain, method="dpo"))
+    reports: list[Report] = []
+    for start in range(0, len(combinations), CELLS_PER_LAUNCH):
+        for report in check_all(combinations[start : start + CELLS_PER_LAUNCH]):
+            changes = report.options.describe_changes()
             if report.problems and report.problems[0].startswith("InvalidSpec"):
-                print(f"{model_type}: refused {report.options.describe_changes()}: {report.problems[0]}", flush=True)
+                print(f"refused {changes}: {report.problems[0]}", flush=True)
             else:
+                print(f"{'different' if report.differences else 'equal'} {changes}", flush=True)
                 reports.append(report)
     return reports
 
@@ -77,10 +82,15 @@ def prepare() -> None:
 
 
 def check_all(combinations: Sequence[Combination]) -> list[Report]:
-    """Train and compare combinations, which share launches."""
+    """Train and compare combinations, which share launches; if a launch fails, train each in one of its own."""
     named = {str(number): each for number, each in enumerate(combinations)}
     with tempfile.TemporaryDirectory(prefix="reference-") as folder:
-        return [check(run) for run in run_trainer(named, Path(folder)).values()]
+        try:
+            return [check(run) for run in run_trainer(named, Path(folder)).values()]
+        except (AssertionError, subprocess.TimeoutExpired) as error:  # of the launch, with the end of its log
+            if len(combinations) == 1:
+                return [Report(combinations[0], problems=(f"the launch failed: {error}",))]
+    return [report for each in combinations for report in check_all([each])]
 
 
 def find_different(combinations: Sequence[Combination]) -> list[Combination]:

@@ -25,6 +25,11 @@ class TokenSequence:
         """Number of tokens that are learned."""
         return sum(weight > 0 for weight in self.weights)
 
+    def extend(self, length: int) -> "TokenSequence":
+        """Return the sequence with tokens at its end that are not learned, which change no token before them."""
+        added = length - len(self.ids)
+        return TokenSequence(self.ids + (0,) * added, self.weights + (0,) * added)
+
 
 @dataclass(frozen=True)
 class Dialect:

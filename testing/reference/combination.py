@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from testing.reference.families import EXPERTS, FAMILIES, TIED, get_family
+from testing.reference.families import BIASED, EXPERTS, FAMILIES, SWITCHING, TIED, get_family
 
 EFFECTIVE_BATCHES = (2, 4, 6, 8)
 
@@ -67,6 +67,7 @@ class Combination:
     dora: bool = option(False, True, share=0.3)
     targets: tuple[str, ...] = option(("all-linear",), ("q_proj", "v_proj"), ("q_proj", "lm_head"))
     saves_modules: bool = option(False, True, share=0.3)  # the adapter to continue also holds a copy of a module
+    trains_biases: bool = option(False, True, share=0.3)  # the adapter to continue also holds the biases
     merge: bool = option(False, True)
     # schedule and optimizer
     steps: int = option(2, 1, 3, 4, share=0.8)
@@ -139,6 +140,9 @@ RULES: Mapping[tuple[str, ...], Callable[[Combination], bool]] = {
         not each.merge or (each.tuner != "full" and not ("lm_head" in each.targets and each.family in TIED))
     ),
     ("saves_modules",): lambda each: each.tuner == "adapter" or not each.saves_modules,
+    ("trains_biases",): lambda each: not each.trains_biases or (each.tuner == "adapter" and each.family in BIASED),
+    # the reference values are computed in other micro-batches
+    ("precompute",): lambda each: not each.precompute or each.family not in SWITCHING,
     ("evaluation",): lambda each: each.evaluation != "split" or set(each.draws) == {None},
     ("steps",): lambda each: each.epochs is None or _has_defaults(each, "steps"),
     ("resume",): lambda each: each.resume is None or (each.epochs is None and each.resume_after < each.steps),

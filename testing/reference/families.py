@@ -10,15 +10,23 @@ _GPT2_SIZES = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 512, "ini
 _NO_DROPOUT = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
 _EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 _LOCAL_EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
+_LONGROPE = {
+    "original_max_position_embeddings": 64,
+    "rope_parameters": {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [4.0] * 4},
+}
 
 
 @dataclass(frozen=True)
 class Family:
-    """Options of a config beside the sizes; `lacks` names what the type does not support."""
+    """Options of a config beside the sizes; `lacks` names what the type does not support.
+
+    model_type: the type if the family has another name.
+    """
 
     options: Mapping[str, Any] = field(default_factory=dict)
     sizes: Mapping[str, Any] = field(default_factory=lambda: SIZES)
     lacks: tuple[str, ...] = ()
+    model_type: str | None = None
 
 
 FAMILIES: Mapping[str, Family] = {
@@ -27,8 +35,11 @@ FAMILIES: Mapping[str, Family] = {
     "qwen3": Family({"tie_word_embeddings": True}),
     "mistral": Family({"sliding_window": 24}),
     "phi3": Family({"sliding_window": None, **_NO_DROPOUT}, lacks=("q_proj",)),
+    "longrope": Family({"sliding_window": None, **_NO_DROPOUT, **_LONGROPE}, lacks=("q_proj",), model_type="phi3"),
     "cohere": Family({"logit_scale": 0.25, "tie_word_embeddings": True}),
-    "granite": Family({"embedding_multiplier": 3.0, "residual_multiplier": 0.5, "logits_scaling": 2.0}),
+    "granite": Family(
+        {"embedding_multiplier": 3.0, "residual_multiplier": 0.5, "logits_scaling": 2.0, "attention_bias": True}
+    ),
     "gemma2": Family({"sliding_window": 24, "query_pre_attn_scalar": 8}, lacks=("sdpa",)),
     "gpt2": Family(_NO_DROPOUT, sizes=_GPT2_SIZES, lacks=("q_proj", "all-linear")),
     "gpt_oss": Family({**_LOCAL_EXPERTS, "sliding_window": 24}, lacks=("sdpa", "all-linear")),
@@ -47,6 +58,8 @@ GENERIC_SIZES: Mapping[str, Any] = {
     "is_decoder": True,
 }
 EXPERTS = ("gpt_oss", "mixtral", "qwen3_moe")
+SWITCHING = ("longrope",)  # their rotary embeddings depend on the longest row of a forward pass
+BIASED = ("granite", "qwen2")
 TIED = ("cohere", "gemma2", "gpt2", "qwen2", "qwen3")
 
 

@@ -34,7 +34,7 @@ def write_files(options: Combination, folder: Path, *, models: Path) -> JobFiles
     folder.mkdir(parents=True, exist_ok=True)
     sources, evaluation = write_rows(options, folder)
     model = build_model(options, models)
-    adapter = build_adapter(model, models, saves_modules=options.saves_modules) if options.tuner == "adapter" else None
+    adapter = build_adapter(options, model, models) if options.tuner == "adapter" else None
     return JobFiles(tuple(sources), evaluation, model, adapter)
 
 

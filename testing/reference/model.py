@@ -42,7 +42,8 @@ def create_model(model_type: str, vocabulary_size: int) -> Any:
     else:
         default = AutoConfig.for_model(model_type)
         options = choose_generic_options(default.to_dict(), default.attribute_map)
-    config = AutoConfig.for_model(model_type, **options, vocab_size=vocabulary_size)
+    name = (family and family.model_type) or model_type
+    config = AutoConfig.for_model(name, **options, vocab_size=vocabulary_size)
     torch.manual_seed(0)
     return AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
 
@@ -60,14 +61,19 @@ def find_build_problem(model_type: str) -> str | None:
     return None
 
 
-def build_adapter(model: Path, folder: Path, *, saves_modules: bool) -> Path:
+def build_adapter(options: Combination, model: Path, folder: Path) -> Path:
     """Create an adapter with random values, as if it had been trained, unless it exists; return the folder."""
-    target = folder / f"{model.name}-adapter{'-modules' if saves_modules else ''}"
+    target = folder / f"{model.name}-adapter-{options.saves_modules}-{options.trains_biases}"
     if target.exists():
         return target
     base = load_base(model)
-    saved = ["norm"] if saves_modules else None
-    config = LoraConfig(r=4, lora_alpha=8, target_modules=list_linear(base), modules_to_save=saved)
+    config = LoraConfig(
+        r=4,
+        lora_alpha=8,
+        target_modules=list_linear(base),
+        modules_to_save=["norm"] if options.saves_modules else None,
+        bias="all" if options.trains_biases else "none",
+    )
     torch.manual_seed(1)
     adapted = get_peft_model(base, config)
     for name, parameter in adapted.named_parameters():

@@ -12,6 +12,7 @@ import torch
 from testing.reference import model as models
 from testing.reference.chat import TokenSequence, render_row
 from testing.reference.combination import Combination
+from testing.reference.families import SWITCHING
 from testing.reference.job import JobFiles, read_row
 from testing.reference.losses import compute_norm, compute_preference_loss, compute_router_loss, sum_weighted_losses
 from testing.reference.record import Record, RecordedBatch
@@ -114,6 +115,8 @@ class ReferenceTraining:
         """Return the summed losses of a micro-batch by term, and add the rewards of its pairs to the metrics."""
         rows, router_logits, losses = self._render(batch), RouterLogits(), Losses()
         self._check_counts(batch, rows)
+        if self.options.family in SWITCHING:  # a row has the frequencies of the longest one of its micro-batch
+            rows = [tuple(each.extend(max(batch.lengths)) for each in row) for row in rows]
         for row in rows:
             for term, loss in self._compute_row_losses(row, metrics, router_logits).items():
                 losses[term] = losses[term] + loss if term in losses else loss

@@ -35,6 +35,7 @@ COMBINATIONS: dict[str, Combination] = {
     "dropped": Combination(family="cohere", max_length=60, rows=14, layout=WIDE, attention="sdpa"),
     "packed": Combination(packing=True, max_length=150, rows=14, layout=Layout(1, 1, 2), decay=0.1),
     "packed and padded": Combination(packing=True, max_length=150, rows=14, layout=Layout(1, 2, 1), attention="eager"),
+    "switching rope": Combination(family="longrope", rows=14, layout=PADDED, max_length=90),
     "packed windows": Combination(family="gemma2", packing=True, max_length=150, rows=14, layout=Layout(1, 1, 2)),
     "mixture": Combination(draws=(12, 3), rows=8, layout=WIDE, epochs=1.0, scaling="linear"),
     "checkpointing": Combination(
@@ -62,6 +63,7 @@ COMBINATIONS: dict[str, Combination] = {
     "dpo, continued, sft term": Combination(
         **DPO, family="gemma2", tuner="adapter", saves_modules=True, rpo_alpha=0.5, dialect="instruct"
     ),
+    "dpo, continued biases": Combination(**DPO, family="granite", tuner="adapter", trains_biases=True, merge=True),
     "ipo": Combination(**DPO, family="qwen3", loss_type="ipo", beta=0.3, max_length=60, overlong="truncate"),
     "hinge": Combination(**DPO, loss_type="hinge", tuner="lora", dialect="text", split_words=True, precompute=True),
     "robust": Combination(**DPO, family="cohere", loss_type="robust", precompute=True, attention="sdpa"),
