@@ -65,10 +65,11 @@ class CreateBackoff:
         return random.uniform(1.0, 1.0 + SECONDS_PER_TRY * len(self._rejections))  # noqa: S311
 
     def get_last_rejection(self, key: JobKey) -> RejectedCreate | None:
-        """Return the last rejected create of the job; None if its last create was accepted.
+        """Return the rejected create because of which the next try of the job begins with a probe; None without one.
 
-        Every tenth time, the job tries without regard to it, because its quota may have grown. For the first try of a
-        job, return that of another one of its namespace, without the message, which contains the size of other pods.
+        It is the last one of the job, except every tenth time, because its quota may have grown. If the last create of
+        the job was accepted, it is that of another job of the namespace, without the message, which contains the size
+        of other pods.
         """
         if rejection := self._rejections.get(key):
             return None if rejection.count % UNCHANGED_AFTER == 0 else rejection.rejected

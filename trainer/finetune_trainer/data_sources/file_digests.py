@@ -11,7 +11,7 @@ from finetune_trainer.foreign_files import open_data_file
 from finetune_trainer.storage_faults import check_is_about_content
 
 _CHUNK_BYTES = 2**24
-_MEDIA_BYTES = 2**22  # of an image or video that are compared; most images have fewer
+_MEDIA_BYTES = 2**22  # bytes of a file that are compared; most images have fewer
 
 
 @dataclass(frozen=True)
