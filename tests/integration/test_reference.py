@@ -49,6 +49,9 @@ COMBINATIONS: dict[str, Combination] = {
     ),
     "experts": Combination(family="qwen3_moe", layout=WIDE),
     "router loss": Combination(family="mixtral", router_coefficient=1.0, layout=PADDED, epsilon=1e-5, rows=6),
+    "router loss of packs": Combination(
+        family="qwen3_moe", router_coefficient=1.0, packing=True, max_length=90, layout=PADDED, attention="sdpa"
+    ),
     "sinks": Combination(family="gpt_oss", layout=PADDED),
     # adapters
     "lora, merged": Combination(tuner="lora", merge=True, layout=WIDE, steps=3),
@@ -71,6 +74,15 @@ COMBINATIONS: dict[str, Combination] = {
     "two ranks": Combination(family="qwen2", layout=two("ddp"), rows=7, steps=3, schedule="linear"),
     "mean per rank": Combination(layout=two("ddp", 2, 1), rows=10, mean_per_rank=True),
     "fsdp": Combination(family="qwen2", layout=two("fsdp"), rows=7, steps=3, decay=0.1, max_norm=0.3),
+    "router loss of packs, fsdp": Combination(
+        family="mixtral",
+        router_coefficient=1.0,
+        packing=True,
+        max_length=90,
+        layout=two("fsdp", 2, 1),
+        attention="eager",
+        rows=14,
+    ),
     "zero1": Combination(layout=two("zero1", 2, 1), weighted=True, max_norm=0.3),
     "zero2": Combination(layout=two("zero2"), rows=7, schedule="polynomial", packing=True, max_length=150),
     "zero3": Combination(family="qwen3", layout=two("zero3"), tuner="lora", merge=True, max_norm=0.3),

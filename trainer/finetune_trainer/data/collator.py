@@ -96,6 +96,7 @@ class Collator:
             target_counts=tuple(torch.bincount(targets.sequences, minlength=len(lengths)).tolist()),
             shared_lengths=tuple(filter(None, placement.skipped)),
             reference_logps=torch.cat([row[REFERENCE_LOGPS] for row in by_number]) if has_reference else None,
+            pack_mask=_build_pack_mask(sequences, inputs["input_ids"].shape),
         )
 
     def use_layout(self, layout: SequenceLayout) -> None:
@@ -216,6 +217,17 @@ def _build_padded_rows(sequences: Sequence[Features], pad_id: int, layout: Seque
     if layout.masks_padding:
         inputs["attention_mask"] = pad_rows([torch.ones_like(sequence["input_ids"]) for sequence in sequences])
     return inputs
+
+
+def _build_pack_mask(sequences: Sequence[Features], shape: torch.Size) -> torch.Tensor | None:
+    """Return which tokens of padded packs are no padding, (sequences, seq), as 1 and 0; None without padded packs.
+
+    shape: shape of the input ids.
+    """
+    lengths = torch.tensor([len(sequence["input_ids"]) for sequence in sequences])
+    if POSITION_IDS not in sequences[0] or lengths.sum() == shape.numel():
+        return None
+    return (torch.arange(shape[1]) < lengths[:, None]).long()
 
 
 def _stack_position_ids(positions: torch.Tensor, mrope_ids: torch.Tensor) -> torch.Tensor:

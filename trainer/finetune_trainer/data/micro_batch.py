@@ -33,6 +33,7 @@ class MicroBatch:
     target_counts: tuple[int, ...]  # number of target tokens of each sequence; 0 for fillers
     shared_lengths: tuple[int, ...] = ()  # number of tokens of each prompt that both completions of a pair share
     reference_logps: torch.Tensor | None = None  # log-probabilities under DPO's reference model, (sequences,)
+    pack_mask: torch.Tensor | None = None  # (batch, seq), 0: padding of a pack; None without such padding
     skipped_rows: SkippedRows = field(default_factory=dict)  # found while the micro-batch was loaded
 
     @property
@@ -66,4 +67,5 @@ class MicroBatch:
             inputs={name: apply(value) for name, value in self.inputs.items()},
             targets=TargetTokens(*(apply(getattr(self.targets, field.name)) for field in fields(self.targets))),
             reference_logps=apply(self.reference_logps),
+            pack_mask=apply(self.pack_mask),
         )

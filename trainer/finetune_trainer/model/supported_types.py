@@ -1,6 +1,6 @@
 """Rejects model types that cannot be trained as the spec requests, and names the alternatives."""
 
-import inspect
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -19,6 +19,7 @@ _MAX_SIZES = {
     **dict.fromkeys(("hidden_size", "n_embd", "intermediate_size", "vocab_size"), 10**7),
 }
 ROUTER_LOGITS_OPTION = "output_router_logits"  # option of the forward pass, which then returns `aux_loss`
+ROUTER_LOSS_FUNCTION = "load_balancing_loss_func"  # in the modules of transformers whose models compute `aux_loss`
 
 
 def _suggest_converted_internvl(name: str) -> str:
@@ -92,7 +93,7 @@ def check_router_loss(spec: TrainerSpec, config: PretrainedConfig) -> None:
     if spec.training.router_aux_loss_coef is None:
         return
     model_class = choose_auto_class(config)._model_mapping[type(config)]
-    if ROUTER_LOGITS_OPTION not in inspect.signature(model_class.forward).parameters:
+    if not hasattr(sys.modules[model_class.__module__], ROUTER_LOSS_FUNCTION):
         raise InvalidSpec(
             f'spec.training.routerAuxLossCoef: model "{spec.model.name}" of type {config.model_type} has no auxiliary'
             " loss that balances experts; leave it out"
