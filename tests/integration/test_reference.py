@@ -83,6 +83,9 @@ COMBINATIONS: dict[str, Combination] = {
         attention="eager",
         rows=14,
     ),
+    "tied output layer, fsdp": Combination(
+        family="cohere", layout=two("fsdp"), tuner="lora", targets=("q_proj", "lm_head")
+    ),
     "zero1": Combination(layout=two("zero1", 2, 1), weighted=True, max_norm=0.3),
     "zero2": Combination(layout=two("zero2"), rows=7, schedule="polynomial", packing=True, max_length=150),
     "zero3": Combination(family="qwen3", layout=two("zero3"), tuner="lora", merge=True, max_norm=0.3),

@@ -89,6 +89,28 @@ def protect_buffers(model: torch.nn.Module) -> Iterator[None]:
         module._non_persistent_buffers_set.discard(name)
 
 
+@contextmanager
+def protect_tied_weights(model: torch.nn.Module) -> Iterator[None]:
+    """Tie weights by their present names while accelerate shards the model and calls `tie_weights`.
+
+    transformers would assign the weight of an output layer to the adapter that wraps it, which raises KeyError.
+    """
+    names: dict[torch.nn.Parameter, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(parameter, []).append(name)
+    groups = tuple(group for group in names.values() if len(group) > 1)
+
+    def tie_weights() -> None:
+        for source, *targets in groups:
+            for target in targets:
+                module, _, name = target.rpartition(".")
+                setattr(model.get_submodule(module), name, model.get_parameter(source))
+
+    model.tie_weights = tie_weights  # type: ignore[assignment]
+    yield
+    del model.tie_weights
+
+
 def reshard(model: torch.nn.Module) -> None:
     """Reshard the layers that a forward pass without backward left gathered, so that all parameters are DTensors."""
     for module in model.modules():

@@ -27,6 +27,7 @@ from finetune_trainer.model.param_groups import build_parameter_groups, keep_emb
 from finetune_trainer.parallel.fsdp import (
     enable_fsdp_on_cpu,
     protect_buffers,
+    protect_tied_weights,
     reduce_gradients_in_float32,
     select_sharded_layers,
 )
@@ -280,7 +281,7 @@ class GlobalMeanTrainer(Trainer):  # type: ignore[misc]
         self, max_steps: int, train_dataloader: RankDataLoader, resume_from_checkpoint: str | None
     ) -> tuple[torch.nn.Module, RankDataLoader]:
         """Prepare the model and data loader, then restore the checkpoint into the wrapped and sharded model."""
-        with protect_buffers(self.model):
+        with protect_buffers(self.model), protect_tied_weights(self.model):
             prepared: tuple[torch.nn.Module, RankDataLoader] = super()._prepare_for_training(
                 max_steps, train_dataloader, None
             )
