@@ -4,7 +4,7 @@ from finetune_operator import names
 from finetune_operator.plan.config_map import build_config_map
 from finetune_operator.plan.object_metadata import Manifest, build_metadata
 from finetune_operator.plan.pod_group import build_pod_group
-from finetune_operator.plan.pod_manifest import build_pod
+from finetune_operator.plan.pod_manifest import build_pods
 from finetune_operator.plan.run_plan import RunPlan
 
 
@@ -15,7 +15,7 @@ def build_children(run_plan: RunPlan) -> tuple[Manifest, ...]:
         build_service(run_plan),
         build_config_map(run_plan),
         *(() if pod_group is None else (pod_group,)),
-        *(build_pod(run_plan, node) for node in run_plan.nodes),
+        *build_pods(run_plan),
     )
 
 

@@ -9,6 +9,7 @@ from finetune_operator.plan.object_metadata import Manifest
 from finetune_operator.plan.run_plan import NodePlan, RunPlan
 
 _NVIDIA_GPU = "nvidia.com/gpu"
+NODE_RANK_VARIABLES = frozenset({"NODE_RANK", "PET_NODE_RANK"})  # the only ones that differ between nodes
 TORCHRUN_MARGIN_SECONDS = 10  # torchrun has to stop its ranks before the kubelet sends SIGKILL
 
 

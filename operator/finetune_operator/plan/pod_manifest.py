@@ -9,7 +9,7 @@ from finetune_api.v1alpha1.pod_types import VOLUME_SOURCES, Volume
 from finetune_operator import names
 from finetune_operator.plan.config_map import build_supervisor_start
 from finetune_operator.plan.object_metadata import Manifest, build_metadata
-from finetune_operator.plan.pod_environment import build_env_list
+from finetune_operator.plan.pod_environment import NODE_RANK_VARIABLES, build_env_list
 from finetune_operator.plan.pod_group import build_group_fields
 from finetune_operator.plan.pod_placement import build_pod_placement, build_ports, build_topology_spread
 from finetune_operator.plan.run_plan import NodePlan, RunPlan
@@ -26,6 +26,24 @@ RESTRICTED_POD = {
     "seccompProfile": {"type": "RuntimeDefault"},
 }
 RESTRICTED_CONTAINER = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+
+
+def build_pods(run_plan: RunPlan) -> tuple[Manifest, ...]:
+    """Return the manifests of the pods of all nodes, which share the nested objects that do not depend on the node."""
+    first = build_pod(run_plan, run_plan.nodes[0])
+    return (first, *(_change_node(first, node) for node in run_plan.nodes[1:]))
+
+
+def _change_node(pod: Manifest, node: NodePlan) -> Manifest:
+    """Return the pod of another node, as build_pod would in twenty times as long."""
+    metadata, spec, rank = pod["metadata"], pod["spec"], str(node.node_rank)
+    (container,) = spec["containers"]
+    env = [{**each, "value": rank} if each["name"] in NODE_RANK_VARIABLES else each for each in container["env"]]
+    return {
+        **pod,
+        "metadata": {**metadata, "name": node.pod_name, "labels": {**metadata["labels"], names.NODE_RANK: rank}},
+        "spec": {**spec, "hostname": node.pod_name, "containers": [{**container, "env": env}]},
+    }
 
 
 def build_pod(run_plan: RunPlan, node: NodePlan) -> Manifest:

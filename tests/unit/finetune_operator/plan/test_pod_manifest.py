@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from finetune_operator import names
-from finetune_operator.plan.pod_manifest import LOST_NODE_SECONDS, exclude_nodes
+from finetune_operator.plan.pod_manifest import LOST_NODE_SECONDS, build_pod, build_pods, exclude_nodes
 from testing.builders.jobs import command
 from testing.builders.manifests import (
     ALL_FIELDS,
@@ -30,6 +30,13 @@ def build_tolerations(*user_tolerations: dict[str, Any]) -> dict[str, int | None
     ]
     assert len({toleration["key"] for toleration in tolerations_of_pod}) == len(tolerations_of_pod)
     return {toleration["key"]: toleration.get("tolerationSeconds") for toleration in tolerations_of_pod}
+
+
+@pytest.mark.parametrize("fields", [pytest.param({}, id="minimal"), pytest.param(ALL_FIELDS, id="everything")])
+def test_the_pods_of_all_nodes_are_those_of_each_node(fields: dict[str, Any]) -> None:
+    run_plan = build_run_plan(**{**fields, "numNodes": 3})
+
+    assert build_pods(run_plan) == tuple(build_pod(run_plan, node) for node in run_plan.nodes)
 
 
 @pytest.mark.parametrize(
