@@ -72,5 +72,5 @@ def _start_process(function: Callable[[Any], Any]) -> None:
 def _process_chunk(chunk: tuple[Any, ...]) -> list[Any]:
     try:
         return [_function(item) for item in chunk]
-    except Exception as error:
+    except BaseException as error:  # a panic of the tokenizers library is no Exception
         raise to_sendable(error)  # noqa: B904  its traceback is kept

@@ -21,7 +21,7 @@ class UnpicklableError(Exception):
         return _build_replacement, (type(self).__name__, str(self))
 
 
-def to_sendable(error: Exception) -> Exception:
+def to_sendable(error: BaseException) -> BaseException:
     """Return the error, or one with the same verdict that pickle restores unchanged.
 
     Causes are not sent. An error that would no longer show that a file system failed becomes a StorageFault.

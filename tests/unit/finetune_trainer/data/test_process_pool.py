@@ -11,6 +11,7 @@ import pytest
 
 from finetune_trainer.data import process_pool
 from finetune_trainer.data.process_pool import map_in_order
+from finetune_trainer.data.worker_errors import UnpicklableError
 from finetune_trainer.errors import ChatTemplateError, DatasetError
 
 
@@ -52,6 +53,18 @@ def test_an_error_of_the_function_is_raised() -> None:
     with pytest.raises(KeyError, match="0"):
         list(map_in_order(raise_key_error, range(101), processes=2))
     assert not active_children()
+
+
+def test_an_error_of_a_library_that_is_no_exception_keeps_its_message() -> None:
+    class PanicException(BaseException):  # libraries in Rust use this name
+        pass
+
+    def panic(_: int) -> None:
+        raise PanicException("index out of bounds")
+
+    with pytest.raises(UnpicklableError, match="index out of bounds") as raised:
+        list(map_in_order(panic, range(101), processes=2))
+    assert type(raised.value).__name__ == "PanicException"
 
 
 def test_a_killed_process_is_an_error_that_the_operator_recognises() -> None:
