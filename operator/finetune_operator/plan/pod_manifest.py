@@ -35,7 +35,7 @@ def build_pods(run_plan: RunPlan) -> tuple[Manifest, ...]:
 
 
 def _change_node(pod: Manifest, node: NodePlan) -> Manifest:
-    """Return the pod of another node, as build_pod would in twenty times as long."""
+    """Return the pod of another node; build_pod returns the same in twenty times as long."""
     metadata, spec, rank = pod["metadata"], pod["spec"], str(node.node_rank)
     (container,) = spec["containers"]
     env = [{**each, "value": rank} if each["name"] in NODE_RANK_VARIABLES else each for each in container["env"]]

@@ -224,10 +224,10 @@ def _build_pack_mask(sequences: Sequence[Features], shape: torch.Size) -> torch.
 
     shape: shape of the input ids.
     """
-    lengths = torch.tensor([len(sequence["input_ids"]) for sequence in sequences])
-    if POSITION_IDS not in sequences[0] or lengths.sum() == shape.numel():
+    lengths = [len(sequence["input_ids"]) for sequence in sequences]
+    if POSITION_IDS not in sequences[0] or sum(lengths) == shape.numel():
         return None
-    return (torch.arange(shape[1]) < lengths[:, None]).long()
+    return (torch.arange(shape[1]) < torch.tensor(lengths)[:, None]).long()
 
 
 def _stack_position_ids(positions: torch.Tensor, mrope_ids: torch.Tensor) -> torch.Tensor:
