@@ -22,6 +22,13 @@ from testing.reference.model import find_build_problem
 from testing.reference.shrink import format_job, shrink
 
 CELLS_PER_LAUNCH = 24
+# of AdamW for all types: the gradients of some, such as ctrl and gemma4_unified_text, are so small that with 1e-6 their
+# rounding moves the logits by 1e-4; with 1e-3 the difference is below 1e-5
+TYPES_EPSILON = 1e-3
+INCOMPARABLE = {
+    "phimoe": "it draws experts at random while it trains",
+    "youtu": "transformers sets the embedding of the pad token to 0 when it loads a model",
+}
 
 
 def main() -> int:
@@ -53,13 +60,13 @@ def main() -> int:
 
 
 def check_types(types: Sequence[str]) -> list[Report]:
-    """Compare plain, packed and preference training of each type; print what is not built, and what is refused."""
+    """Compare plain, packed and preference training of each type; print what is not compared, and what is refused."""
     combinations: list[Combination] = []
     for model_type in types:
-        if problem := find_build_problem(model_type):
-            print(f"{model_type}: not built ({problem})", flush=True)
+        if problem := INCOMPARABLE.get(model_type) or find_build_problem(model_type):
+            print(f"{model_type}: not compared ({problem})", flush=True)
             continue
-        plain = Combination(family=model_type, layout=Layout(1, 2, 2))
+        plain = Combination(family=model_type, layout=Layout(1, 2, 2), epsilon=TYPES_EPSILON)
         combinations += (plain, replace(plain, packing=True, max_length=150), replace(plain, method="dpo"))
     reports: list[Report] = []
     for start in range(0, len(combinations), CELLS_PER_LAUNCH):

@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
-from transformers import PretrainedConfig
+from transformers import AutoModelForCausalLM, OpenAIGPTConfig, PretrainedConfig
 
 from finetune_trainer.data.collator import Collator, SequenceLayout
 from finetune_trainer.data.epoch_order import RowOrder
@@ -119,6 +119,16 @@ def test_a_model_that_ignores_the_lengths_is_rejected() -> None:
             check_isolation(build_trainer(model, PADDING_FREE, packing=False))
     finally:
         AttentionInterface.register(VARLEN, torch.compiler.disable(compute_varlen_attention))  # type: ignore[no-untyped-call]
+
+
+def test_packs_of_a_model_that_ignores_position_ids_are_rejected_before_it_attends_much() -> None:
+    """The first models of OpenAI have masks of their own; with random weights, attention changes the logits little."""
+    config = OpenAIGPTConfig(vocab_size=attention_families.VOCABULARY, n_embd=32, n_layer=2, n_head=4)
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config)
+
+    with pytest.raises(InvalidSpec, match=r"spec.dataset.packing: in model .*, a sequence changes the logits"):
+        check_isolation(build_trainer(model, UNMASKED, packing=True))
 
 
 def test_a_model_that_does_not_attend_to_shared_prompts_is_rejected() -> None:
