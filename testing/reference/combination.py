@@ -123,7 +123,9 @@ RULES: Mapping[tuple[str, ...], Callable[[Combination], bool]] = {
     # rounding to 16 bits decides which experts compute some tokens
     ("dtype",): lambda each: each.dtype == "float32" or each.family not in EXPERTS,
     ("router_coefficient",): lambda each: each.router_coefficient is None or each.family in EXPERTS,
-    ("packing",): lambda each: not each.packing or (not each.is_dpo and each.max_length is not None),
+    ("packing",): lambda each: (
+        not each.packing or (not each.is_dpo and each.max_length is not None and _supports(each, "packing"))
+    ),
     _DPO_FIELDS: lambda each: each.is_dpo or _has_defaults(each, *_DPO_FIELDS),
     ("loss_on",): lambda each: (
         each.loss_on == "assistant" or not (each.is_dpo or (each.dialect == "text" and each.loss_on == "lastTurn"))

@@ -42,7 +42,8 @@ FAMILIES: Mapping[str, Family] = {
     ),
     "gemma2": Family({"sliding_window": 24, "query_pre_attn_scalar": 8}, lacks=("sdpa",)),
     "gpt2": Family(_NO_DROPOUT, sizes=_GPT2_SIZES, lacks=("q_proj", "all-linear")),
-    "gpt_oss": Family({**_LOCAL_EXPERTS, "sliding_window": 24}, lacks=("sdpa", "all-linear")),
+    # its forward pass gives no position ids to the masks, so that packs are not isolated, and are refused
+    "gpt_oss": Family({**_LOCAL_EXPERTS, "sliding_window": 24}, lacks=("sdpa", "all-linear", "packing")),
     "qwen3_moe": Family(_EXPERTS, lacks=("all-linear",)),
     "mixtral": Family({**_LOCAL_EXPERTS, "sliding_window": None}, lacks=("all-linear",)),
 }

@@ -87,6 +87,7 @@ COMBINATIONS: dict[str, Combination] = {
         family="cohere", layout=two("fsdp"), tuner="lora", targets=("q_proj", "lm_head")
     ),
     "zero1": Combination(layout=two("zero1", 2, 1), weighted=True, max_norm=0.3),
+    "zero1 in bfloat16": Combination(layout=two("zero1", 1, 4), dtype="bfloat16", tuner="lora", evaluation="none"),
     "zero2": Combination(layout=two("zero2"), rows=7, schedule="polynomial", packing=True, max_length=150),
     "zero3": Combination(family="qwen3", layout=two("zero3"), tuner="lora", merge=True, max_norm=0.3),
     "dpo, fsdp": Combination(method="dpo", layout=two("fsdp"), rpo_alpha=0.5, rows=7),
