@@ -77,7 +77,7 @@ class Combination:
     scaling: str | None = option(None, "linear", "sqrt")  # rule of lrScaling
     decay: float = option(0.0, 0.1, 0.5, share=0.6)
     beta2: float = option(0.999, 0.95)
-    epsilon: float = option(1e-6, 1e-5)  # with less, AdamW moves a weight by the rounding error of its gradient
+    epsilon: float = option(1e-5, 1e-4)  # with less, AdamW moves a weight by the rounding error of its gradient
     max_norm: float = option(1.0, 0.3, 0.0, share=0.6)
     mean_per_rank: bool = option(False, True, share=0.3)
     router_coefficient: float | None = option(None, 0.1)

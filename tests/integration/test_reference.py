@@ -48,7 +48,7 @@ COMBINATIONS: dict[str, Combination] = {
         steps=3,
     ),
     "experts": Combination(family="qwen3_moe", layout=WIDE),
-    "router loss": Combination(family="mixtral", router_coefficient=1.0, layout=PADDED, epsilon=1e-5, rows=6),
+    "router loss": Combination(family="mixtral", router_coefficient=1.0, layout=PADDED, epsilon=1e-4, rows=6),
     "router loss of packs": Combination(
         family="qwen3_moe", router_coefficient=1.0, packing=True, max_length=90, layout=PADDED, attention="sdpa"
     ),
