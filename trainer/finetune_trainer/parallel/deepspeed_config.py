@@ -38,8 +38,8 @@ _FROM_TRAINING_ARGUMENTS: Config = {
     "train_micro_batch_size_per_gpu": "auto",
     "gradient_accumulation_steps": "auto",
     "gradient_clipping": "auto",
-    # By default, stage 1 in bfloat16 adds up the gradients of a step in every micro-batch again, because it clears those
-    # in bfloat16 only if the loss is an output of the engine.
+    # Otherwise, stage 1 in bfloat16 adds the gradients of earlier micro-batches in each later one again: DeepSpeed 0.19
+    # clears them in a hook of the engine's outputs, which does not run here.
     "bf16": {"enabled": "auto", "immediate_grad_update": True},
     "fp16": {"enabled": "auto"},
     "zero_force_ds_cpu_optimizer": False,  # torch's AdamW is as fast and needs no compiler
