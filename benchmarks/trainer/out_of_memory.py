@@ -14,7 +14,7 @@ from testing.processes.local_mode import LocalJob, build_job_body, write_job_fil
 INJECTED_ENVIRONMENT = {
     "PYTHONPATH": os.pathsep.join((str(REPOSITORY / "testing/fakes/inject"), PYTHON_PATH)),
     "OOM_ABOVE_SAMPLES": "1",
-    "PASSES_BEFORE_FAULT": "4",  # those of the check of isolation
+    "PASSES_BEFORE_FAULT": "0",
 }
 TIMEOUT_SECONDS = 1800
 

@@ -37,11 +37,11 @@ class Combination:
 
     layout: Layout = field(default=Layout())
     resume: Layout | None = None  # layout from the step after `resume_after` on
-    resume_after: int = option(1, 2, 3)
+    resume_after: int = option(1, 2, 3, 3)
     family: str = option("llama", *FAMILIES, share=1)
     method: str = option("sft", "dpo")
     tuner: str = option("full", "lora", "lora", "adapter", share=0.7)  # adapter: one that is trained further
-    dtype: str = option("float32", "bfloat16", share=0.1)
+    dtype: str = option("float32", "bfloat16", share=0.2)
     attention: str = option("auto", "sdpa", "eager")
     checkpointing: bool = option(False, True, share=0.2)
     # rows
@@ -67,7 +67,7 @@ class Combination:
     dora: bool = option(False, True, share=0.3)
     targets: tuple[str, ...] = option(("all-linear",), ("q_proj", "v_proj"), ("q_proj", "lm_head"))
     saves_modules: bool = option(False, True, share=0.3)  # the adapter to continue also holds a copy of a module
-    trains_biases: bool = option(False, True, share=0.3)  # the adapter to continue also holds the biases
+    trains_biases: bool = option(False, True, share=0.6)  # the adapter to continue also holds the biases
     merge: bool = option(False, True)
     # schedule and optimizer
     steps: int = option(2, 1, 3, 4, share=0.8)
@@ -177,7 +177,7 @@ def draw(seed: int, *, max_ranks: int = 4) -> Combination:
     while True:
         effective = source.choice(EFFECTIVE_BATCHES)
         drawn = Combination(layout=_draw_layout(source, effective, max_ranks), seed=seed)
-        if source.random() < 0.25:
+        if source.random() < 0.3:
             drawn = replace(drawn, resume=_draw_layout(source, effective, max_ranks))
         for each in fields(Combination):
             if each.metadata and source.random() < each.metadata["share"]:

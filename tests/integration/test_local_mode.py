@@ -92,7 +92,7 @@ def test_two_out_of_memory_repairs_do_not_change_the_losses(tmp_path: Path, tiny
         tmp_path / "job",
         tiny_files,
         training={**training, "perDeviceTrainBatchSize": "auto", "globalBatchSize": 8},
-        env=build_fault_variables(OOM_ABOVE_SAMPLES="1", PASSES_BEFORE_FAULT="10"),
+        env=build_fault_variables(OOM_ABOVE_SAMPLES="1", PASSES_BEFORE_FAULT="5"),
     )
 
     for each in (reference, job):
@@ -114,7 +114,7 @@ def test_two_out_of_memory_repairs_do_not_change_the_losses(tmp_path: Path, tiny
 
 def test_an_out_of_memory_repair_resumes_a_lora_job_of_ddp_with_zero3(tmp_path: Path, tiny_files: TinyFiles) -> None:
     training = {"maxSteps": 6, "saveSteps": 3, "learningRate": 1e-2, "gradientCheckpointing": True}
-    variables = {"OOM_ABOVE_SAMPLES": "0", "OOM_BUT_WITH_DEEPSPEED": "1", "PASSES_BEFORE_FAULT": "10"}
+    variables = {"OOM_ABOVE_SAMPLES": "0", "OOM_BUT_WITH_DEEPSPEED": "1", "PASSES_BEFORE_FAULT": "5"}
     job = write_job(
         tmp_path,
         tiny_files,

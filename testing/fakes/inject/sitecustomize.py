@@ -2,8 +2,9 @@
 
 Python imports a module of this name at startup; tests put its folder first on the PYTHONPATH of the container.
 
-After PASSES_BEFORE_FAULT forward passes, a micro-batch of more than OOM_ABOVE_SAMPLES sequences raises an error, unless
-OOM_BUT_WITH_DEEPSPEED is set and the job uses DeepSpeed; or with INJECT_NAN, the output of the model becomes NaN.
+After PASSES_BEFORE_FAULT forward passes with gradients (with DDP, the first one is the warm-up), a micro-batch of more
+than OOM_ABOVE_SAMPLES sequences raises an error, unless OOM_BUT_WITH_DEEPSPEED is set and the job uses DeepSpeed; or
+with INJECT_NAN, the output of the model becomes NaN.
 A rank waits SLOW_CHECKPOINT_SECONDS after it has written its part of a checkpoint, before that is published.
 On node 0, CLOCK_OFFSET_SECONDS shifts the wall clock, and with INJECT_STATUS the supervisor reports an impossible
 progress in /status.
@@ -59,7 +60,8 @@ if is_rank and "PASSES_BEFORE_FAULT" in os.environ:
 
     def _embed_or_fail(self: torch.nn.Embedding, ids: torch.Tensor) -> torch.Tensor:
         global _passes
-        _passes += type(ids) is torch.Tensor  # do not count the fake tensors of the memory forecast
+        # count neither the checks before the training nor the fake tensors of the memory forecast
+        _passes += type(ids) is torch.Tensor and torch.is_grad_enabled()
         if _passes <= int(os.environ["PASSES_BEFORE_FAULT"]):
             return _embed(self, ids)
         # jobs without DeepSpeed hide it from imports
