@@ -66,7 +66,7 @@ def find_broken_links(path: Path) -> Iterator[str]:
         if not target.exists():
             yield f"{path.relative_to(ROOT)}: {link}: no such file"
         elif anchor and target.suffix == ".md" and anchor not in list_anchors(target):
-            yield f"{path.relative_to(ROOT)}: {link}: {target.relative_to(ROOT)} has no heading #{anchor}"
+            yield f"{path.relative_to(ROOT)}: {link}: {target.relative_to(ROOT)} has no anchor #{anchor}"
 
 
 def find_missing_tests(path: Path) -> Iterator[str]:
@@ -132,9 +132,11 @@ def list_tests() -> frozenset[str]:
 
 @cache
 def list_anchors(path: Path) -> frozenset[str]:
-    """Return the anchors that repository hosts derive from a page's headings."""
-    headings = re.findall(r"^#+ (.+)$", FENCE.sub("", path.read_text()), re.MULTILINE)
-    return frozenset(re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings)
+    """Return the anchors of a page: those that it declares, and those that repository hosts derive from headings."""
+    text = FENCE.sub("", path.read_text())
+    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    derived = (re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings)
+    return frozenset((*derived, *re.findall(r'<a id="([\w-]+)">', text)))
 
 
 if __name__ == "__main__":
