@@ -44,6 +44,7 @@ CHECKS = (
     Check("lint", (BIN / "ruff", "check", ".")),
     Check("vocabulary", (PYTHON, "tools/check_vocabulary.py")),
     Check("docs", (PYTHON, "tools/check_docs.py")),
+    Check("budgets", (PYTHON, "tools/check_budgets.py")),
 )
 
 
