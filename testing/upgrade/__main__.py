@@ -77,7 +77,10 @@ def switch_releases(
     for case in STATES:
         if case.name == "Queued":  # created while no operator runs
             installation.kubectl("scale", "--namespace", OPERATOR_NAMESPACE, DEPLOYMENT, "--replicas=0")
-            installation.kubectl("rollout", "status", "--namespace", OPERATOR_NAMESPACE, DEPLOYMENT, "--timeout=60s")
+            # the rollout is complete before the processes have ended
+            installation.kubectl(
+                "wait", "--for=delete", "pod", "--all", "--namespace", OPERATOR_NAMESPACE, "--timeout=60s"
+            )
         # a job that has not begun must have valid names
         extra_fields = {} if (old.name, case.name) == ("previous", "Queued") else EXTRA_FIELDS.get(old.name, {})
         installation.apply(build_job(case, jobs[case.name], image=old.trainer_image, extra_fields=extra_fields))
