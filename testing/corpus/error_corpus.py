@@ -3,8 +3,7 @@
 Every message is the output of a program, truncated to 400 characters. Paths, names and addresses of people are
 replaced by placeholders: `/path/to`, `user`, `host-0`, `10.0.0.1`, `acme`. `source` is the thread or page that quotes
 the message. If it starts with "provoked", the failure was caused deliberately for the corpus with the named version of
-a library, with a local server instead of the Hub. `testing.corpus.provoke` repeats those whose pattern depends on the
-wording of a library.
+a library, with a local server instead of the Hub.
 """
 
 import json
