@@ -108,3 +108,10 @@ def decide_once(
     decision = decide(owner, observation, now, settings)
     attempts = tuple(record.model_copy(update={"start_key": ""}) for record in decision.status.attempts)
     return owner.model_copy(update={"status": decision.status.model_copy(update={"attempts": attempts})}), decision
+
+
+def decide_with(
+    owner: FineTuneJob, *pods: RawBody, now: datetime = NOW, settings: Settings = SETTINGS, **fields: Any
+) -> tuple[FineTuneJob, Decision]:
+    """Call decide_once() with build_observation() of these pods and fields."""
+    return decide_once(owner, build_observation(owner, *pods, **fields), now=now, settings=settings)

@@ -11,16 +11,7 @@ from lupa.lua51 import LuaRuntime
 
 from finetune_api.v1alpha1.job import FineTuneJob
 from finetune_operator.controller.reconcile import render_status
-from testing.builders.jobs import (
-    NOW,
-    RawBody,
-    build_observation,
-    decide_once,
-    finished_pod,
-    job,
-    running_pod,
-    spec,
-)
+from testing.builders.jobs import NOW, RawBody, decide_with, finished_pod, job, running_pod, spec
 
 SETTINGS = yaml.safe_load((Path(__file__).parents[3] / "manifests" / "argocd-cm.yaml").read_text())["data"]
 HEALTH = SETTINGS["resource.customizations.health.finetune.dev_FineTuneJob"]
@@ -51,12 +42,12 @@ def build_body(owner: FineTuneJob, **spec_fields: Any) -> RawBody:
 
 
 def start() -> FineTuneJob:
-    return decide_once(job(), build_observation(job()))[0]
+    return decide_with(job())[0]
 
 
 def run(owner: FineTuneJob) -> FineTuneJob:
     pods = [running_pod(owner, rank) for rank in (0, 1)]
-    return decide_once(owner, build_observation(owner, *pods), now=NOW + timedelta(seconds=5))[0]
+    return decide_with(owner, *pods, now=NOW + timedelta(seconds=5))[0]
 
 
 def fail(owner: FineTuneJob) -> FineTuneJob:
@@ -73,12 +64,12 @@ def complete(owner: FineTuneJob) -> FineTuneJob:
 def settle(owner: FineTuneJob, pods: list[RawBody]) -> FineTuneJob:
     """Return the job after enough passes to end it."""
     for seconds in range(10, 100, 10):
-        owner, _ = decide_once(owner, build_observation(owner, *pods), now=NOW + timedelta(seconds=seconds))
+        owner, _ = decide_with(owner, *pods, now=NOW + timedelta(seconds=seconds))
     return owner
 
 
 def suspend() -> FineTuneJob:
-    return decide_once(job(suspend=True), build_observation(job(suspend=True)))[0]
+    return decide_with(job(suspend=True))[0]
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from crd import build_crd
 from finetune_api.v1alpha1.job import GROUP, KIND, PLURAL, VERSION
 from finetune_operator.controller.reconcile import render_status
 from kubernetes_schema import load_kubernetes_schema
-from testing.builders.jobs import RawBody, build_observation, decide_once, finished_pod, job, pod, running_pod
+from testing.builders.jobs import RawBody, decide_with, finished_pod, job, pod, running_pod
 from testing.schemas.third_party import load_schema
 
 DOCUMENTS = list(yaml.safe_load_all((Path(__file__).parents[3] / "integrations" / "kai" / "karta.yaml").read_text()))
@@ -55,7 +55,7 @@ def compute_status(*pods: RawBody, **fields: Any) -> RawBody:
     """Return the status that the operator writes after it has observed these pods twice."""
     current = job(**fields)
     for observed in ((), pods, pods):
-        current, _ = decide_once(current, build_observation(current, *observed))
+        current, _ = decide_with(current, *observed)
     status: RawBody = render_status(current.status)
     return status
 

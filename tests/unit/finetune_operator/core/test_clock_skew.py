@@ -7,7 +7,7 @@ from finetune_operator.core.actions import Create
 from finetune_operator.core.attempt_record import record_downtime
 from finetune_operator.core.pending_reasons import IMAGE_PULL_TIMEOUT
 from finetune_operator.observation.pods import Observation, RejectedCreate
-from testing.builders.jobs import NOW, build_observation, decide_once, finished_pod, job, pod, running_pod
+from testing.builders.jobs import NOW, build_observation, decide_once, decide_with, finished_pod, job, pod, running_pod
 
 NOTHING = Observation(is_fresh=True)
 AHEAD = NOW + timedelta(hours=5)
@@ -50,15 +50,15 @@ def test_pending_reason_recorded_by_a_slow_clock_does_not_shorten_the_timeout() 
         pod(ftjob, rank, conditions=[scheduled], containerStatuses=[{"name": "trainer", "state": state}])
         for rank in (0, 1)
     ]
-    ftjob, slow = decide_once(ftjob, build_observation(ftjob, *pending_pods), now=BEHIND)
+    ftjob, slow = decide_with(ftjob, *pending_pods, now=BEHIND)
     assert slow.requeue_after == IMAGE_PULL_TIMEOUT
 
-    ftjob, corrected = decide_once(ftjob, build_observation(ftjob, *pending_pods), now=NOW + MINUTE)
+    ftjob, corrected = decide_with(ftjob, *pending_pods, now=NOW + MINUTE)
     assert (ftjob.status.attempts[0].state, corrected.requeue_after) == (
         AttemptState.STARTING,
         IMAGE_PULL_TIMEOUT - MINUTE,
     )
-    ftjob, _ = decide_once(ftjob, build_observation(ftjob, *pending_pods), now=NOW + IMAGE_PULL_TIMEOUT)
+    ftjob, _ = decide_with(ftjob, *pending_pods, now=NOW + IMAGE_PULL_TIMEOUT)
     assert ftjob.status.attempts[0].state is AttemptState.STOPPING
 
 

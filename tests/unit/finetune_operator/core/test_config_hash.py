@@ -16,6 +16,7 @@ from testing.builders.jobs import (
     build_observation,
     command,
     decide_once,
+    decide_with,
     finished_pod,
     job,
     pod,
@@ -30,7 +31,7 @@ PREVIOUS, LATEST = "", "0123456789abcdef"
 def begin_job(recorded_hash: str | None = None) -> FineTuneJob:
     """Return a job with a command whose attempt 0 has begun, optionally with another recorded hash."""
     owner = job(**command({"script": "train.py"}))
-    begun, _ = decide_once(owner, build_observation(owner))
+    begun, _ = decide_with(owner)
     if recorded_hash is None:
         return begun
     record = begun.status.attempts[0].model_copy(update={"config_hash": recorded_hash})
@@ -43,7 +44,7 @@ def list_created_names(actions: tuple[Action, ...]) -> list[str]:
 
 def test_the_record_contains_the_hash_of_the_config_map_that_is_created() -> None:
     begun = begin_job()
-    creating, creation = decide_once(begun, build_observation(begun))
+    creating, creation = decide_with(begun)
 
     assert begun.status.attempts[0].config_hash == compute_config_hash(plan_run(begun, attempt=0, settings=SETTINGS))
     assert creating.status == begun.status
@@ -55,11 +56,11 @@ def test_an_attempt_that_another_release_began_to_create_starts_again(recorded_h
     begun = begin_job(recorded_hash)
     first_pod = running_pod(begun, 0)
 
-    stopping, stop = decide_once(begun, build_observation(begun, first_pod))
-    _, deletion = decide_once(stopping, build_observation(stopping, first_pod))
-    stopped, _ = decide_once(stopping, build_observation(stopping))
-    resumed, _ = decide_once(stopped, build_observation(stopped))
-    _, creation = decide_once(resumed, build_observation(resumed))
+    stopping, stop = decide_with(begun, first_pod)
+    _, deletion = decide_with(stopping, first_pod)
+    stopped, _ = decide_with(stopping)
+    resumed, _ = decide_with(stopped)
+    _, creation = decide_with(resumed)
 
     assert (stopping.status.attempts[0].state, stop.actions) == (AttemptState.STOPPING, ())
     assert "another release of the operator" in stopping.status.attempts[0].message
@@ -71,7 +72,7 @@ def test_an_attempt_that_another_release_began_to_create_starts_again(recorded_h
 def test_an_attempt_without_pods_is_created_by_the_next_release() -> None:
     begun = begin_job(PREVIOUS)
 
-    creating, creation = decide_once(begun, build_observation(begun), settings=NEXT_RELEASE)
+    creating, creation = decide_with(begun, settings=NEXT_RELEASE)
 
     assert list_created_names(creation.actions)[-2:] == ["bert-0-0", "bert-0-1"]
     run_plan = plan_run(begun, attempt=0, settings=NEXT_RELEASE)
@@ -81,7 +82,7 @@ def test_an_attempt_without_pods_is_created_by_the_next_release() -> None:
 def test_stopping_for_another_release_requires_an_uncached_list() -> None:
     begun = begin_job(LATEST)
 
-    _, decision = decide_once(begun, build_observation(begun, running_pod(begun, 0), is_fresh=False))
+    _, decision = decide_with(begun, running_pod(begun, 0), is_fresh=False)
 
     assert decision.needs_confirmation
 
@@ -91,8 +92,8 @@ def test_an_attempt_with_all_pods_runs_on_after_an_upgrade(recorded_hash: str | 
     begun = begin_job(recorded_hash)
     pods = [running_pod(begun, rank) for rank in (0, 1)]
 
-    running, decision = decide_once(begun, build_observation(begun, *pods), settings=NEXT_RELEASE)
-    ended, _ = decide_once(running, build_observation(running, pods[0], finished_pod(running, 1)))
+    running, decision = decide_with(begun, *pods, settings=NEXT_RELEASE)
+    ended, _ = decide_with(running, pods[0], finished_pod(running, 1))
 
     assert running.status.attempts[0].state is AttemptState.RUNNING
     assert list_created_names(decision.actions) == []

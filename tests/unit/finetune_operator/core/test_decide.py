@@ -17,6 +17,7 @@ from testing.builders.jobs import (
     SETTINGS,
     build_observation,
     decide_once,
+    decide_with,
     finished_pod,
     job,
     pod,
@@ -57,17 +58,15 @@ def test_children_are_created_only_after_an_uncached_list() -> None:
 
 def test_existing_children_are_not_created_again() -> None:
     ftjob = started_job()
-    _, decision = decide_once(ftjob, build_observation(ftjob, pod(ftjob, 0)))
+    _, decision = decide_with(ftjob, pod(ftjob, 0))
     assert [a.name for a in decision.actions if isinstance(a, Create)] == ["ConfigMap bert-0-11111111", "Pod bert-0-1"]
 
 
 def test_job_is_running_when_all_nodes_run() -> None:
     ftjob = started_job()
-    one_running, _ = decide_once(ftjob, build_observation(ftjob, running_pod(ftjob, 0), pod(ftjob, 1)))
+    one_running, _ = decide_with(ftjob, running_pod(ftjob, 0), pod(ftjob, 1))
     assert find_condition(one_running.status, "Running") == "False"
-    all_running, decision = decide_once(
-        one_running, build_observation(ftjob, running_pod(ftjob, 0), running_pod(ftjob, 1))
-    )
+    all_running, decision = decide_with(one_running, running_pod(ftjob, 0), running_pod(ftjob, 1))
     assert find_condition(all_running.status, "Running") == "True"
     assert find_condition(all_running.status, "Reconciling") == "absent"
     assert [a.reason for a in decision.actions if isinstance(a, EmitEvent)] == ["Running"]
@@ -76,15 +75,13 @@ def test_job_is_running_when_all_nodes_run() -> None:
 def test_remaining_pods_are_deleted_before_the_verdict_on_a_failed_node() -> None:
     ftjob = build_running_job()
     failed = finished_pod(ftjob, 1, message=termination_message("failed", errorType="RankKilled", signal=9, rank=3))
-    stopping, decision = decide_once(ftjob, build_observation(ftjob, running_pod(ftjob, 0), failed))
+    stopping, decision = decide_with(ftjob, running_pod(ftjob, 0), failed)
     assert (stopping.status.attempts[-1].state, decision.actions) == (AttemptState.STOPPING, ())
 
-    deleting, decision = decide_once(stopping, build_observation(ftjob, running_pod(ftjob, 0), failed))
+    deleting, decision = decide_with(stopping, running_pod(ftjob, 0), failed)
     assert decision.actions == (DeletePod("bert-0-0", "pod-0-0", 10),)
 
-    judged, decision = decide_once(
-        deleting, build_observation(ftjob, failed, tombstones=(terminating_pod(running_pod(ftjob, 0)),))
-    )
+    judged, decision = decide_with(deleting, failed, tombstones=(terminating_pod(running_pod(ftjob, 0)),))
     old, new = judged.status.attempts
     assert (old.reason, old.rank, old.node_rank, new.attempt, new.not_before) == ("RankKilled", 3, 1, 1, None)
     assert [a.reason for a in decision.actions if isinstance(a, EmitEvent)] == ["RankKilled"]
@@ -96,62 +93,51 @@ def test_no_pod_is_created_while_older_pods_may_run() -> None:
         update={"attempt": 1, "state": AttemptState.STARTING, "created": False}
     )
     ftjob = ftjob.model_copy(update={"status": ftjob.status.model_copy(update={"attempt": 1, "attempts": (record,)})})
-    _, waiting = decide_once(ftjob, build_observation(ftjob, terminating_pod(running_pod(ftjob, 0))))
+    _, waiting = decide_with(ftjob, terminating_pod(running_pod(ftjob, 0)))
     assert not any(isinstance(action, Create) for action in waiting.actions)
-    _, continued = decide_once(ftjob, build_observation(ftjob, finished_pod(ftjob, 0)))
+    _, continued = decide_with(ftjob, finished_pod(ftjob, 0))
     assert any(isinstance(action, Create) for action in continued.actions)
 
 
 def test_a_job_is_complete_when_every_node_reports_success() -> None:
     ftjob = build_running_job()
     success, no_message = termination_message("succeeded"), ""
-    completed, _ = decide_once(
-        ftjob, build_observation(ftjob, *(finished_pod(ftjob, rank, exit_code=0, message=success) for rank in (0, 1)))
-    )
+    completed, _ = decide_with(ftjob, *(finished_pod(ftjob, rank, exit_code=0, message=success) for rank in (0, 1)))
     assert (find_condition(completed.status, "Complete"), find_condition(completed.status, "Finished")) == (
         "True",
         "True",
     )
-    incomplete, _ = decide_once(
+    incomplete, _ = decide_with(
         ftjob,
-        build_observation(
-            ftjob,
-            finished_pod(ftjob, 0, exit_code=0, message=success),
-            finished_pod(ftjob, 1, exit_code=0, message=no_message),
-        ),
+        finished_pod(ftjob, 0, exit_code=0, message=success),
+        finished_pod(ftjob, 1, exit_code=0, message=no_message),
     )
     assert incomplete.status.attempts[-1].state is AttemptState.STOPPING
 
 
 def test_missing_pod_counts_as_deleted_only_after_an_uncached_list() -> None:
     ftjob = build_running_job()
-    assert decide_once(ftjob, build_observation(ftjob, running_pod(ftjob, 0), is_fresh=False))[1].needs_confirmation
-    after_loss, decision = decide_once(ftjob, build_observation(ftjob, running_pod(ftjob, 0)))
+    assert decide_with(ftjob, running_pod(ftjob, 0), is_fresh=False)[1].needs_confirmation
+    after_loss, decision = decide_with(ftjob, running_pod(ftjob, 0))
     assert not decision.needs_confirmation
     assert after_loss.status.attempts[-1].evidence[1].deleted
 
 
 def test_remaining_pods_can_save_a_checkpoint_after_a_user_deletes_a_pod() -> None:
     ftjob = build_running_job()
-    stopping, _ = decide_once(
-        ftjob, build_observation(ftjob, terminating_pod(running_pod(ftjob, 0)), running_pod(ftjob, 1))
-    )
-    _, decision = decide_once(
-        stopping, build_observation(ftjob, terminating_pod(running_pod(ftjob, 0)), running_pod(ftjob, 1))
-    )
+    stopping, _ = decide_with(ftjob, terminating_pod(running_pod(ftjob, 0)), running_pod(ftjob, 1))
+    _, decision = decide_with(stopping, terminating_pod(running_pod(ftjob, 0)), running_pod(ftjob, 1))
     assert decision.actions == (DeletePod("bert-0-1", "pod-0-1", 120),)
 
 
 def test_suspended_is_true_only_after_all_pods_are_deleted() -> None:
     ftjob = build_running_job()
     suspended_job = ftjob.model_copy(update={"spec": ftjob.spec.model_copy(update={"suspend": True})})
-    stopping, _ = decide_once(suspended_job, build_observation(ftjob, running_pod(ftjob, 0), running_pod(ftjob, 1)))
-    before_release, decision = decide_once(
-        stopping, build_observation(ftjob, running_pod(ftjob, 0), running_pod(ftjob, 1))
-    )
+    stopping, _ = decide_with(suspended_job, running_pod(ftjob, 0), running_pod(ftjob, 1))
+    before_release, decision = decide_with(stopping, running_pod(ftjob, 0), running_pod(ftjob, 1))
     assert [a.grace_seconds for a in decision.actions if isinstance(a, DeletePod)] == [120, 120]
     assert find_condition(before_release.status, "Suspended") == "False"
-    released, _ = decide_once(before_release, build_observation(ftjob))
+    released, _ = decide_with(before_release)
     assert find_condition(released.status, "Suspended") == "True"
     assert released.status.restarts == 0
 
@@ -165,16 +151,16 @@ def test_resumed_job_starts_the_next_attempt_and_its_deadline_excludes_the_pause
     ):
         suspended_job, _ = decide_once(suspended_job, observation)
     unsuspended_job = suspended_job.model_copy(update={"spec": ftjob.spec})
-    resumed, _ = decide_once(unsuspended_job, build_observation(ftjob), now=NOW + timedelta(seconds=90))
+    resumed, _ = decide_with(unsuspended_job, now=NOW + timedelta(seconds=90))
     assert (resumed.status.attempt, resumed.status.suspended_seconds, resumed.status.restarts) == (1, 90, 0)
 
 
 def test_job_is_requeued_at_the_active_deadline_and_then_fails() -> None:
     ftjob = build_running_job(activeDeadlineSeconds=60)
     pods = (running_pod(ftjob, 0), running_pod(ftjob, 1))
-    assert decide_once(ftjob, build_observation(ftjob, *pods))[1].requeue_after == timedelta(seconds=60)
-    stopping, _ = decide_once(ftjob, build_observation(ftjob, *pods), now=NOW + timedelta(seconds=60))
-    failed, _ = decide_once(stopping, build_observation(ftjob), now=NOW + timedelta(seconds=61))
+    assert decide_with(ftjob, *pods)[1].requeue_after == timedelta(seconds=60)
+    stopping, _ = decide_with(ftjob, *pods, now=NOW + timedelta(seconds=60))
+    failed, _ = decide_with(stopping, now=NOW + timedelta(seconds=61))
     assert (failed.status.attempts[-1].reason, failed.status.attempts[-1].fault) == ("DeadlineExceeded", "user")
     assert find_condition(failed.status, "Stalled") == "True"
 
@@ -186,12 +172,12 @@ def cancel(ftjob: FineTuneJob) -> FineTuneJob:
 def test_cancelled_job_saves_a_checkpoint_and_fails_once_its_pods_are_gone() -> None:
     ftjob = cancel(build_running_job())
     pods = (running_pod(ftjob, 0), running_pod(ftjob, 1))
-    stopping, _ = decide_once(ftjob, build_observation(ftjob, *pods))
-    stopping, decision = decide_once(stopping, build_observation(ftjob, *pods))
+    stopping, _ = decide_with(ftjob, *pods)
+    stopping, decision = decide_with(stopping, *pods)
     assert [a.grace_seconds for a in decision.actions if isinstance(a, DeletePod)] == [120, 120]
     assert (stopping.status.completion_time, stopping.status.phase) == (None, "Running")
 
-    ended, decision = decide_once(stopping, build_observation(ftjob))
+    ended, decision = decide_with(stopping)
 
     record = ended.status.attempts[-1]
     assert (ended.status.phase, record.reason, record.fault) == ("Failed", "Cancelled", "user")
@@ -213,11 +199,11 @@ def test_suspended_job_can_be_cancelled_and_its_attempt_keeps_its_end() -> None:
     ftjob = build_running_job(suspend=False)
     suspended = ftjob.model_copy(update={"spec": ftjob.spec.model_copy(update={"suspend": True})})
     for pods in ((running_pod(ftjob, 0), running_pod(ftjob, 1)), ()):
-        suspended, _ = decide_once(suspended, build_observation(ftjob, *pods))
+        suspended, _ = decide_with(suspended, *pods)
     assert suspended.status.attempts[-1].state is AttemptState.STOPPED
 
     later = NOW + timedelta(hours=1)
-    ended, _ = decide_once(cancel(suspended), build_observation(ftjob), now=later)
+    ended, _ = decide_with(cancel(suspended), now=later)
 
     assert (ended.status.phase, ended.status.attempts[-1].reason) == ("Failed", "Cancelled")
     assert (ended.status.attempts[-1].end_time, ended.status.completion_time) == (NOW, later)
@@ -227,7 +213,7 @@ def test_cancelled_job_is_complete_if_all_its_nodes_have_succeeded() -> None:
     ftjob = cancel(build_running_job())
     success = [finished_pod(ftjob, rank, exit_code=0, message=termination_message("succeeded")) for rank in (0, 1)]
     for _ in range(2):
-        ftjob, _ = decide_once(ftjob, build_observation(ftjob, *success))
+        ftjob, _ = decide_with(ftjob, *success)
 
     assert ftjob.status.phase == "Complete"
 
@@ -235,9 +221,9 @@ def test_cancelled_job_is_complete_if_all_its_nodes_have_succeeded() -> None:
 def test_finished_job_is_deleted_only_after_its_ttl() -> None:
     ftjob = build_running_job(ttlSecondsAfterFinished=30)
     success = [finished_pod(ftjob, rank, exit_code=0, message=termination_message("succeeded")) for rank in (0, 1)]
-    completed, _ = decide_once(ftjob, build_observation(ftjob, *success))
-    assert decide_once(completed, build_observation(ftjob, *success), now=NOW + timedelta(seconds=29))[1].actions == ()
-    assert decide_once(completed, build_observation(ftjob, *success), now=NOW + timedelta(seconds=30))[1].actions == (
+    completed, _ = decide_with(ftjob, *success)
+    assert decide_with(completed, *success, now=NOW + timedelta(seconds=29))[1].actions == ()
+    assert decide_with(completed, *success, now=NOW + timedelta(seconds=30))[1].actions == (
         DeleteJob(ftjob.metadata.uid),
     )
 
@@ -247,11 +233,11 @@ def test_default_ttl_of_the_operator_applies_unless_the_job_has_its_own(own_ttl:
     settings = replace(SETTINGS, default_ttl_seconds=60)
     ftjob = build_running_job(ttlSecondsAfterFinished=own_ttl)
     success = [finished_pod(ftjob, rank, exit_code=0, message=termination_message("succeeded")) for rank in (0, 1)]
-    completed, decision = decide_once(ftjob, build_observation(ftjob, *success), settings=settings)
+    completed, decision = decide_with(ftjob, *success, settings=settings)
     assert decision.requeue_after == timedelta(seconds=deleted_at)
     for seconds in (deleted_at - 1, deleted_at):
         now = NOW + timedelta(seconds=seconds)
-        _, decision = decide_once(completed, build_observation(ftjob, *success), now=now, settings=settings)
+        _, decision = decide_with(completed, *success, now=now, settings=settings)
         assert decision.actions == ((DeleteJob(ftjob.metadata.uid),) if seconds == deleted_at else ())
 
 
@@ -262,10 +248,10 @@ def test_an_operator_that_deletes_no_jobs_states_that_it_ignores_a_ttl(
     settings = replace(SETTINGS, delete_finished_jobs=False)
     ftjob = build_running_job(ttlSecondsAfterFinished=ttl)
     success = [finished_pod(ftjob, rank, exit_code=0, message=termination_message("succeeded")) for rank in (0, 1)]
-    running, _ = decide_once(ftjob, build_observation(ftjob, running_pod(ftjob, 0)), settings=settings)
-    completed, _ = decide_once(ftjob, build_observation(ftjob, *success), settings=settings)
+    running, _ = decide_with(ftjob, running_pod(ftjob, 0), settings=settings)
+    completed, _ = decide_with(ftjob, *success, settings=settings)
     later = NOW + timedelta(days=1)
-    cleaned, decision = decide_once(completed, build_observation(ftjob, *success), now=later, settings=settings)
+    cleaned, decision = decide_with(completed, *success, now=later, settings=settings)
 
     assert decision.actions == ()
     assert cleaned.status == completed.status
@@ -282,9 +268,8 @@ def test_job_stopped_early_is_complete_and_reports_the_kept_weights() -> None:
     progress = {"step": 40, "totalSteps": 300, "stoppedEarly": True, "ended": message}
     messages = (termination_message("succeeded", progress=progress), termination_message("succeeded"))
 
-    completed, decision = decide_once(
-        ftjob,
-        build_observation(ftjob, *(finished_pod(ftjob, rank, exit_code=0, message=messages[rank]) for rank in (0, 1))),
+    completed, decision = decide_with(
+        ftjob, *(finished_pod(ftjob, rank, exit_code=0, message=messages[rank]) for rank in (0, 1))
     )
 
     complete = next(c for c in completed.status.conditions if c.type == "Complete")
@@ -296,16 +281,10 @@ def test_job_stopped_early_is_complete_and_reports_the_kept_weights() -> None:
 
 def test_pods_of_a_finished_job_are_deleted_without_changing_its_status() -> None:
     ftjob = build_running_job()
-    completed, _ = decide_once(
-        ftjob,
-        build_observation(
-            ftjob,
-            *(finished_pod(ftjob, rank, exit_code=0, message=termination_message("succeeded")) for rank in (0, 1)),
-        ),
+    completed, _ = decide_with(
+        ftjob, *(finished_pod(ftjob, rank, exit_code=0, message=termination_message("succeeded")) for rank in (0, 1))
     )
-    later_job, decision = decide_once(
-        completed, build_observation(ftjob, running_pod(ftjob, 0)), now=NOW + timedelta(days=1)
-    )
+    later_job, decision = decide_with(completed, running_pod(ftjob, 0), now=NOW + timedelta(days=1))
     assert later_job.status == completed.status
     assert decision.actions == (DeletePod("bert-0-0", "pod-0-0", 10),)
 
@@ -341,12 +320,12 @@ def test_an_image_that_cannot_be_pulled_fails_the_job_after_ten_minutes() -> Non
     ftjob = started_job()
     state = {"waiting": {"reason": "ErrImagePull", "message": "not found"}}
     pending_pods = [pod(ftjob, rank, containerStatuses=[{"name": "trainer", "state": state}]) for rank in (0, 1)]
-    waiting, decision = decide_once(ftjob, build_observation(ftjob, *pending_pods))
+    waiting, decision = decide_with(ftjob, *pending_pods)
     assert waiting.status.waiting is not None
     assert waiting.status.waiting.reason == "ImagePullFailed"
     assert decision.requeue_after == IMAGE_PULL_TIMEOUT
-    stopping, _ = decide_once(waiting, build_observation(ftjob, *pending_pods), now=NOW + IMAGE_PULL_TIMEOUT)
-    failed, _ = decide_once(stopping, build_observation(ftjob), now=NOW + IMAGE_PULL_TIMEOUT)
+    stopping, _ = decide_with(waiting, *pending_pods, now=NOW + IMAGE_PULL_TIMEOUT)
+    failed, _ = decide_with(stopping, now=NOW + IMAGE_PULL_TIMEOUT)
     assert failed.status.attempts[-1].reason == "ImagePullFailed"
     assert failed.status.restarts == 0
 
@@ -364,17 +343,17 @@ def test_a_container_that_cannot_be_created_ends_the_attempt_after_three_minutes
     ftjob = started_job()
     state = {"waiting": {"reason": "CreateContainerError", "message": message}}
     pods = (running_pod(ftjob, 0), pod(ftjob, 1, containerStatuses=[{"name": "trainer", "state": state}]))
-    waiting, decision = decide_once(ftjob, build_observation(ftjob, *pods))
+    waiting, decision = decide_with(ftjob, *pods)
     assert waiting.status.waiting is not None
     assert waiting.status.waiting.reason == "CreateContainerError"
     assert waiting.status.waiting.message.startswith(f"bert-0-1 on gpu-1: {message}; its kubelet retries")
     assert decision.requeue_after == CREATE_CONTAINER_TIMEOUT
 
-    timed_out, _ = decide_once(waiting, build_observation(ftjob, *pods), now=NOW + CREATE_CONTAINER_TIMEOUT)
+    timed_out, _ = decide_with(waiting, *pods, now=NOW + CREATE_CONTAINER_TIMEOUT)
     ended_attempt = timed_out.status.attempts[0]
     assert (ended_attempt.reason, ended_attempt.node_rank, ended_attempt.k8s_node) == (reason, 1, "gpu-1")
     assert (timed_out.status.completion_time is None) is is_restarted
-    _, following = decide_once(timed_out, build_observation(timed_out, *pods), now=NOW + CREATE_CONTAINER_TIMEOUT)
+    _, following = decide_with(timed_out, *pods, now=NOW + CREATE_CONTAINER_TIMEOUT)
     assert [action.name for action in following.actions if isinstance(action, DeletePod)] == ["bert-0-0", "bert-0-1"]
 
 
@@ -390,9 +369,7 @@ def test_decide_is_idempotent() -> None:
 def test_nan_loss_is_not_written_to_the_status() -> None:
     ftjob = build_running_job()
     message = '{"final": true, "outcome": "failed", "errorType": "NonFiniteLoss", "progress": {"step": 3, "loss": NaN}}'
-    failed, _ = decide_once(
-        ftjob, build_observation(ftjob, finished_pod(ftjob, 0, message=message), running_pod(ftjob, 1))
-    )
+    failed, _ = decide_with(ftjob, finished_pod(ftjob, 0, message=message), running_pod(ftjob, 1))
     assert failed.status.progress is not None
     assert (failed.status.progress.step, failed.status.progress.loss) == (3, None)
 
@@ -402,9 +379,9 @@ def test_observed_generation_is_updated_if_the_spec_of_a_finished_job_is_edited(
     ftjob = build_running_job()
     message = json.dumps({"final": True, "outcome": "succeeded"})
     pods = [finished_pod(ftjob, rank, exit_code=0, message=message) for rank in (0, 1)]
-    finished, _ = decide_once(ftjob, build_observation(ftjob, *pods))
+    finished, _ = decide_with(ftjob, *pods)
     edited = finished.model_copy(update={"metadata": finished.metadata.model_copy(update={"generation": 7})})
-    acknowledged, _ = decide_once(edited, build_observation(edited))
+    acknowledged, _ = decide_with(edited)
 
     assert finished.status.completion_time is not None
     assert acknowledged.status.observed_generation == 7

@@ -7,7 +7,7 @@ from finetune_api.v1alpha1.status import MAX_DEGRADATIONS, AttemptRecord, Attemp
 from finetune_operator.core.actions import EmitEvent
 from finetune_operator.core.degradations import derive_degradations
 from finetune_supervisor.messages import Degradation
-from testing.builders.jobs import build_observation, decide_once, job
+from testing.builders.jobs import build_observation, decide_once, decide_with, job
 from testing.builders.passes import running_pods
 
 SOCKETS = Degradation("NetworkSockets", "NCCL uses sockets")
@@ -52,8 +52,8 @@ def test_forged_report_is_bounded() -> None:
 
 
 def test_condition_lists_all_and_each_reason_causes_one_event() -> None:
-    begun, _ = decide_once(job(), build_observation(job()))
-    running, _ = decide_once(begun, build_observation(begun, *running_pods()))
+    begun, _ = decide_with(job())
+    running, _ = decide_with(begun, *running_pods())
     observation = replace(build_observation(running, *running_pods()), degraded=(SOCKETS, IDLE))
 
     degraded, decision = decide_once(running, observation)

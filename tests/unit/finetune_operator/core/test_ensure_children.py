@@ -8,7 +8,17 @@ import pytest
 from finetune_api.v1alpha1.job import FineTuneJob
 from finetune_operator.core.actions import Action, Create, DeleteService, EmitEvent
 from finetune_operator.observation.pods import Observation
-from testing.builders.jobs import NOW, RawBody, build_observation, decide_once, finished_pod, job, pod, running_pod
+from testing.builders.jobs import (
+    NOW,
+    RawBody,
+    build_observation,
+    decide_once,
+    decide_with,
+    finished_pod,
+    job,
+    pod,
+    running_pod,
+)
 
 NOTHING = Observation(is_fresh=True)
 MINUTE = timedelta(minutes=1)
@@ -18,7 +28,7 @@ SCHEDULED = [{"type": "PodScheduled", "status": "True", "lastTransitionTime": NO
 def created_job() -> FineTuneJob:
     """Return a job whose attempt 0 has all its children."""
     ftjob, _ = decide_once(job(), NOTHING)
-    return decide_once(ftjob, build_observation(ftjob, pod(ftjob, 0), pod(ftjob, 1)))[0]
+    return decide_with(ftjob, pod(ftjob, 0), pod(ftjob, 1))[0]
 
 
 def scheduled_pod(ftjob: FineTuneJob, node_rank: int) -> RawBody:
@@ -103,6 +113,6 @@ def test_config_map_is_not_created_if_the_pod_is_pending_for_another_reason(stat
     waiting_pod = scheduled_pod(ftjob, 0)
     waiting_pod["status"].update(status)
 
-    decision = decide_once(ftjob, build_observation(ftjob, waiting_pod, running_pod(ftjob, 1)), now=NOW + MINUTE)[1]
+    decision = decide_with(ftjob, waiting_pod, running_pod(ftjob, 1), now=NOW + MINUTE)[1]
     assert list_created_kinds(decision.actions) == []
     assert decision.requeue_after != MINUTE

@@ -19,7 +19,7 @@ from finetune_operator.core.gpu_seconds import (
     drop_attempts,
     render_gpu_seconds,
 )
-from testing.builders.jobs import NOW, build_observation, decide_once, job, pod, running_pod
+from testing.builders.jobs import NOW, build_observation, decide_once, decide_with, job, pod, running_pod
 from testing.builders.statuses import get_time_after_start
 
 GPUS = 8
@@ -158,14 +158,14 @@ def test_all_categories_fit_into_the_status() -> None:
 
 
 def test_gpus_count_from_the_assignment_of_each_pod_to_a_kubernetes_node() -> None:
-    ftjob, _ = decide_once(job(resources=LIMITS), build_observation(job()))
+    ftjob, _ = decide_with(job(resources=LIMITS))
     pods = [
         pod(ftjob, rank, conditions=[{**CONDITION, "lastTransitionTime": get_time_after_start(at).isoformat()}])
         for rank, at in enumerate((10, 50))
     ]
 
-    partly, _ = decide_once(ftjob, build_observation(ftjob, pods[0]), now=get_time_after_start(55))
-    ftjob, _ = decide_once(ftjob, build_observation(ftjob, *pods), now=get_time_after_start(60))
+    partly, _ = decide_with(ftjob, pods[0], now=get_time_after_start(55))
+    ftjob, _ = decide_with(ftjob, *pods, now=get_time_after_start(60))
 
     assert partly.status.attempts[-1].gpus == GPUS / 2
     assert partly.status.attempts[-1].allocated_time == get_time_after_start(10)
@@ -176,7 +176,7 @@ def test_gpus_count_from_the_assignment_of_each_pod_to_a_kubernetes_node() -> No
 
 
 def test_gpu_seconds_cause_no_status_write_of_their_own() -> None:
-    ftjob, _ = decide_once(job(resources=LIMITS), build_observation(job()))
+    ftjob, _ = decide_with(job(resources=LIMITS))
     observation = build_observation(ftjob, *(running_pod(ftjob, rank) for rank in range(2)))
     ftjob, _ = decide_once(ftjob, observation, now=get_time_after_start(60))
 
@@ -187,7 +187,7 @@ def test_gpu_seconds_cause_no_status_write_of_their_own() -> None:
 
 
 def test_job_without_gpus_has_no_gpu_seconds() -> None:
-    ftjob, _ = decide_once(job(), build_observation(job()))
+    ftjob, _ = decide_with(job())
     observation = build_observation(ftjob, *(running_pod(ftjob, rank) for rank in range(2)))
     ftjob, _ = decide_once(ftjob, observation, now=get_time_after_start(60))
 

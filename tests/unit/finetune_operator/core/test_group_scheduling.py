@@ -13,7 +13,7 @@ from finetune_operator.core.decision import Decision
 from finetune_operator.names import KUEUE_MANAGED
 from finetune_operator.observation.group_apis import GroupApis, find_group_apis
 from finetune_operator.observation.pods import RejectedCreate
-from testing.builders.jobs import NOW, UID, build_observation, decide_once, finished_pod, job, pod, running_pod
+from testing.builders.jobs import NOW, UID, decide_with, finished_pod, job, pod, running_pod
 
 BETA = "scheduling.k8s.io/v1beta1"
 NATIVE = SchedulingStatus(provider="PodGroup", api_version=BETA)
@@ -36,8 +36,8 @@ def test_provider_is_recorded_before_the_first_pod_is_created() -> None:
     new = build_job()
     apis = find_group_apis([BETA, "scheduling.volcano.sh/v1beta1"])
 
-    chosen, recorded = decide_once(new, build_observation(new, group_apis=apis))
-    _, started = decide_once(chosen, build_observation(chosen, is_fresh=True))
+    chosen, recorded = decide_with(new, group_apis=apis)
+    _, started = decide_with(chosen, is_fresh=True)
 
     assert list_created_kinds(recorded) == []
     assert chosen.status.scheduling == NATIVE
@@ -68,7 +68,7 @@ def test_job_waits_while_nothing_schedules_its_pods_as_a_group(
 ) -> None:
     new = build_job(**scheduling)
 
-    waiting, decision = decide_once(new, build_observation(new, group_apis=apis))
+    waiting, decision = decide_with(new, group_apis=apis)
 
     assert waiting.status.waiting is not None
     assert waiting.status.waiting.reason == "NoGroupScheduler"
@@ -82,7 +82,7 @@ def test_next_attempt_chooses_again_and_deletes_the_last_pod_group() -> None:
     """An upgrade of the cluster may have replaced the version of the API."""
     restarted = build_job(ENDED, chosen=NATIVE)
 
-    _, decision = decide_once(restarted, build_observation(restarted, is_fresh=True))
+    _, decision = decide_with(restarted, is_fresh=True)
 
     assert DeletePodGroup(f"bert-0-{UID[:8]}", BETA) in decision.actions
 
@@ -92,7 +92,7 @@ def test_pod_groups_before_an_attempt_without_pods_are_deleted_too() -> None:
     earlier = (ENDED, ENDED.model_copy(update={"attempt": 1}), suspended)
     resumed = build_job(*earlier, chosen=NATIVE)
 
-    _, decision = decide_once(resumed, build_observation(resumed, is_fresh=True))
+    _, decision = decide_with(resumed, is_fresh=True)
 
     deletions = [action for action in decision.actions if isinstance(action, DeletePodGroup)]
     assert deletions == [DeletePodGroup(f"bert-{attempt}-{UID[:8]}", BETA) for attempt in (1, 2)]
@@ -102,9 +102,7 @@ def test_pod_that_disappeared_beside_a_succeeded_node_is_not_created_again() -> 
     """A gang never starts with one new pod, because the scheduler waits for all of them."""
     starting = build_job(chosen=NATIVE)
 
-    stopping, decision = decide_once(
-        starting, build_observation(starting, finished_pod(starting, 0, exit_code=0), is_fresh=True)
-    )
+    stopping, decision = decide_with(starting, finished_pod(starting, 0, exit_code=0), is_fresh=True)
 
     assert list_created_kinds(decision) == []
     assert stopping.status.attempts[-1].state is AttemptState.STOPPING
@@ -114,7 +112,7 @@ def test_missing_pod_of_a_placed_group_is_not_created_again() -> None:
     """Without room for the new pod alone, the others would keep their GPUs while they wait for it."""
     starting = build_job(chosen=NATIVE)
 
-    stopping, decision = decide_once(starting, build_observation(starting, running_pod(starting, 1)))
+    stopping, decision = decide_with(starting, running_pod(starting, 1))
 
     assert list_created_kinds(decision) == []
     record = stopping.status.attempts[-1]
@@ -141,11 +139,11 @@ def test_pod_that_may_not_have_existed_does_not_stop_its_group(
 ) -> None:
     starting = build_job(chosen=chosen)
     for _ in range(2):  # the first pass records the defaults, and the second one the hash of the ConfigMap
-        starting, _decision = decide_once(starting, build_observation(starting))
+        starting, _decision = decide_with(starting)
     placed = running_pod(starting, 1)
     placed["metadata"]["labels"][KUEUE_MANAGED] = "true"
 
-    started, _ = decide_once(starting, build_observation(starting, placed, **fields))
+    started, _ = decide_with(starting, placed, **fields)
 
     assert started.status.attempts[-1].state is AttemptState.STARTING
 
@@ -158,7 +156,7 @@ def test_pods_that_lost_their_group_are_replaced() -> None:
         del body["spec"]["nodeName"]
     del pods[1]["spec"]["schedulingGroup"]
 
-    stopping, _ = decide_once(starting, build_observation(starting, *pods))
+    stopping, _ = decide_with(starting, *pods)
 
     record = stopping.status.attempts[-1]
     assert (record.state, record.reason) == (AttemptState.STOPPING, "GangIncomplete")
@@ -173,7 +171,7 @@ def test_pods_without_a_group_that_all_run_are_kept() -> None:
     for body in pods:
         del body["spec"]["schedulingGroup"]
 
-    running, _ = decide_once(starting, build_observation(starting, *pods))
+    running, _ = decide_with(starting, *pods)
 
     assert running.status.attempts[-1].state is AttemptState.RUNNING
 
@@ -182,7 +180,7 @@ def test_ended_attempt_forgets_its_provider() -> None:
     running = build_job(chosen=NATIVE)
     for _ in range(3):
         pods = (finished_pod(running, rank) for rank in range(2))
-        running, _decision = decide_once(running, build_observation(running, *pods, is_fresh=True))
+        running, _decision = decide_with(running, *pods, is_fresh=True)
 
     assert running.status.attempt == 1
     assert running.status.scheduling is None
@@ -229,7 +227,7 @@ def decide_wait_message(*scheduler_messages: str | None) -> str:
     for rank, message in enumerate(scheduler_messages):
         condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
         pods.append(pod(waiting, rank, conditions=[condition] if message else []))
-    waiting, _ = decide_once(waiting, build_observation(waiting, *pods))
+    waiting, _ = decide_with(waiting, *pods)
     assert waiting.status.waiting is not None
     return waiting.status.waiting.message
 

@@ -10,7 +10,17 @@ from finetune_api.v1alpha1.job import FineTuneJob
 from finetune_api.v1alpha1.status import AttemptState
 from finetune_operator.core.actions import Create, DeletePod
 from finetune_operator.observation.pods import Observation, RejectedCreate
-from testing.builders.jobs import NOW, RawBody, build_observation, decide_once, finished_pod, job, pod, running_pod
+from testing.builders.jobs import (
+    NOW,
+    RawBody,
+    build_observation,
+    decide_once,
+    decide_with,
+    finished_pod,
+    job,
+    pod,
+    running_pod,
+)
 
 NOTHING = Observation(is_fresh=True)
 
@@ -65,9 +75,7 @@ def test_operator_restart_does_not_delay_the_release_of_running_nodes(rejected_c
     ftjob = started_job(startupDeadlineSeconds=60)
     one_running = build_observation(ftjob, running_pod(ftjob, 0), rejected_creates=(rejected_create,))
     ftjob, _ = decide_once(ftjob, one_running)
-    ftjob, retried = decide_once(
-        ftjob, build_observation(ftjob, running_pod(ftjob, 0)), now=NOW + timedelta(seconds=59)
-    )
+    ftjob, retried = decide_with(ftjob, running_pod(ftjob, 0), now=NOW + timedelta(seconds=59))
     assert any(isinstance(action, Create) for action in retried.actions)
     ftjob, _ = decide_once(ftjob, one_running, now=NOW + timedelta(seconds=60))
 
@@ -76,8 +84,8 @@ def test_operator_restart_does_not_delay_the_release_of_running_nodes(rejected_c
 
 def test_the_pending_reason_is_removed_once_the_create_succeeds() -> None:
     ftjob = started_job()
-    ftjob, _ = decide_once(ftjob, build_observation(ftjob, running_pod(ftjob, 0), rejected_creates=(QUOTA,)))
-    ftjob, _ = decide_once(ftjob, build_observation(ftjob, running_pod(ftjob, 0), pod(ftjob, 1)))
+    ftjob, _ = decide_with(ftjob, running_pod(ftjob, 0), rejected_creates=(QUOTA,))
+    ftjob, _ = decide_with(ftjob, running_pod(ftjob, 0), pod(ftjob, 1))
 
     assert ftjob.status.waiting is None
 
@@ -85,9 +93,7 @@ def test_the_pending_reason_is_removed_once_the_create_succeeds() -> None:
 @pytest.mark.parametrize("rejected_create", [QUOTA, PREDECESSOR], ids=["quota exceeded", "predecessor terminating"])
 def test_rendezvous_timeout_caused_by_a_rejected_create_is_not_a_failure(rejected_create: RejectedCreate) -> None:
     ftjob = started_job(restartPolicy={"maxRestarts": 0})
-    ftjob, _ = decide_once(
-        ftjob, build_observation(ftjob, pod_with_rendezvous_timeout(ftjob, 0), rejected_creates=(rejected_create,))
-    )
+    ftjob, _ = decide_with(ftjob, pod_with_rendezvous_timeout(ftjob, 0), rejected_creates=(rejected_create,))
     ftjob, _ = decide_once(ftjob, NOTHING)
 
     assert [record.reason for record in ftjob.status.attempts] == ["GangIncomplete", ""]
@@ -143,9 +149,7 @@ def pod_with_rendezvous_timeout(ftjob: FineTuneJob, node_rank: int, **fields: An
 def test_rendezvous_timeout_caused_by_an_unschedulable_node_is_not_a_failure() -> None:
     """The rendezvous timeout of a command may be shorter than startupDeadlineSeconds."""
     ftjob, _ = job_with_one_running_node(restartPolicy={"maxRestarts": 0})
-    ftjob, _ = decide_once(
-        ftjob, build_observation(ftjob, pod_with_rendezvous_timeout(ftjob, 0), unschedulable_pod(ftjob, 1))
-    )
+    ftjob, _ = decide_with(ftjob, pod_with_rendezvous_timeout(ftjob, 0), unschedulable_pod(ftjob, 1))
     ftjob, _ = decide_once(ftjob, NOTHING)
 
     released, following = ftjob.status.attempts
@@ -159,7 +163,7 @@ def test_rendezvous_timeout_caused_by_an_unschedulable_node_is_not_a_failure() -
 def test_user_error_ends_the_attempt_even_if_another_node_is_unschedulable() -> None:
     ftjob, _ = job_with_one_running_node()
     failed = pod_with_rendezvous_timeout(ftjob, 0, errorType="DatasetError", message="row 3 has no messages")
-    ftjob, _ = decide_once(ftjob, build_observation(ftjob, failed, unschedulable_pod(ftjob, 1)))
+    ftjob, _ = decide_with(ftjob, failed, unschedulable_pod(ftjob, 1))
     ftjob, _ = decide_once(ftjob, NOTHING)
 
     assert ftjob.status.attempts[-1].reason == "DatasetError"
@@ -167,9 +171,7 @@ def test_user_error_ends_the_attempt_even_if_another_node_is_unschedulable() -> 
 
 def test_rendezvous_timeout_is_a_failure_if_all_nodes_are_scheduled() -> None:
     ftjob, _ = job_with_one_running_node()
-    ftjob, _ = decide_once(
-        ftjob, build_observation(ftjob, pod_with_rendezvous_timeout(ftjob, 0), running_pod(ftjob, 1))
-    )
+    ftjob, _ = decide_with(ftjob, pod_with_rendezvous_timeout(ftjob, 0), running_pod(ftjob, 1))
     ftjob, _ = decide_once(ftjob, NOTHING)
 
     assert ftjob.status.attempts[0].reason == "RendezvousTimeout"
@@ -177,7 +179,7 @@ def test_rendezvous_timeout_is_a_failure_if_all_nodes_are_scheduled() -> None:
 
 def test_startup_deadline_starts_with_the_first_running_node() -> None:
     ftjob = started_job(startupDeadlineSeconds=60)
-    ftjob, _ = decide_once(ftjob, build_observation(ftjob, unschedulable_pod(ftjob, 0), unschedulable_pod(ftjob, 1)))
+    ftjob, _ = decide_with(ftjob, unschedulable_pod(ftjob, 0), unschedulable_pod(ftjob, 1))
     first = running_pod(ftjob, 0)
     first["status"]["containerStatuses"][0]["state"]["running"]["startedAt"] = (NOW + timedelta(hours=1)).isoformat()
     one_running = build_observation(ftjob, first, unschedulable_pod(ftjob, 1))
@@ -240,15 +242,14 @@ def test_pending_deadline_is_not_reset_by_releases_and_fails_the_job() -> None:
 
 def test_pending_deadline_restarts_after_a_running_attempt() -> None:
     ftjob = started_job(pendingDeadlineSeconds=400)
-    ftjob, _ = decide_once(ftjob, build_observation(ftjob, running_pod(ftjob, 0), running_pod(ftjob, 1)))
-    ftjob, _ = decide_once(
-        ftjob, build_observation(ftjob, running_pod(ftjob, 0), running_pod(ftjob, 1)), now=NOW + timedelta(hours=1)
-    )
+    ftjob, _ = decide_with(ftjob, running_pod(ftjob, 0), running_pod(ftjob, 1))
+    ftjob, _ = decide_with(ftjob, running_pod(ftjob, 0), running_pod(ftjob, 1), now=NOW + timedelta(hours=1))
     assert ftjob.status.attempts[0].state is AttemptState.RUNNING
     for _ in range(2):
-        ftjob, _ = decide_once(
+        ftjob, _ = decide_with(
             ftjob,
-            build_observation(ftjob, finished_pod(ftjob, 0, exit_code=137), finished_pod(ftjob, 1, exit_code=137)),
+            finished_pod(ftjob, 0, exit_code=137),
+            finished_pod(ftjob, 1, exit_code=137),
             now=NOW + timedelta(hours=1),
         )
 

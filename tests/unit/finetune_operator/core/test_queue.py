@@ -20,6 +20,7 @@ from testing.builders.jobs import (
     RawBody,
     build_observation,
     decide_once,
+    decide_with,
     finished_pod,
     job,
     pod,
@@ -69,7 +70,7 @@ def test_wait_for_kueue_is_explained(workload: WorkloadObservation | None, messa
     queued = build_job(AttemptState.STARTING)
     pods = (hold(pod(queued, rank, **GATED)) for rank in range(2))
 
-    queued, decision = decide_once(queued, build_observation(queued, *pods, waits_for_queue=True, workload=workload))
+    queued, decision = decide_with(queued, *pods, waits_for_queue=True, workload=workload)
 
     assert queued.status.waiting is not None
     assert queued.status.waiting.reason == "WaitingInQueue"
@@ -113,7 +114,7 @@ def test_gates_of_others_are_named_once_kueue_has_admitted_the_pods(gates: tuple
     for body in pods:
         body["spec"]["schedulingGates"] = [{"name": gate} for gate in gates]
 
-    queued, _ = decide_once(queued, build_observation(queued, *pods, workload=WorkloadObservation("")))
+    queued, _ = decide_with(queued, *pods, workload=WorkloadObservation(""))
 
     assert queued.status.waiting is not None
     assert queued.status.waiting.reason == reason
@@ -125,7 +126,7 @@ def test_gates_of_others_are_named_once_kueue_has_admitted_the_pods(gates: tuple
 def test_job_fails_if_kueue_ignores_its_pods() -> None:
     ignored = build_job(AttemptState.RUNNING)
 
-    ignored, _ = decide_once(ignored, build_observation(ignored, *(running_pod(ignored, rank) for rank in range(2))))
+    ignored, _ = decide_with(ignored, *(running_pod(ignored, rank) for rank in range(2)))
 
     assert ignored.status.phase is Phase.FAILED
     assert ignored.status.attempts[-1].reason == "QueueIgnored"
@@ -141,7 +142,7 @@ def test_suspended_job_returns_its_quota_once_no_pod_runs() -> None:
 
     _, running = decide_once(suspended, observe_held(suspended, running_pod(suspended, 0), finished_pod(suspended, 1)))
     _, stopped = decide_once(suspended, observe_held(suspended, finished_pod(suspended, 0), finished_pod(suspended, 1)))
-    _, released = decide_once(suspended, build_observation(suspended))
+    _, released = decide_with(suspended)
 
     assert [select_releases(decision) for decision in (running, stopped, released)] == [[], [RELEASE], []]
 
@@ -224,7 +225,7 @@ def test_group_is_queued_again_only_if_its_pods_change(last_attempt: dict[str, A
     ended_pods = [finished_pod(restarted, rank) for rank in range(2)]
 
     _, decision = decide_once(restarted, observe_held(restarted, *ended_pods))
-    _, released = decide_once(restarted, build_observation(restarted))
+    _, released = decide_with(restarted)
 
     assert bool(select_releases(decision)) is leaves_group
     assert any(isinstance(action, Create) for action in decision.actions) is not leaves_group
@@ -260,7 +261,7 @@ def test_pod_of_a_lost_kubernetes_node_is_removed_from_the_group(is_held: bool) 
     body = hold(terminating_pod(running_pod(restarted, 1), deadline=NOW - timedelta(minutes=6)))
     lost = body if is_held else {**body, "metadata": {**body["metadata"], "finalizers": []}}
 
-    _, decision = decide_once(restarted, build_observation(restarted, hold(finished_pod(restarted, 0)), lost))
+    _, decision = decide_with(restarted, hold(finished_pod(restarted, 0)), lost)
 
     assert decision.actions == (DeletePod("bert-0-1", "pod-0-1", 0), RELEASE)
 
@@ -280,7 +281,7 @@ def test_finished_workload_of_an_earlier_attempt_is_deleted() -> None:
     gated = (hold(pod(queued, rank, **GATED)) for rank in range(2))
     workload = WorkloadObservation("", is_finished=True)
 
-    _, decision = decide_once(queued, build_observation(queued, *gated, workload=workload))
+    _, decision = decide_with(queued, *gated, workload=workload)
 
     assert select_releases(decision) == [RELEASE]
 

@@ -5,7 +5,7 @@ import pytest
 from finetune_api.v1alpha1.job import FineTuneJob
 from finetune_api.v1alpha1.status import AttemptState
 from finetune_operator.core.actions import Create, DeletePod
-from testing.builders.jobs import build_observation, decide_once, finished_pod, job, running_pod
+from testing.builders.jobs import decide_with, finished_pod, job, running_pod
 from testing.builders.stopping import build_running_job
 
 
@@ -20,11 +20,11 @@ def test_an_attempt_of_another_size_is_stopped_and_started_again_with_the_new_si
     pods = [running_pod(ftjob, rank) for rank in range(2)]
     stopped_pods = [finished_pod(ftjob, rank, exit_code=143) for rank in range(2)]
 
-    stopping, _ = decide_once(resize(ftjob, num_nodes), build_observation(ftjob, *pods))
-    _, deletion = decide_once(stopping, build_observation(ftjob, *pods))
-    stopped, _ = decide_once(stopping, build_observation(ftjob, *stopped_pods))
-    restarted, _ = decide_once(stopped, build_observation(ftjob, *stopped_pods))
-    _, creation = decide_once(restarted, build_observation(ftjob, *stopped_pods))
+    stopping, _ = decide_with(resize(ftjob, num_nodes), *pods)
+    _, deletion = decide_with(stopping, *pods)
+    stopped, _ = decide_with(stopping, *stopped_pods)
+    restarted, _ = decide_with(stopped, *stopped_pods)
+    _, creation = decide_with(restarted, *stopped_pods)
 
     first, second = restarted.status.attempts
     assert [evidence.node_rank for evidence in stopping.status.attempts[-1].evidence] == [0, 1]
@@ -38,7 +38,7 @@ def test_an_attempt_of_another_size_is_stopped_and_started_again_with_the_new_si
 def test_a_node_of_a_shrunk_job_that_is_not_observed_is_still_one_of_its_attempt() -> None:
     ftjob = build_running_job(numNodes=3)
 
-    stopping, _ = decide_once(resize(ftjob, 1), build_observation(ftjob, running_pod(ftjob, 0)))
+    stopping, _ = decide_with(resize(ftjob, 1), running_pod(ftjob, 0))
 
     assert len(stopping.status.attempts[-1].evidence) == 3
 
@@ -48,10 +48,10 @@ def test_a_suspended_job_shows_the_number_of_nodes_of_its_spec() -> None:
     stopped_pods = [finished_pod(ftjob, rank, exit_code=143) for rank in range(2)]
     suspended = ftjob.model_copy(update={"spec": job(numNodes=2, suspend=True).spec})
     for _ in range(2):
-        suspended, _ = decide_once(suspended, build_observation(ftjob, *stopped_pods))
+        suspended, _ = decide_with(suspended, *stopped_pods)
 
     resized = suspended.model_copy(update={"spec": job(numNodes=4, suspend=True).spec})
-    after, _ = decide_once(resized, build_observation(ftjob))
+    after, _ = decide_with(resized)
 
     assert suspended.status.attempts[-1].state is AttemptState.STOPPED
     assert after.status.display is not None

@@ -12,17 +12,7 @@ from finetune_operator import names
 from finetune_operator.core.actions import DeletePod
 from finetune_operator.core.job_context import ABORT_GRACE_SECONDS
 from finetune_operator.core.stop_attempt import ROOT_CAUSE_GRACE
-from testing.builders.jobs import (
-    NOW,
-    RawBody,
-    build_observation,
-    decide_once,
-    finished_pod,
-    job,
-    pod,
-    running_pod,
-    terminating_pod,
-)
+from testing.builders.jobs import NOW, RawBody, decide_with, finished_pod, job, pod, running_pod, terminating_pod
 from testing.builders.stopping import (
     KILLED,
     VICTIM,
@@ -46,13 +36,9 @@ def pod_restarted_in_place(ftjob: FineTuneJob, node_rank: int, **terminated_fiel
 
 def test_root_cause_observed_after_its_victim_is_found() -> None:
     ftjob = build_running_job()
-    ftjob, _ = decide_once(
-        ftjob, build_observation(ftjob, finished_pod(ftjob, 0, **VICTIM), running_pod(ftjob, 1)), now=LATER
-    )
-    ftjob, _ = decide_once(
-        ftjob,
-        build_observation(ftjob, finished_pod(ftjob, 0, **VICTIM), terminating_pod(finished_pod(ftjob, 1, **KILLED))),
-        now=LATER,
+    ftjob, _ = decide_with(ftjob, finished_pod(ftjob, 0, **VICTIM), running_pod(ftjob, 1), now=LATER)
+    ftjob, _ = decide_with(
+        ftjob, finished_pod(ftjob, 0, **VICTIM), terminating_pod(finished_pod(ftjob, 1, **KILLED)), now=LATER
     )
 
     assert (ftjob.status.attempts[0].reason, ftjob.status.attempts[0].node_rank) == ("ContainerKilled", 1)
@@ -62,16 +48,14 @@ def test_pod_without_labels_is_also_deleted_before_the_verdict() -> None:
     ftjob = build_running_job()
     unlabelled_pod = running_pod(ftjob, 1)
     del unlabelled_pod["metadata"]["labels"][names.JOB_UID]
-    unconfirmed = decide_once(ftjob, build_observation(ftjob, running_pod(ftjob, 0), is_fresh=False), now=LATER)[1]
-    ftjob, _ = decide_once(ftjob, build_observation(ftjob, running_pod(ftjob, 0), unlabelled_pod), now=LATER)
-    stopping = decide_once(ftjob, build_observation(ftjob, running_pod(ftjob, 0), unlabelled_pod), now=LATER)[1]
-    ftjob, waiting = decide_once(
-        ftjob,
-        build_observation(ftjob, terminating_pod(unlabelled_pod), tombstones=(terminating_pod(running_pod(ftjob, 0)),)),
-        now=LATER,
+    unconfirmed = decide_with(ftjob, running_pod(ftjob, 0), is_fresh=False, now=LATER)[1]
+    ftjob, _ = decide_with(ftjob, running_pod(ftjob, 0), unlabelled_pod, now=LATER)
+    stopping = decide_with(ftjob, running_pod(ftjob, 0), unlabelled_pod, now=LATER)[1]
+    ftjob, waiting = decide_with(
+        ftjob, terminating_pod(unlabelled_pod), tombstones=(terminating_pod(running_pod(ftjob, 0)),), now=LATER
     )
     state_with_pod = ftjob.status.attempts[-1].state
-    ftjob, _ = decide_once(ftjob, build_observation(ftjob), now=LATER)
+    ftjob, _ = decide_with(ftjob, now=LATER)
 
     assert unconfirmed.needs_confirmation
     assert [action.name for action in stopping.actions if isinstance(action, DeletePod)] == ["bert-0-0", "bert-0-1"]
@@ -90,14 +74,12 @@ def test_pod_with_a_container_restarted_in_place_is_the_root_cause_and_is_delete
     other = finished_pod(ftjob, 0, **VICTIM)
     observations = [(other, running_pod(ftjob, 1))] if is_observed_late else [(running_pod(ftjob, 0), restarted_pod)]
     for pods in (*observations, (other, restarted_pod)):
-        ftjob, decision = decide_once(ftjob, build_observation(ftjob, *pods), now=LATER)
-    ftjob, decision = decide_once(
-        ftjob, build_observation(ftjob, other, restarted_pod), now=NOW + timedelta(seconds=10)
-    )
+        ftjob, decision = decide_with(ftjob, *pods, now=LATER)
+    ftjob, decision = decide_with(ftjob, other, restarted_pod, now=NOW + timedelta(seconds=10))
     assert [action.name for action in decision.actions if isinstance(action, DeletePod)] == ["bert-0-1"]
 
     broken = finished_pod(ftjob, 1, exit_code=128, reason="StartError", message='exec: "python3": not found')
-    ftjob, _ = decide_once(ftjob, build_observation(ftjob, other, broken), now=LATER)
+    ftjob, _ = decide_with(ftjob, other, broken, now=LATER)
     first = ftjob.status.attempts[0]
     assert (first.reason, first.node_rank, first.fault) == ("PodDeleted", 1, Fault.INFRASTRUCTURE)
     assert "pod bert-0-1 was restarted in place" in first.message
@@ -106,25 +88,20 @@ def test_pod_with_a_container_restarted_in_place_is_the_root_cause_and_is_delete
 def test_a_node_killed_after_its_grace_period_is_not_the_root_cause() -> None:
     late_failure: RawBody = {"exit_code": 137, "finishedAt": "2026-01-01T12:00:12Z"}
     ftjob = build_running_job()
-    ftjob, _ = decide_once(
-        ftjob, build_observation(ftjob, finished_pod(ftjob, 0, **VICTIM), running_pod(ftjob, 1)), now=LATER
-    )
+    ftjob, _ = decide_with(ftjob, finished_pod(ftjob, 0, **VICTIM), running_pod(ftjob, 1), now=LATER)
     stopped_pod = terminating_pod(finished_pod(ftjob, 1, **late_failure), deadline=NOW + timedelta(seconds=12))
-    ftjob, _ = decide_once(ftjob, build_observation(ftjob, finished_pod(ftjob, 0, **VICTIM), stopped_pod), now=LATER)
+    ftjob, _ = decide_with(ftjob, finished_pod(ftjob, 0, **VICTIM), stopped_pod, now=LATER)
 
     assert ftjob.status.attempts[0].reason == "PeerLost"
 
 
 def test_pod_deleted_by_a_user_is_the_root_cause_even_if_its_ranks_report_lost_peers() -> None:
     ftjob = build_running_job()
-    ftjob, _ = decide_once(
-        ftjob, build_observation(ftjob, terminating_pod(running_pod(ftjob, 0)), running_pod(ftjob, 1))
-    )
-    ftjob, _ = decide_once(
+    ftjob, _ = decide_with(ftjob, terminating_pod(running_pod(ftjob, 0)), running_pod(ftjob, 1))
+    ftjob, _ = decide_with(
         ftjob,
-        build_observation(
-            ftjob, terminating_pod(finished_pod(ftjob, 0, **VICTIM)), terminating_pod(finished_pod(ftjob, 1, **VICTIM))
-        ),
+        terminating_pod(finished_pod(ftjob, 0, **VICTIM)),
+        terminating_pod(finished_pod(ftjob, 1, **VICTIM)),
         now=LATER,
     )
 
@@ -133,43 +110,35 @@ def test_pod_deleted_by_a_user_is_the_root_cause_even_if_its_ranks_report_lost_p
 
 def test_a_lost_kubernetes_node_is_the_root_cause_without_a_termination_message() -> None:
     ftjob = build_running_job()
-    ftjob, _ = decide_once(
-        ftjob, build_observation(ftjob, finished_pod(ftjob, 0, **VICTIM), running_pod(ftjob, 1)), now=LATER
-    )
+    ftjob, _ = decide_with(ftjob, finished_pod(ftjob, 0, **VICTIM), running_pod(ftjob, 1), now=LATER)
     lost_pod = build_disrupted_pod(terminating_pod(running_pod(ftjob, 1), deadline=LATER), "DeletionByTaintManager")
-    ftjob, _ = decide_once(
-        ftjob, build_observation(ftjob, finished_pod(ftjob, 0, **VICTIM), lost_pod), now=LATER + timedelta(seconds=60)
-    )
+    ftjob, _ = decide_with(ftjob, finished_pod(ftjob, 0, **VICTIM), lost_pod, now=LATER + timedelta(seconds=60))
 
     assert (ftjob.status.attempts[0].reason, ftjob.status.attempts[0].fault) == ("NodeLost", Fault.INFRASTRUCTURE)
 
 
 def test_eviction_after_a_deletion_by_the_operator_is_not_the_root_cause() -> None:
     ftjob = build_running_job()
-    ftjob, _ = decide_once(
-        ftjob, build_observation(ftjob, finished_pod(ftjob, 0, **VICTIM), running_pod(ftjob, 1)), now=LATER
-    )
+    ftjob, _ = decide_with(ftjob, finished_pod(ftjob, 0, **VICTIM), running_pod(ftjob, 1), now=LATER)
     late_failure: RawBody = {"exit_code": 143, "message": termination_message(outcome=Outcome.STOPPED)}
     evicted_pod = build_disrupted_pod(terminating_pod(finished_pod(ftjob, 1, **late_failure)), "EvictionByEvictionAPI")
-    ftjob, _ = decide_once(ftjob, build_observation(ftjob, finished_pod(ftjob, 0, **VICTIM), evicted_pod), now=LATER)
+    ftjob, _ = decide_with(ftjob, finished_pod(ftjob, 0, **VICTIM), evicted_pod, now=LATER)
 
     assert ftjob.status.attempts[0].reason == "PeerLost"
 
 
 def test_evidence_is_kept_after_its_pod_is_removed() -> None:
     ftjob = build_running_job()
-    ftjob, _ = decide_once(
-        ftjob, build_observation(ftjob, finished_pod(ftjob, 0, **KILLED), running_pod(ftjob, 1)), now=LATER
-    )
-    ftjob, _ = decide_once(ftjob, build_observation(ftjob), now=LATER)
+    ftjob, _ = decide_with(ftjob, finished_pod(ftjob, 0, **KILLED), running_pod(ftjob, 1), now=LATER)
+    ftjob, _ = decide_with(ftjob, now=LATER)
 
     assert ftjob.status.attempts[0].reason == "ContainerKilled"
 
 
 def test_missing_pod_counts_as_deleted() -> None:
     ftjob = build_running_job()
-    ftjob, _ = decide_once(ftjob, build_observation(ftjob, running_pod(ftjob, 0)))
-    ftjob, _ = decide_once(ftjob, build_observation(ftjob))
+    ftjob, _ = decide_with(ftjob, running_pod(ftjob, 0))
+    ftjob, _ = decide_with(ftjob)
 
     assert (ftjob.status.attempts[0].reason, ftjob.status.attempts[0].node_rank) == ("PodDeleted", 1)
 
@@ -178,13 +147,11 @@ def test_pods_are_deleted_only_after_the_grace_period_of_the_root_cause() -> Non
     """After SIGTERM, a node reports that it was stopped, so deleting the root cause too early would hide its error."""
     ftjob = build_running_job()
     pods = (finished_pod(ftjob, 0, **VICTIM), running_pod(ftjob, 1))
-    ftjob, _ = decide_once(ftjob, build_observation(ftjob, *pods))
-    ftjob, during_grace = decide_once(ftjob, build_observation(ftjob, *pods), now=LATER)
-    _, after_grace = decide_once(ftjob, build_observation(ftjob, *pods), now=LATER + ROOT_CAUSE_GRACE)
-    ftjob, _ = decide_once(
-        ftjob,
-        build_observation(ftjob, pods[0], finished_pod(ftjob, 1, message=termination_message(error_type="ValueError"))),
-        now=LATER,
+    ftjob, _ = decide_with(ftjob, *pods)
+    ftjob, during_grace = decide_with(ftjob, *pods, now=LATER)
+    _, after_grace = decide_with(ftjob, *pods, now=LATER + ROOT_CAUSE_GRACE)
+    ftjob, _ = decide_with(
+        ftjob, pods[0], finished_pod(ftjob, 1, message=termination_message(error_type="ValueError")), now=LATER
     )
 
     assert during_grace.actions == ()
@@ -214,13 +181,13 @@ def test_a_pod_deleted_during_its_start_is_the_root_cause(
 
     The operator then deletes the other pod, which also has not started, so both pods end with the same status.
     """
-    ftjob, _ = decide_once(job(), build_observation(job()))
+    ftjob, _ = decide_with(job())
     pods = [pod(ftjob, rank) for rank in range(2)]
-    ftjob, _ = decide_once(ftjob, build_observation(ftjob, *pods))
+    ftjob, _ = decide_with(ftjob, *pods)
     ended = [build_pod_deleted_before_its_start(body, **terminated_fields) for body in pods]
     pods[deleted_rank] = terminating_pod(pods[deleted_rank]) if is_deletion_observed else ended[deleted_rank]
     for observed in (pods, ended, ended):
-        ftjob, _ = decide_once(ftjob, build_observation(ftjob, *observed), now=LATER)
+        ftjob, _ = decide_with(ftjob, *observed, now=LATER)
 
     first = ftjob.status.attempts[0]
     assert (first.reason, first.node_rank) == ("PodDeleted", deleted_rank)
@@ -229,12 +196,10 @@ def test_a_pod_deleted_during_its_start_is_the_root_cause(
 
 def test_a_container_that_reacts_to_its_deletion_by_the_operator_is_not_the_root_cause() -> None:
     ftjob = build_running_job()
-    ftjob, _ = decide_once(
-        ftjob, build_observation(ftjob, finished_pod(ftjob, 0, **VICTIM), running_pod(ftjob, 1)), now=LATER
-    )
+    ftjob, _ = decide_with(ftjob, finished_pod(ftjob, 0, **VICTIM), running_pod(ftjob, 1), now=LATER)
     reaction = terminating_pod(finished_pod(ftjob, 1, exit_code=0, finishedAt="2026-01-01T12:00:03Z"))
     reaction["metadata"] |= {"deletionGracePeriodSeconds": 27}  # the deletion was requested at 12:00:03
-    ftjob, _ = decide_once(ftjob, build_observation(ftjob, finished_pod(ftjob, 0, **VICTIM), reaction), now=LATER)
+    ftjob, _ = decide_with(ftjob, finished_pod(ftjob, 0, **VICTIM), reaction, now=LATER)
 
     assert ftjob.status.attempts[0].reason == "PeerLost"
 
@@ -243,10 +208,10 @@ def test_every_preemption_by_kueue_restarts_the_job_without_using_its_budget() -
     ftjob = build_running_job(restartPolicy={"maxRestarts": 0, "maxInfrastructureRestarts": 0})
     for attempt in range(20):
         pods = [running_pod(ftjob, rank, attempt=attempt) for rank in range(2)]
-        ftjob, _ = decide_once(ftjob, build_observation(ftjob, *pods))
+        ftjob, _ = decide_with(ftjob, *pods)
         evicted = [build_pod_evicted_by_kueue(body, preemptor="527a9fa8-fb86-4116-b295-4f4dd72e478f") for body in pods]
-        ftjob, _ = decide_once(ftjob, build_observation(ftjob, *evicted))
-        ftjob, _ = decide_once(ftjob, build_observation(ftjob, tombstones=tuple(evicted)))
+        ftjob, _ = decide_with(ftjob, *evicted)
+        ftjob, _ = decide_with(ftjob, tombstones=tuple(evicted))
 
     last = ftjob.status.attempts[-2]
     assert (last.attempt, last.reason, last.fault, ftjob.status.restarts) == (19, "Preempted", Fault.PREEMPTION, 20)
@@ -257,8 +222,8 @@ def test_every_preemption_by_kueue_restarts_the_job_without_using_its_budget() -
 def test_an_eviction_by_kueue_without_a_named_preemptor_uses_the_budget() -> None:
     ftjob = build_running_job(restartPolicy={"maxInfrastructureRestarts": 0})
     evicted = [build_pod_evicted_by_kueue(running_pod(ftjob, rank)) for rank in range(2)]
-    ftjob, _ = decide_once(ftjob, build_observation(ftjob, *evicted))
-    ftjob, _ = decide_once(ftjob, build_observation(ftjob, tombstones=tuple(evicted)))
+    ftjob, _ = decide_with(ftjob, *evicted)
+    ftjob, _ = decide_with(ftjob, tombstones=tuple(evicted))
 
     assert (ftjob.status.phase, ftjob.status.attempts[0].reason) == ("Failed", "Preempted")
     assert "maxInfrastructureRestarts" in ftjob.status.attempts[0].message

@@ -7,7 +7,7 @@ import pytest
 from finetune_api.v1alpha1.job import FineTuneJob
 from finetune_operator.core.actions import DeletePod
 from finetune_operator.observation.pods import Observation
-from testing.builders.jobs import NOW, RawBody, build_observation, decide_once, job, pod, running_pod
+from testing.builders.jobs import NOW, RawBody, build_observation, decide_once, decide_with, job, pod, running_pod
 
 NOTHING = Observation(is_fresh=True)
 HALF_A_MINUTE = timedelta(seconds=30)
@@ -44,7 +44,7 @@ def test_pods_of_a_finished_job_are_deleted_if_a_sidecar_is_running(fields: RawB
 
 def test_pods_of_a_suspended_job_are_deleted_if_a_sidecar_is_running() -> None:
     ftjob, _ = decide_once(job(), NOTHING)
-    ftjob, _ = decide_once(ftjob, build_observation(ftjob, running_pod(ftjob, 0), running_pod(ftjob, 1)))
+    ftjob, _ = decide_with(ftjob, running_pod(ftjob, 0), running_pod(ftjob, 1))
     ftjob = ftjob.model_copy(update={"spec": ftjob.spec.model_copy(update={"suspend": True})})
     observation = build_observation(
         ftjob, *(pod_with_running_sidecar(ftjob, rank, exit_code=143, outcome="stopped") for rank in range(2))
@@ -64,5 +64,5 @@ def test_terminated_pods_are_kept_for_their_logs() -> None:
         body["status"]["phase"] = "Succeeded"
     ftjob = run_four_passes(ftjob, build_observation(ftjob, *ended))
 
-    late = decide_once(ftjob, build_observation(ftjob, *ended), now=NOW + timedelta(hours=1))[1]
+    late = decide_with(ftjob, *ended, now=NOW + timedelta(hours=1))[1]
     assert (late.actions, late.requeue_after) == ((), None)

@@ -10,7 +10,7 @@ from finetune_api.v1alpha1.recorded_defaults import render_defaults
 from finetune_operator.core.snapshot import find_image_digest
 from finetune_operator.observation.pods import observe_pod
 from finetune_operator.plan.run_plan import plan_run
-from testing.builders.jobs import SETTINGS, RawBody, build_observation, decide_once, job, running_pod
+from testing.builders.jobs import SETTINGS, RawBody, decide_with, job, running_pod
 
 UPGRADED = replace(SETTINGS, trainer_image="registry.example/trainer:v2", version="2.0.0")
 SHA = "sha256:" + "a" * 64
@@ -25,8 +25,8 @@ def build_running_pods(owner: FineTuneJob, *, image_id: str = PULLED, attempt: i
 
 
 def start_attempt(owner: FineTuneJob, **pod_fields: Any) -> FineTuneJob:
-    begun, _ = decide_once(owner, build_observation(owner))
-    running, _ = decide_once(begun, build_observation(begun, *build_running_pods(begun, **pod_fields)))
+    begun, _ = decide_with(owner)
+    running, _ = decide_with(begun, *build_running_pods(begun, **pod_fields))
     return running
 
 
@@ -34,13 +34,13 @@ def suspend(owner: FineTuneJob) -> FineTuneJob:
     """Return the job after its pods were deleted because spec.suspend was set."""
     owner = owner.model_copy(update={"spec": owner.spec.model_copy(update={"suspend": True})})
     for _ in range(2):
-        owner, _ = decide_once(owner, build_observation(owner))
+        owner, _ = decide_with(owner)
     return owner.model_copy(update={"spec": owner.spec.model_copy(update={"suspend": False})})
 
 
 def test_the_first_attempt_records_image_release_and_defaults() -> None:
     settings = replace(SETTINGS, version="1.0.0")
-    begun, _ = decide_once(job(), build_observation(job()), settings=settings)
+    begun, _ = decide_with(job(), settings=settings)
 
     snapshot = begun.status.snapshot
 
@@ -52,7 +52,7 @@ def test_the_first_attempt_records_image_release_and_defaults() -> None:
 
 def test_after_an_upgrade_the_next_attempt_uses_the_digest_of_the_first() -> None:
     running = start_attempt(job())
-    resumed, _ = decide_once(suspend(running), build_observation(running), settings=UPGRADED)
+    resumed, _ = decide_with(suspend(running), settings=UPGRADED)
 
     assert resumed.status.attempt == 1
     assert plan_run(resumed, attempt=1, settings=UPGRADED).image == PULLED
@@ -60,7 +60,7 @@ def test_after_an_upgrade_the_next_attempt_uses_the_digest_of_the_first() -> Non
 
 def test_without_a_digest_the_next_attempt_uses_the_image_of_the_first() -> None:
     running = start_attempt(job(), image_id=SHA)
-    resumed, _ = decide_once(suspend(running), build_observation(running), settings=UPGRADED)
+    resumed, _ = decide_with(suspend(running), settings=UPGRADED)
 
     assert plan_run(resumed, attempt=1, settings=UPGRADED).image == SETTINGS.trainer_image
 
@@ -80,7 +80,7 @@ def test_an_image_that_was_changed_while_suspended_is_used(
     suspended = suspend(start_attempt(job(image=first)))
     changed = job(image=second).model_copy(update={"status": suspended.status})
 
-    resumed, _ = decide_once(changed, build_observation(changed), settings=UPGRADED)
+    resumed, _ = decide_with(changed, settings=UPGRADED)
 
     assert plan_run(resumed, attempt=1, settings=UPGRADED).image == expected
     assert not any(c.type == "TrainerImageOutdated" for c in resumed.status.conditions)
@@ -88,7 +88,7 @@ def test_an_image_that_was_changed_while_suspended_is_used(
 
 def test_a_condition_names_the_newer_image() -> None:
     running = start_attempt(job())
-    upgraded, _ = decide_once(running, build_observation(running, *build_running_pods(running)), settings=UPGRADED)
+    upgraded, _ = decide_with(running, *build_running_pods(running), settings=UPGRADED)
 
     condition = next(c for c in upgraded.status.conditions if c.type == "TrainerImageOutdated")
 
@@ -98,7 +98,7 @@ def test_a_condition_names_the_newer_image() -> None:
 
 def test_a_job_with_its_own_image_has_no_such_condition() -> None:
     running = start_attempt(job(image="registry.example/own:1"), image_id="")
-    upgraded, _ = decide_once(running, build_observation(running), settings=UPGRADED)
+    upgraded, _ = decide_with(running, settings=UPGRADED)
 
     assert not any(c.type == "TrainerImageOutdated" for c in upgraded.status.conditions)
 
@@ -108,7 +108,7 @@ def test_a_running_job_of_a_release_without_snapshots_keeps_the_image_of_its_pod
     without_snapshot = running.model_copy(update={"status": running.status.model_copy(update={"snapshot": None})})
     pods = build_running_pods(without_snapshot)
 
-    upgraded, _ = decide_once(without_snapshot, build_observation(running, *pods), settings=UPGRADED)
+    upgraded, _ = decide_with(without_snapshot, *pods, settings=UPGRADED)
 
     assert upgraded.status.snapshot is not None
     assert (upgraded.status.snapshot.image, upgraded.status.snapshot.image_digest) == (SETTINGS.trainer_image, PULLED)

@@ -24,6 +24,7 @@ from testing.builders.jobs import (
     RawBody,
     build_observation,
     decide_once,
+    decide_with,
     finished_pod,
     job,
     pod,
@@ -110,7 +111,7 @@ def test_status_lists_at_most_64_nodes_and_those_that_do_not_run_first() -> None
     ftjob, _ = decide_once(job(numNodes=100), Observation(is_fresh=True))
     pods = [running_pod(ftjob, rank) for rank in range(98)]
     pods += [pod(ftjob, 98), terminating_pod(running_pod(ftjob, 99))]
-    ftjob, _ = decide_once(ftjob, build_observation(ftjob, *pods))
+    ftjob, _ = decide_with(ftjob, *pods)
 
     assert [node.node_rank for node in ftjob.status.nodes] == [*range(62), 98, 99]
     assert ftjob.status.replicas == 100
@@ -126,7 +127,7 @@ def test_hostile_pod_status_gives_a_bounded_status(reason: str, message: str, ph
         for rank in (0, 1)
     ]
     for _ in range(3):
-        ftjob, _ = decide_once(ftjob, build_observation(ftjob, *pods))
+        ftjob, _ = decide_with(ftjob, *pods)
         bounded = bound_status(ftjob.status)
         ftjob = ftjob.model_copy(update={"status": JobStatus.model_validate(render_status(bounded))})
         assert ftjob.status == bounded

@@ -17,9 +17,8 @@ from finetune_operator.core.job_context import ABORT_GRACE_SECONDS
 from testing.builders.jobs import (
     NOW,
     RawBody,
-    build_observation,
     command,
-    decide_once,
+    decide_with,
     finished_pod,
     job,
     pod,
@@ -34,13 +33,9 @@ LATER = NOW + timedelta(seconds=2)
 def test_attempt_succeeds_if_all_nodes_succeed_despite_a_stop_reason() -> None:
     success: RawBody = {"exit_code": 0, "message": termination_message(outcome=Outcome.SUCCEEDED)}
     ftjob = build_running_job()
-    ftjob, _ = decide_once(
-        ftjob, build_observation(ftjob, running_pod(ftjob, 0), terminating_pod(running_pod(ftjob, 1)))
-    )
-    ftjob, _ = decide_once(
-        ftjob,
-        build_observation(ftjob, finished_pod(ftjob, 0, **success), terminating_pod(finished_pod(ftjob, 1, **success))),
-        now=LATER,
+    ftjob, _ = decide_with(ftjob, running_pod(ftjob, 0), terminating_pod(running_pod(ftjob, 1)))
+    ftjob, _ = decide_with(
+        ftjob, finished_pod(ftjob, 0, **success), terminating_pod(finished_pod(ftjob, 1, **success)), now=LATER
     )
 
     assert ftjob.status.attempts[0].state is AttemptState.SUCCEEDED
@@ -49,11 +44,11 @@ def test_attempt_succeeds_if_all_nodes_succeed_despite_a_stop_reason() -> None:
 
 def test_an_attempt_that_a_newer_release_stopped_is_judged_by_its_evidence() -> None:
     ftjob = build_running_job()
-    ftjob, _ = decide_once(ftjob, build_observation(ftjob, running_pod(ftjob, 0), finished_pod(ftjob, 1, **KILLED)))
+    ftjob, _ = decide_with(ftjob, running_pod(ftjob, 0), finished_pod(ftjob, 1, **KILLED))
     record = ftjob.status.attempts[-1].model_copy(update={"reason": "CosmicRays"})
     ftjob = ftjob.model_copy(update={"status": ftjob.status.model_copy(update={"attempts": (record,)})})
 
-    ftjob, _ = decide_once(ftjob, build_observation(ftjob, finished_pod(ftjob, 1, **KILLED)), now=LATER)
+    ftjob, _ = decide_with(ftjob, finished_pod(ftjob, 1, **KILLED), now=LATER)
 
     assert [record.reason for record in ftjob.status.attempts] == ["ContainerKilled", ""]
 
@@ -68,8 +63,8 @@ def test_an_attempt_that_a_newer_release_stopped_is_judged_by_its_evidence() -> 
 def test_the_grace_period_of_other_pods_depends_on_the_stop_reason(first_pod: Any, grace_seconds: int) -> None:
     ftjob = build_running_job()
     pods = (running_pod(ftjob, 0), first_pod(ftjob))
-    ftjob, _ = decide_once(ftjob, build_observation(ftjob, *pods))
-    _, decision = decide_once(ftjob, build_observation(ftjob, *pods))
+    ftjob, _ = decide_with(ftjob, *pods)
+    _, decision = decide_with(ftjob, *pods)
 
     assert [a.grace_seconds for a in decision.actions if isinstance(a, DeletePod)] == [grace_seconds]
 
@@ -77,8 +72,8 @@ def test_the_grace_period_of_other_pods_depends_on_the_stop_reason(first_pod: An
 def test_the_grace_period_of_other_pods_is_that_of_the_spec() -> None:
     ftjob = build_running_job(terminationGracePeriodSeconds=3600)
     pods = (running_pod(ftjob, 0), terminating_pod(running_pod(ftjob, 1)))
-    ftjob, _ = decide_once(ftjob, build_observation(ftjob, *pods))
-    _, decision = decide_once(ftjob, build_observation(ftjob, *pods))
+    ftjob, _ = decide_with(ftjob, *pods)
+    _, decision = decide_with(ftjob, *pods)
 
     assert [a.grace_seconds for a in decision.actions if isinstance(a, DeletePod)] == [3600]
 
@@ -89,8 +84,8 @@ def test_node_failure_during_a_drain_shortens_the_grace_period_of_other_pods() -
         terminating_pod(running_pod(ftjob, 0), deadline=NOW + timedelta(seconds=GRACE_SECONDS)),
         terminating_pod(running_pod(ftjob, 1)),
     )
-    ftjob, _ = decide_once(ftjob, build_observation(ftjob, *pods))
-    _, decision = decide_once(ftjob, build_observation(ftjob, pods[0], finished_pod(ftjob, 1, **VICTIM)))
+    ftjob, _ = decide_with(ftjob, *pods)
+    _, decision = decide_with(ftjob, pods[0], finished_pod(ftjob, 1, **VICTIM))
 
     assert decision.actions == (DeletePod("bert-0-0", "pod-0-0", ABORT_GRACE_SECONDS),)
 
@@ -98,13 +93,9 @@ def test_node_failure_during_a_drain_shortens_the_grace_period_of_other_pods() -
 def test_next_attempt_starts_once_a_lost_kubernetes_node_is_fenced() -> None:
     ftjob = build_running_job()
     lost_pod = build_disrupted_pod(terminating_pod(running_pod(ftjob, 1), deadline=NOW), "DeletionByTaintManager")
-    ftjob, _ = decide_once(ftjob, build_observation(ftjob, finished_pod(ftjob, 0, **KILLED), lost_pod))
-    waiting, _ = decide_once(
-        ftjob, build_observation(ftjob, finished_pod(ftjob, 0, **KILLED), lost_pod), now=NOW + timedelta(seconds=29)
-    )
-    after_fencing, _ = decide_once(
-        ftjob, build_observation(ftjob, finished_pod(ftjob, 0, **KILLED), lost_pod), now=NOW + timedelta(seconds=30)
-    )
+    ftjob, _ = decide_with(ftjob, finished_pod(ftjob, 0, **KILLED), lost_pod)
+    waiting, _ = decide_with(ftjob, finished_pod(ftjob, 0, **KILLED), lost_pod, now=NOW + timedelta(seconds=29))
+    after_fencing, _ = decide_with(ftjob, finished_pod(ftjob, 0, **KILLED), lost_pod, now=NOW + timedelta(seconds=30))
 
     assert (waiting.status.attempt, after_fencing.status.attempt) == (0, 1)
 
@@ -115,8 +106,8 @@ def test_a_kubernetes_node_with_a_fast_clock_does_not_delay_the_stop() -> None:
         0,
         message=termination_message(error_type="DistBackendError", time=NOW.timestamp() + 3600),
     )
-    ftjob, _ = decide_once(ftjob, build_observation(ftjob, ahead, running_pod(ftjob, 1)))
-    _, decision = decide_once(ftjob, build_observation(ftjob, ahead, running_pod(ftjob, 1)))
+    ftjob, _ = decide_with(ftjob, ahead, running_pod(ftjob, 1))
+    _, decision = decide_with(ftjob, ahead, running_pod(ftjob, 1))
 
     assert decision.actions == (DeletePod("bert-0-1", "pod-0-1", ABORT_GRACE_SECONDS),)
 
@@ -128,8 +119,8 @@ def test_only_pods_on_reachable_kubernetes_nodes_get_the_full_grace_period() -> 
         terminating_pod(running_pod(ftjob, 1), deadline=NOW + timedelta(seconds=GRACE_SECONDS)),
         "DeletionByTaintManager",
     )
-    ftjob, _ = decide_once(ftjob, build_observation(ftjob, running_pod(ftjob, 0), lost_pod))
-    _, decision = decide_once(ftjob, build_observation(ftjob, running_pod(ftjob, 0), lost_pod))
+    ftjob, _ = decide_with(ftjob, running_pod(ftjob, 0), lost_pod)
+    _, decision = decide_with(ftjob, running_pod(ftjob, 0), lost_pod)
 
     assert decision.actions == (
         DeletePod("bert-0-0", "pod-0-0", GRACE_SECONDS),
@@ -139,13 +130,9 @@ def test_only_pods_on_reachable_kubernetes_nodes_get_the_full_grace_period() -> 
 
 def test_verdict_and_next_attempt_are_written_in_one_status_update() -> None:
     ftjob = build_running_job()
-    ftjob, _ = decide_once(
-        ftjob, build_observation(ftjob, finished_pod(ftjob, 0, **KILLED), finished_pod(ftjob, 1, **VICTIM))
-    )
+    ftjob, _ = decide_with(ftjob, finished_pod(ftjob, 0, **KILLED), finished_pod(ftjob, 1, **VICTIM))
     before: JobStatus = ftjob.status
-    ftjob, decision = decide_once(
-        ftjob, build_observation(ftjob, finished_pod(ftjob, 0, **KILLED), finished_pod(ftjob, 1, **VICTIM))
-    )
+    ftjob, decision = decide_with(ftjob, finished_pod(ftjob, 0, **KILLED), finished_pod(ftjob, 1, **VICTIM))
 
     assert (before.attempt, before.attempts[-1].state) == (0, AttemptState.STOPPING)
     assert [(r.attempt, r.state) for r in ftjob.status.attempts] == [
@@ -171,7 +158,7 @@ def test_the_verdict_depends_on_the_raw_message_and_the_status_contains_its_esca
     ftjob = build_running_job()
     ended = finished_pod(ftjob, 0, message=text), finished_pod(ftjob, 1, **VICTIM)
     for now in (NOW, LATER):
-        ftjob, _ = decide_once(ftjob, build_observation(ftjob, *ended), now=now)
+        ftjob, _ = decide_with(ftjob, *ended, now=now)
         ftjob = ftjob.model_copy(update={"status": bound_status(ftjob.status)})
 
     record, status = ftjob.status.attempts[0], ftjob.status.model_dump(mode="json")
@@ -185,12 +172,8 @@ def test_the_verdict_depends_on_the_raw_message_and_the_status_contains_its_esca
 def test_expired_deadline_does_not_requeue_a_stopping_job_immediately() -> None:
     ftjob = build_running_job(activeDeadlineSeconds=60)
     after_deadline = NOW + timedelta(seconds=61)
-    ftjob, _ = decide_once(
-        ftjob, build_observation(ftjob, running_pod(ftjob, 0), running_pod(ftjob, 1)), now=after_deadline
-    )
-    _, decision = decide_once(
-        ftjob, build_observation(ftjob, running_pod(ftjob, 0), running_pod(ftjob, 1)), now=after_deadline
-    )
+    ftjob, _ = decide_with(ftjob, running_pod(ftjob, 0), running_pod(ftjob, 1), now=after_deadline)
+    _, decision = decide_with(ftjob, running_pod(ftjob, 0), running_pod(ftjob, 1), now=after_deadline)
 
     assert ftjob.status.attempts[-1].reason == "DeadlineExceeded"
     assert decision.requeue_after is not None
@@ -199,8 +182,8 @@ def test_expired_deadline_does_not_requeue_a_stopping_job_immediately() -> None:
 
 def test_a_pod_deleted_before_all_pods_were_created_ends_the_attempt() -> None:
     ftjob = job()
-    ftjob, _ = decide_once(ftjob, build_observation(ftjob))
-    ftjob, _ = decide_once(ftjob, build_observation(ftjob, pod(ftjob, 0), tombstones=(pod(ftjob, 1),)))
+    ftjob, _ = decide_with(ftjob)
+    ftjob, _ = decide_with(ftjob, pod(ftjob, 0), tombstones=(pod(ftjob, 1),))
 
     assert ftjob.status.attempts[-1].state is AttemptState.STOPPING
 
@@ -219,9 +202,7 @@ def test_a_pod_deleted_before_all_pods_were_created_ends_the_attempt() -> None:
 def test_job_with_a_command_is_complete_when_every_node_has_succeeded(output: Any, message: str) -> None:
     ftjob = build_running_job(**command({"script": "train.py"}, output=output))
     success: RawBody = {"exit_code": 0, "message": termination_message(outcome=Outcome.SUCCEEDED)}
-    ftjob, _ = decide_once(
-        ftjob, build_observation(ftjob, finished_pod(ftjob, 0, **success), finished_pod(ftjob, 1, **success))
-    )
+    ftjob, _ = decide_with(ftjob, finished_pod(ftjob, 0, **success), finished_pod(ftjob, 1, **success))
 
     assert (ftjob.status.phase, ftjob.status.attempts[-1].message) == (Phase.COMPLETE, message)
     assert ftjob.status.batch is None
@@ -242,8 +223,8 @@ def test_a_container_that_has_just_started_gets_a_short_grace_period(age_seconds
     ftjob = build_running_job()
     ftjob = ftjob.model_copy(update={"spec": ftjob.spec.model_copy(update={"suspend": True})})
     pods = (running_pod(ftjob, 0), running_pod(ftjob, 1, started_at=NOW - timedelta(seconds=age_seconds)))
-    ftjob, _ = decide_once(ftjob, build_observation(ftjob, *pods))
-    _, decision = decide_once(ftjob, build_observation(ftjob, *pods))
+    ftjob, _ = decide_with(ftjob, *pods)
+    _, decision = decide_with(ftjob, *pods)
 
     deletions = [action for action in decision.actions if isinstance(action, DeletePod)]
     assert {action.name: action.grace_seconds for action in deletions} == {

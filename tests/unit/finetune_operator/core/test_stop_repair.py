@@ -8,13 +8,7 @@ import pytest
 from finetune_api.v1alpha1.repair import Repair
 from finetune_api.v1alpha1.status import Fault, Phase, Progress
 from finetune_operator.core.actions import Create
-from testing.builders.jobs import (
-    build_observation,
-    command,
-    decide_once,
-    finished_pod,
-    running_pod,
-)
+from testing.builders.jobs import command, decide_with, finished_pod, running_pod
 from testing.builders.stopping import VICTIM, build_running_job, termination_message
 
 
@@ -23,12 +17,8 @@ def test_micro_batch_is_halved_after_a_gpu_out_of_memory_failure() -> None:
     message = termination_message(
         error_type="CudaOutOfMemory", message="ran out of GPU memory at step 37 with ...", rank=1
     )
-    ftjob, _ = decide_once(
-        ftjob, build_observation(ftjob, finished_pod(ftjob, 0, message=message), finished_pod(ftjob, 1, **VICTIM))
-    )
-    ftjob, _ = decide_once(
-        ftjob, build_observation(ftjob, finished_pod(ftjob, 0, message=message), finished_pod(ftjob, 1, **VICTIM))
-    )
+    ftjob, _ = decide_with(ftjob, finished_pod(ftjob, 0, message=message), finished_pod(ftjob, 1, **VICTIM))
+    ftjob, _ = decide_with(ftjob, finished_pod(ftjob, 0, message=message), finished_pod(ftjob, 1, **VICTIM))
 
     old, new = ftjob.status.attempts
     assert (old.reason, old.fault, old.action) == ("CudaOutOfMemory", Fault.RESOURCE, "Repair")
@@ -40,11 +30,7 @@ def test_micro_batch_is_halved_after_a_gpu_out_of_memory_failure() -> None:
     assert ftjob.status.repair == Repair(per_device_train_batch_size=2, gradient_accumulation_steps=4)
     assert ftjob.status.batch is not None
     assert (ftjob.status.batch.per_device_train_batch_size, ftjob.status.batch.effective) == (2, 32)
-    (config,) = (
-        a.manifest
-        for a in decide_once(ftjob, build_observation(ftjob))[1].actions
-        if isinstance(a, Create) and "data" in a.manifest
-    )
+    (config,) = (a.manifest for a in decide_with(ftjob)[1].actions if isinstance(a, Create) and "data" in a.manifest)
     training = json.loads(config["data"]["job.json"])["training"]
     assert training == {"perDeviceTrainBatchSize": 2, "gradientAccumulationSteps": 4}
 
@@ -55,23 +41,21 @@ def test_memory_limit_is_raised_after_a_host_out_of_memory_failure() -> None:
         numNodes=1, resources=limits, restartPolicy={"maxMemory": "3Gi"}, **command({"script": "train.py"})
     )
     oom_killed = finished_pod(ftjob, 0, reason="OOMKilled", exit_code=137)
-    ftjob, _ = decide_once(ftjob, build_observation(ftjob, oom_killed))
-    ftjob, _ = decide_once(ftjob, build_observation(ftjob, oom_killed))
+    ftjob, _ = decide_with(ftjob, oom_killed)
+    ftjob, _ = decide_with(ftjob, oom_killed)
 
     old = ftjob.status.attempts[0]
     assert (old.reason, old.action) == ("HostOutOfMemory", "Repair")
     assert old.message.endswith("host memory at step 0; retried with resources.limits.memory 2Gi -> 3Gi")
     (pod,) = (
-        a.manifest
-        for a in decide_once(ftjob, build_observation(ftjob))[1].actions
-        if isinstance(a, Create) and a.manifest["kind"] == "Pod"
+        a.manifest for a in decide_with(ftjob)[1].actions if isinstance(a, Create) and a.manifest["kind"] == "Pod"
     )
     assert pod["spec"]["containers"][0]["resources"] == {"limits": {"cpu": 4, "memory": "3Gi"}}
     assert {"medium": "Memory", "sizeLimit": str(3 * 2**29)} in [v.get("emptyDir") for v in pod["spec"]["volumes"]]
 
     oom_killed = finished_pod(ftjob, 0, attempt=1, reason="OOMKilled", exit_code=137)
-    ftjob, _ = decide_once(ftjob, build_observation(ftjob, oom_killed))
-    ftjob, _ = decide_once(ftjob, build_observation(ftjob, oom_killed))
+    ftjob, _ = decide_with(ftjob, oom_killed)
+    ftjob, _ = decide_with(ftjob, oom_killed)
     assert ftjob.status.phase is Phase.FAILED
     assert "the limit was 3Gi: raise resources.limits.memory, or start fewer" in ftjob.status.attempts[-1].message
 
@@ -98,10 +82,8 @@ def test_repair_of_an_automatic_batch_starts_from_the_reported_size(
     last_message = termination_message(
         error_type="CudaOutOfMemory", message="ran out of GPU memory", rank=2, node_rank=1, progress=reported_progress
     )
-    ftjob, _ = decide_once(
-        ftjob, build_observation(ftjob, finished_pod(ftjob, 0, **VICTIM), finished_pod(ftjob, 1, message=last_message))
-    )
-    ftjob, _ = decide_once(ftjob, build_observation(ftjob))  # all pods have been deleted
+    ftjob, _ = decide_with(ftjob, finished_pod(ftjob, 0, **VICTIM), finished_pod(ftjob, 1, message=last_message))
+    ftjob, _ = decide_with(ftjob)  # all pods have been deleted
 
     assert ftjob.status.attempts[0].message.endswith(f"retried with {description}")
     assert ftjob.status.repair == repair
@@ -114,7 +96,7 @@ def test_repair_of_an_automatic_batch_ignores_a_polled_size() -> None:
         ftjob, 0, message=termination_message(error_type="CudaOutOfMemory", message="ran out", rank=0)
     )
     for pods in ((running_pod(ftjob, 0),), (failed,), (failed,)):
-        ftjob, _ = decide_once(ftjob, build_observation(ftjob, *pods, progress=polled))
+        ftjob, _ = decide_with(ftjob, *pods, progress=polled)
 
     assert ftjob.status.batch is not None  # for people
     assert ftjob.status.repair == Repair(gradient_checkpointing=True)
@@ -148,8 +130,8 @@ def test_repair_of_an_automatic_batch_ignores_a_polled_size() -> None:
 def test_out_of_memory_failure_without_a_repair_fails_the_job_with_advice(fields: dict[str, Any], advice: str) -> None:
     ftjob = build_running_job(**fields)
     message = termination_message(error_type="OutOfMemoryError", message="CUDA out of memory. Tried ...", rank=0)
-    ftjob, _ = decide_once(ftjob, build_observation(ftjob, finished_pod(ftjob, 0, message=message)))
-    ftjob, _ = decide_once(ftjob, build_observation(ftjob, finished_pod(ftjob, 0, message=message)))
+    ftjob, _ = decide_with(ftjob, finished_pod(ftjob, 0, message=message))
+    ftjob, _ = decide_with(ftjob, finished_pod(ftjob, 0, message=message))
 
     assert ftjob.status.phase is Phase.FAILED
     assert ftjob.status.attempts[-1].message.endswith(advice)

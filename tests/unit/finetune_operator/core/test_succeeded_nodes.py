@@ -9,7 +9,7 @@ import pytest
 from finetune_api.v1alpha1.job import FineTuneJob
 from finetune_api.v1alpha1.status import AttemptState
 from finetune_operator.core.succeeded_nodes import parse_succeeded
-from testing.builders.jobs import NOW, build_observation, decide_once, finished_pod, running_pod
+from testing.builders.jobs import NOW, build_observation, decide_once, decide_with, finished_pod, running_pod
 from testing.builders.stopping import build_running_job
 
 LATER = NOW + timedelta(seconds=15)
@@ -41,8 +41,8 @@ def test_success_of_a_node_is_recorded_if_other_nodes_run_for_longer() -> None:
 def test_removed_pod_of_a_succeeded_node_does_not_end_the_attempt() -> None:
     ftjob = record_success(build_running_job())
 
-    running, _ = decide_once(ftjob, build_observation(ftjob, running_pod(ftjob, 0)), now=LATER)
-    complete, _ = decide_once(running, build_observation(running, succeeded_pod(running, 0)), now=LATER)
+    running, _ = decide_with(ftjob, running_pod(ftjob, 0), now=LATER)
+    complete, _ = decide_with(running, succeeded_pod(running, 0), now=LATER)
 
     assert running.status.attempts[-1].state is AttemptState.RUNNING
     assert (complete.status.phase, complete.status.attempts[-1].state) == ("Complete", AttemptState.SUCCEEDED)
@@ -52,8 +52,8 @@ def test_failure_of_another_node_is_the_root_cause_after_a_success() -> None:
     ftjob = record_success(build_running_job())
     failed = finished_pod(ftjob, 0, message=json.dumps({"final": True, "outcome": "failed", "errorType": "KeyError"}))
 
-    stopping, _ = decide_once(ftjob, build_observation(ftjob, failed), now=LATER)
-    ended, _ = decide_once(stopping, build_observation(stopping, failed), now=LATER)
+    stopping, _ = decide_with(ftjob, failed, now=LATER)
+    ended, _ = decide_with(stopping, failed, now=LATER)
 
     assert (ended.status.attempts[0].reason, ended.status.attempts[0].node_rank) == ("UserCodeError", 0)
 

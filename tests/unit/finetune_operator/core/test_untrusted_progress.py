@@ -6,7 +6,7 @@ import pytest
 
 from finetune_api.v1alpha1.job import FineTuneJob
 from finetune_api.v1alpha1.status import Phase, Progress, RestartCounts
-from testing.builders.jobs import RawBody, build_observation, decide_once, finished_pod, job, running_pod
+from testing.builders.jobs import RawBody, decide_with, finished_pod, job, running_pod
 from testing.builders.stopping import termination_message
 
 POLICY = {"maxRestarts": 2, "maxInfrastructureRestarts": 2, "backoffSeconds": 0}
@@ -14,7 +14,7 @@ POLICY = {"maxRestarts": 2, "maxInfrastructureRestarts": 2, "backoffSeconds": 0}
 
 def build_job() -> FineTuneJob:
     owner = job(numNodes=1, restartPolicy=POLICY)
-    return decide_once(owner, build_observation(owner))[0]
+    return decide_with(owner)[0]
 
 
 def fail_attempt(owner: FineTuneJob, *, polled_step: int | None, final_step: int | None) -> FineTuneJob:
@@ -30,7 +30,7 @@ def fail_attempt(owner: FineTuneJob, *, polled_step: int | None, final_step: int
         message = termination_message(error_type="RankKilled", signal=9, rank=0, progress=Progress(step=final_step))
         ended = (finished_pod(owner, 0, attempt=attempt, message=message),)
     for pods, gone in (((running,), ()), (ended, tombstones), (ended, tombstones)):
-        owner, _ = decide_once(owner, build_observation(owner, *pods, tombstones=gone, progress=polled))
+        owner, _ = decide_with(owner, *pods, tombstones=gone, progress=polled)
     return owner
 
 

@@ -13,7 +13,7 @@ from finetune_operator.plan.manifests import build_children
 from finetune_operator.plan.run_plan import plan_run
 from finetune_operator.settings import Settings
 from finetune_supervisor.failures.termination_message import encode_termination
-from testing.builders.jobs import NOW, SETTINGS, build_observation, decide_once, finished_pod, job, running_pod
+from testing.builders.jobs import NOW, SETTINGS, decide_with, finished_pod, job, running_pod
 
 REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 
@@ -110,13 +110,11 @@ def run_job_with_broken_gpu(**fields: Any) -> tuple[JobStatus, str, dict[str, An
     )
     settings = fields.pop("settings", SETTINGS)
     ftjob = job(**fields)
-    ftjob, _ = decide_once(ftjob, build_observation(ftjob))
-    ftjob, _ = decide_once(ftjob, build_observation(ftjob, running_pod(ftjob, 0), running_pod(ftjob, 1)))
+    ftjob, _ = decide_with(ftjob)
+    ftjob, _ = decide_with(ftjob, running_pod(ftjob, 0), running_pod(ftjob, 1))
     failed_pod = finished_pod(ftjob, 1, exit_code=1, message=encode_termination(message).decode())
-    ftjob, _ = decide_once(ftjob, build_observation(ftjob, running_pod(ftjob, 0), failed_pod))
-    ftjob, decision = decide_once(
-        ftjob, build_observation(ftjob, finished_pod(ftjob, 0, exit_code=143), failed_pod), settings=settings
-    )
+    ftjob, _ = decide_with(ftjob, running_pod(ftjob, 0), failed_pod)
+    ftjob, decision = decide_with(ftjob, finished_pod(ftjob, 0, exit_code=143), failed_pod, settings=settings)
     (event,) = (action.message for action in decision.actions if isinstance(action, EmitEvent))
     *_, pod = build_children(plan_run(ftjob, attempt=1, settings=settings))
     return ftjob.status, event, pod
