@@ -47,8 +47,8 @@ def test_requests_are_labelled_with_their_rbac_verb_and_resource(
     assert describe_request(method, path, is_watch=is_watch) == expected_labels
 
 
-async def test_responses_and_missing_responses_are_counted_by_code() -> None:
-    api, metrics, last_request = HttpApi(), Metrics(), LastRequestTime()
+async def test_responses_and_missing_responses_are_counted_by_code(api: HttpApi) -> None:
+    metrics, last_request = Metrics(), LastRequestTime()
     # two missing responses, because aiohttp retries idempotent requests once
     api.faults += [ScriptedFault("GET", "pods", 500), ScriptedFault("GET", "pods", 0, times=2)]
     async with serve_and_connect(api, RequestCounter(metrics.requests), last_request) as server:
@@ -125,8 +125,8 @@ async def test_a_blocked_event_loop_is_measured(monkeypatch: pytest.MonkeyPatch)
     assert metrics.registry.get_sample_value("finetune_event_loop_lag_seconds") == lag.worst_seconds
 
 
-async def test_error_response_counts_as_contact_with_the_api_server() -> None:
-    api, last_request = HttpApi(), LastRequestTime()
+async def test_error_response_counts_as_contact_with_the_api_server(api: HttpApi) -> None:
+    last_request = LastRequestTime()
     api.faults.append(ScriptedFault("GET", "pods", 403))
     async with serve_and_connect(api, last_request) as server:
         last_request._ended_at -= 100

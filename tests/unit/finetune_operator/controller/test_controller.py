@@ -57,15 +57,13 @@ def list_pod_names(api: HttpApi) -> list[str]:
     return sorted(name for plural, _, name in api.objects if plural == "pods")
 
 
-async def test_pods_of_a_new_job_are_created() -> None:
-    api = HttpApi()
+async def test_pods_of_a_new_job_are_created(api: HttpApi) -> None:
     async with running_controller(api) as (controller, _):
         controller.on_job_event(put_job(api, "a"))
         await wait_in_event_loop(lambda: list_pod_names(api) == ["a-0-0", "a-0-1"])
 
 
-async def test_watch_event_for_an_own_write_causes_no_pass() -> None:
-    api = HttpApi()
+async def test_watch_event_for_an_own_write_causes_no_pass(api: HttpApi) -> None:
     async with running_controller(api) as (controller, metrics):
         controller.on_job_event(put_job(api, "a"))
         await wait_in_event_loop(lambda: len(list_pod_names(api)) == 2)
@@ -85,9 +83,9 @@ async def test_watch_event_for_an_own_write_causes_no_pass() -> None:
 
 
 async def test_own_write_delivered_by_the_watch_before_the_response_is_recognized(
-    monkeypatch: pytest.MonkeyPatch,
+    api: HttpApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    api, write = HttpApi(), KubernetesCluster.write_status
+    write = KubernetesCluster.write_status
     async with running_controller(api) as (controller, _):
 
         async def deliver_before_response(cluster: KubernetesCluster, job: RawBody, status: RawBody) -> RawBody:
@@ -103,8 +101,7 @@ async def test_own_write_delivered_by_the_watch_before_the_response_is_recognize
         assert controller._cached_state(get_job_key(job)).time_since_status_write is not None
 
 
-async def test_standby_caches_jobs_but_does_not_reconcile_until_it_leads() -> None:
-    api = HttpApi()
+async def test_standby_caches_jobs_but_does_not_reconcile_until_it_leads(api: HttpApi) -> None:
     put_job(api, "before")
     async with running_controller(api, is_leader=False) as (controller, _):
         controller.on_job_event(put_job(api, "later"))
@@ -114,8 +111,7 @@ async def test_standby_caches_jobs_but_does_not_reconcile_until_it_leads() -> No
         await wait_in_event_loop(lambda: len(list_pod_names(api)) == 4)
 
 
-async def test_workers_raise_instead_of_starting_a_pass_after_losing_the_lease() -> None:
-    api = HttpApi()
+async def test_workers_raise_instead_of_starting_a_pass_after_losing_the_lease(api: HttpApi) -> None:
     async with running_controller(api, is_leader=False) as (controller, _):
         is_leading = True
         controller.start_leading(lambda: is_leading)
@@ -131,8 +127,9 @@ async def test_workers_raise_instead_of_starting_a_pass_after_losing_the_lease()
     assert api.find_requests("PUT", "finetunejobs") == []
 
 
-async def test_failed_pass_is_retried_and_logged_once_until_a_pass_succeeds(caplog: pytest.LogCaptureFixture) -> None:
-    api = HttpApi()
+async def test_failed_pass_is_retried_and_logged_once_until_a_pass_succeeds(
+    api: HttpApi, caplog: pytest.LogCaptureFixture
+) -> None:
     api.faults += [ScriptedFault("PUT", "finetunejobs", 500, times=3), ScriptedFault("POST", "pods", 507, times=20)]
     async with running_controller(api) as (controller, metrics):
         with caplog.at_level(logging.WARNING):
@@ -144,16 +141,14 @@ async def test_failed_pass_is_retried_and_logged_once_until_a_pass_succeeds(capl
     assert [vars(record)["job"] for record in caplog.records] == ["default/a"] * 2
 
 
-async def test_status_write_with_a_lost_response_is_detected_without_the_watch() -> None:
-    api = HttpApi()
+async def test_status_write_with_a_lost_response_is_detected_without_the_watch(api: HttpApi) -> None:
     api.faults.append(ScriptedFault("PUT", "finetunejobs", 0, after_execution=True))
     async with running_controller(api) as (controller, _):
         controller.on_job_event(put_job(api, "a"))
         await wait_in_event_loop(lambda: len(list_pod_names(api)) == 2)
 
 
-async def test_retry_drops_a_job_that_was_replaced_by_a_job_of_the_same_name() -> None:
-    api = HttpApi()
+async def test_retry_drops_a_job_that_was_replaced_by_a_job_of_the_same_name(api: HttpApi) -> None:
     api.faults.append(ScriptedFault("PUT", "finetunejobs", 500, times=3))
     async with running_controller(api) as (controller, _):
         controller.on_job_event(put_job(api, "a"))
@@ -164,8 +159,10 @@ async def test_retry_drops_a_job_that_was_replaced_by_a_job_of_the_same_name() -
     assert list_pod_names(api) == []
 
 
-async def test_an_unexpected_error_in_one_pass_does_not_stop_other_jobs(caplog: pytest.LogCaptureFixture) -> None:
-    api, calls = HttpApi(), 0
+async def test_an_unexpected_error_in_one_pass_does_not_stop_other_jobs(
+    api: HttpApi, caplog: pytest.LogCaptureFixture
+) -> None:
+    calls = 0
 
     def read_broken_clock() -> datetime:
         nonlocal calls
@@ -181,8 +178,7 @@ async def test_an_unexpected_error_in_one_pass_does_not_stop_other_jobs(caplog: 
     assert all(error.exc_info for error in errors)
 
 
-async def test_a_job_whose_status_write_returns_not_found_is_dropped() -> None:
-    api = HttpApi()
+async def test_a_job_whose_status_write_returns_not_found_is_dropped(api: HttpApi) -> None:
     async with running_controller(api) as (controller, _):
         deleted = put_job(api, "a")
         api.remove("finetunejobs", "a")
@@ -191,8 +187,7 @@ async def test_a_job_whose_status_write_returns_not_found_is_dropped() -> None:
     assert list_pod_names(api) == []
 
 
-async def test_job_deleted_during_its_pass_stays_deleted() -> None:
-    api = HttpApi()
+async def test_job_deleted_during_its_pass_stays_deleted(api: HttpApi) -> None:
     deleted = asyncio.Event()
 
     def delete_while_reading_the_clock() -> datetime:
@@ -209,8 +204,7 @@ async def test_job_deleted_during_its_pass_stays_deleted() -> None:
         assert len(controller.jobs) == 0
 
 
-async def test_resync_detects_jobs_and_deletions_that_the_watch_missed() -> None:
-    api = HttpApi()
+async def test_resync_detects_jobs_and_deletions_that_the_watch_missed(api: HttpApi) -> None:
     deleted = put_job(api, "deleted")
     async with running_controller(api) as (controller, _):
         api.remove("finetunejobs", "deleted", silently=True)
@@ -220,8 +214,7 @@ async def test_resync_detects_jobs_and_deletions_that_the_watch_missed() -> None
         await wait_in_event_loop(lambda: "new-0-0" in list_pod_names(api))
 
 
-async def test_resync_compares_page_by_page() -> None:
-    api = HttpApi()
+async def test_resync_compares_page_by_page(api: HttpApi) -> None:
     for number in range(JOB_PAGE_SIZE + 1):
         put_job(api, f"job-{number}")
     async with running_controller(api, is_leader=False) as (controller, _):
@@ -231,8 +224,7 @@ async def test_resync_compares_page_by_page() -> None:
         assert len(controller.jobs) == JOB_PAGE_SIZE
 
 
-async def test_resync_detects_that_etcd_was_restored() -> None:
-    api = HttpApi()
+async def test_resync_detects_that_etcd_was_restored(api: HttpApi) -> None:
     put_job(api, "a")
     async with running_controller(api, is_leader=False) as (controller, _):
         api.restore(50)
@@ -240,8 +232,7 @@ async def test_resync_detects_that_etcd_was_restored() -> None:
             await controller.resync_jobs()
 
 
-async def test_resync_detects_a_restored_job_after_the_versions_have_caught_up() -> None:
-    api = HttpApi()
+async def test_resync_detects_a_restored_job_after_the_versions_have_caught_up(api: HttpApi) -> None:
     put_job(api, "a")
     async with running_controller(api, is_leader=False) as (controller, _):
         api.restore(50)
@@ -251,8 +242,7 @@ async def test_resync_detects_a_restored_job_after_the_versions_have_caught_up()
             await controller.resync_jobs()
 
 
-async def test_only_the_identity_of_the_ended_pods_of_a_finished_job_is_cached() -> None:
-    api = HttpApi()
+async def test_only_the_identity_of_the_ended_pods_of_a_finished_job_is_cached(api: HttpApi) -> None:
     async with running_controller(api, is_leader=False) as (controller, _):
         job = put_job(api, "a")
         controller.on_job_event(job)
@@ -280,8 +270,7 @@ def build_child_metadata(job: RawBody, name: str) -> RawBody:
     return {"name": name, "labels": {names.JOB_UID: uid}, "ownerReferences": [{**owner, "controller": True}]}
 
 
-async def test_pods_of_an_unknown_job_are_cached_but_not_enqueued() -> None:
-    api = HttpApi()
+async def test_pods_of_an_unknown_job_are_cached_but_not_enqueued(api: HttpApi) -> None:
     async with running_controller(api) as (controller, _):
         job = put_job(api, "a")
         api.put("pods", {"metadata": build_child_metadata(job, "a-7-0")})
@@ -299,8 +288,9 @@ async def test_restarts_are_counted_by_namespace_and_reason() -> None:
         assert metrics.registry.get_sample_value("finetune_job_restarts_total", labels) == 1
 
 
-async def test_suspend_is_applied_to_a_job_whose_passes_fail_unexpectedly(monkeypatch: pytest.MonkeyPatch) -> None:
-    api = HttpApi()
+async def test_suspend_is_applied_to_a_job_whose_passes_fail_unexpectedly(
+    api: HttpApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with running_controller(api) as (controller, _):
         controller.on_job_event(put_job(api, "a"))
         await wait_in_event_loop(lambda: len(list_pod_names(api)) == 2)
@@ -342,9 +332,8 @@ def complete_job_fields() -> dict[str, Any]:
     ],
 )
 async def test_a_missing_right_is_a_condition_until_it_is_granted(
-    right: str, fields: dict[str, Any], caplog: pytest.LogCaptureFixture
+    api: HttpApi, right: str, fields: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
-    api = HttpApi()
     async with running_controller(api) as (controller, _):
         api.refused_rights = {right}
         if right.startswith("watch"):
@@ -371,9 +360,8 @@ async def test_a_missing_right_is_a_condition_until_it_is_granted(
 
 
 async def test_a_missing_right_to_create_events_is_a_condition_of_a_job_that_runs(
-    caplog: pytest.LogCaptureFixture,
+    api: HttpApi, caplog: pytest.LogCaptureFixture
 ) -> None:
-    api = HttpApi()
     async with running_controller(api) as (controller, _):
         controller.on_job_event(put_job(api, "a"))
         await wait_in_event_loop(lambda: len(list_pod_names(api)) == 2)

@@ -161,8 +161,8 @@ def test_gpu_seconds_of_dropped_attempts_are_exported() -> None:
     assert find_values(samples, phase="lost") == [7.0]
 
 
-async def test_only_jobs_of_the_watched_namespaces_are_exported() -> None:
-    api, registry = HttpApi(), CollectorRegistry()
+async def test_only_jobs_of_the_watched_namespaces_are_exported(api: HttpApi) -> None:
+    registry = CollectorRegistry()
     for body in FLEET:
         api.put("finetunejobs", body, namespace=body["metadata"]["namespace"])
     async with serve_and_connect(api) as server:

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -34,15 +35,22 @@ def pod(name: str = "a-0-0", *, owner: str = JOB_UID, **metadata: Any) -> RawBod
     return {"apiVersion": "v1", "kind": "Pod", "metadata": body, "spec": {}}
 
 
+@pytest.fixture
+async def cluster(api: HttpApi) -> AsyncIterator[KubernetesCluster]:
+    """Return a cluster that is connected to the API server."""
+    async with serve_and_connect(api) as server:
+        yield KubernetesCluster(server)
+
+
 def get_stored_job(api: HttpApi) -> RawBody:
     return api.put("finetunejobs", {"metadata": {"name": "a", "uid": JOB_UID}, "spec": {"numNodes": 2}})
 
 
-async def test_a_status_write_contains_the_resource_version_of_the_job() -> None:
-    api = HttpApi()
+async def test_a_status_write_contains_the_resource_version_of_the_job(
+    api: HttpApi, cluster: KubernetesCluster
+) -> None:
     body = get_stored_job(api)
-    async with serve_and_connect(api) as server:
-        written = await KubernetesCluster(server).write_status(body, {"phase": "Running"})
+    written = await cluster.write_status(body, {"phase": "Running"})
 
     assert written["status"] == {"phase": "Running"}
     assert written["spec"] == {"numNodes": 2}
@@ -52,79 +60,75 @@ async def test_a_status_write_contains_the_resource_version_of_the_job() -> None
     assert request.body["metadata"]["resourceVersion"] == body["metadata"]["resourceVersion"]
 
 
-async def test_status_write_with_an_old_version_raises_conflict_without_a_retry() -> None:
-    api = HttpApi()
+async def test_status_write_with_an_old_version_raises_conflict_without_a_retry(
+    api: HttpApi, cluster: KubernetesCluster
+) -> None:
     body = get_stored_job(api)
     api.put("finetunejobs", {**body, "spec": {"numNodes": 3}})
-    async with serve_and_connect(api) as server:
-        with pytest.raises(Conflict):
-            await KubernetesCluster(server).write_status(body, {"phase": "Running"})
+    with pytest.raises(Conflict):
+        await cluster.write_status(body, {"phase": "Running"})
 
     assert len(api.find_requests("PUT", "finetunejobs")) == 1
 
 
-async def test_status_write_does_not_change_a_new_job_with_the_same_name() -> None:
-    api = HttpApi()
+async def test_status_write_does_not_change_a_new_job_with_the_same_name(
+    api: HttpApi, cluster: KubernetesCluster
+) -> None:
     body = get_stored_job(api)
     api.remove("finetunejobs", "a")
     api.put("finetunejobs", {"metadata": {"name": "a", "uid": "another"}, "spec": {"numNodes": 2}})
-    async with serve_and_connect(api) as server:
-        with pytest.raises(Conflict):
-            await KubernetesCluster(server).write_status(body, {"phase": "Running"})
+    with pytest.raises(Conflict):
+        await cluster.write_status(body, {"phase": "Running"})
 
     assert "status" not in api.objects["finetunejobs", "default", "a"]
 
 
-async def test_a_status_write_to_a_deleted_job_raises_not_found() -> None:
-    api = HttpApi()
+async def test_a_status_write_to_a_deleted_job_raises_not_found(api: HttpApi, cluster: KubernetesCluster) -> None:
     body = get_stored_job(api)
     api.remove("finetunejobs", "a")
-    async with serve_and_connect(api) as server:
-        with pytest.raises(NotFound):
-            await KubernetesCluster(server).write_status(body, {})
+    with pytest.raises(NotFound):
+        await cluster.write_status(body, {})
 
 
 @pytest.mark.parametrize("status", [500, 503, 422])
-async def test_a_failed_status_write_is_not_retried_by_the_client(status: int) -> None:
-    api = HttpApi()
+async def test_a_failed_status_write_is_not_retried_by_the_client(
+    api: HttpApi, cluster: KubernetesCluster, status: int
+) -> None:
     body = get_stored_job(api)
     api.faults.append(ScriptedFault("PUT", "finetunejobs", status, times=9))
-    async with serve_and_connect(api) as server:
-        with pytest.raises(ClusterError) as raised:
-            await KubernetesCluster(server).write_status(body, {})
+    with pytest.raises(ClusterError) as raised:
+        await cluster.write_status(body, {})
 
     assert type(raised.value) is ClusterError
     assert len(api.find_requests("PUT", "finetunejobs")) == 1
 
 
-async def test_status_write_with_a_lost_response_takes_effect_once() -> None:
-    api = HttpApi()
+async def test_status_write_with_a_lost_response_takes_effect_once(api: HttpApi, cluster: KubernetesCluster) -> None:
     body = get_stored_job(api)
     api.faults.append(ScriptedFault("PUT", "finetunejobs", 0, after_execution=True))
-    async with serve_and_connect(api) as server:
-        with pytest.raises(ClusterError):  # a second request by aiohttp would raise Conflict
-            await KubernetesCluster(server).write_status(body, {"phase": "Running"})
+    with pytest.raises(ClusterError):  # a second request by aiohttp would raise Conflict
+        await cluster.write_status(body, {"phase": "Running"})
 
     written = api.objects["finetunejobs", "default", "a"]
     assert written["status"] == {"phase": "Running"}
     assert int(written["metadata"]["resourceVersion"]) == int(body["metadata"]["resourceVersion"]) + 1
 
 
-async def test_create_with_a_lost_response_is_retried_and_finds_its_own_object() -> None:
-    api = HttpApi()
+async def test_create_with_a_lost_response_is_retried_and_finds_its_own_object(
+    api: HttpApi, cluster: KubernetesCluster
+) -> None:
     api.faults.append(ScriptedFault("POST", "pods", 0, after_execution=True))
-    async with serve_and_connect(api) as server:
-        await KubernetesCluster(server).create(pod())
+    await cluster.create(pod())
 
     assert len(api.find_requests("POST", "pods")) == 2
     assert ("pods", "default", "a-0-0") in api.objects
 
 
-async def test_create_succeeds_if_the_object_exists_with_the_same_owner() -> None:
-    api = HttpApi()
+async def test_create_succeeds_if_the_object_exists_with_the_same_owner(
+    api: HttpApi, cluster: KubernetesCluster
+) -> None:
     api.put("pods", pod())
-    async with serve_and_connect(api) as server:
-        await KubernetesCluster(server).create(pod())
+    await cluster.create(pod())
 
 
 @pytest.mark.parametrize(
@@ -143,69 +147,65 @@ async def test_create_succeeds_if_the_object_exists_with_the_same_owner() -> Non
     ],
 )
 async def test_name_taken_error_distinguishes_unrelated_objects_from_those_of_a_predecessor(
-    owner_fields: RawBody, is_predecessor: bool, message: str
+    api: HttpApi, cluster: KubernetesCluster, owner_fields: RawBody, is_predecessor: bool, message: str
 ) -> None:
-    api = HttpApi()
     [owner] = pod(owner="another")["metadata"]["ownerReferences"]
     api.put("pods", pod(ownerReferences=[{**owner, **owner_fields}]))
-    async with serve_and_connect(api) as server:
-        with pytest.raises(NameTaken, match=message) as raised:
-            await KubernetesCluster(server).create(pod())
+    with pytest.raises(NameTaken, match=message) as raised:
+        await cluster.create(pod())
 
     assert (raised.value.kind, raised.value.name) == ("Pod", "a-0-0")
     assert raised.value.predecessor_terminating is is_predecessor
 
 
-async def test_object_without_owner_counts_as_unrelated() -> None:
-    api = HttpApi()
+async def test_object_without_owner_counts_as_unrelated(api: HttpApi, cluster: KubernetesCluster) -> None:
     api.put("pods", pod(ownerReferences=[]))
-    async with serve_and_connect(api) as server:
-        with pytest.raises(NameTaken):
-            await KubernetesCluster(server).create(pod())
+    with pytest.raises(NameTaken):
+        await cluster.create(pod())
 
 
-async def test_a_create_is_retried_while_the_existing_object_is_being_deleted() -> None:
-    api = HttpApi()
+async def test_a_create_is_retried_while_the_existing_object_is_being_deleted(
+    api: HttpApi, cluster: KubernetesCluster
+) -> None:
     api.put("pods", pod(deletionTimestamp="2026-01-01T00:00:00Z"))
-    async with serve_and_connect(api) as server:
-        with pytest.raises(ClusterError, match="still being deleted") as raised:
-            await KubernetesCluster(server).create(pod())
+    with pytest.raises(ClusterError, match="still being deleted") as raised:
+        await cluster.create(pod())
 
     assert type(raised.value) is ClusterError
 
 
 @pytest.mark.parametrize("field", ["data", "binaryData"])
-async def test_config_map_with_the_jobs_owner_reference_and_other_content_is_replaced(field: str) -> None:
+async def test_config_map_with_the_jobs_owner_reference_and_other_content_is_replaced(
+    api: HttpApi, cluster: KubernetesCluster, field: str
+) -> None:
     """Whoever may create ConfigMaps can write any owner reference; the supervisor would run what it contains."""
-    api = HttpApi()
     manifest = {**pod(), "kind": "ConfigMap", "data": {"job.json": "{}"}, "binaryData": {"supervisor.pyz": "UEs="}}
     api.put("configmaps", {**manifest, field: {"job.json": '{"command": "sh"}'}})
-    async with serve_and_connect(api) as server:
-        with pytest.raises(ClusterError, match="had other content than this attempt needs"):
-            await KubernetesCluster(server).create(manifest)
-        assert api.objects == {}
-        await KubernetesCluster(server).create(manifest)
-        await KubernetesCluster(server).create(manifest)
+    with pytest.raises(ClusterError, match="had other content than this attempt needs"):
+        await cluster.create(manifest)
+    assert api.objects == {}
+    await cluster.create(manifest)
+    await cluster.create(manifest)
 
 
 @pytest.mark.parametrize("labels", [{}, {names.JOB_UID: "another"}])
-async def test_own_object_without_the_job_label_is_recreated(labels: dict[str, str]) -> None:
-    api = HttpApi()
+async def test_own_object_without_the_job_label_is_recreated(
+    api: HttpApi, cluster: KubernetesCluster, labels: dict[str, str]
+) -> None:
     api.put("pods", pod(labels=labels))
-    async with serve_and_connect(api) as server:
-        with pytest.raises(ClusterError, match="Pod a-0-0 had lost its labels"):
-            await KubernetesCluster(server).create(pod())
-        assert api.objects == {}
-        await KubernetesCluster(server).create(pod())
+    with pytest.raises(ClusterError, match="Pod a-0-0 had lost its labels"):
+        await cluster.create(pod())
+    assert api.objects == {}
+    await cluster.create(pod())
 
 
 @pytest.mark.parametrize("status", [400, 403, 413, 422])
-async def test_error_of_a_rejected_create_contains_the_object_name_and_is_not_retried(status: int) -> None:
-    api = HttpApi()
+async def test_error_of_a_rejected_create_contains_the_object_name_and_is_not_retried(
+    api: HttpApi, cluster: KubernetesCluster, status: int
+) -> None:
     api.faults.append(ScriptedFault("POST", "pods", status))
-    async with serve_and_connect(api) as server:
-        with pytest.raises(CreateRejected, match="a scripted fault") as raised:
-            await KubernetesCluster(server).create(pod())
+    with pytest.raises(CreateRejected, match="a scripted fault") as raised:
+        await cluster.create(pod())
 
     assert (raised.value.status, raised.value.kind, raised.value.name) == (status, "Pod", "a-0-0")
     assert len(api.find_requests("POST", "pods")) == 1
@@ -222,14 +222,14 @@ async def test_failing_webhook_rejects_the_create_but_an_internal_server_error_d
         assert isinstance(raised.value, CreateRejected) is is_rejected
 
 
-async def test_dry_run_has_a_generated_name_and_reports_a_failing_webhook_as_a_rejection() -> None:
+async def test_dry_run_has_a_generated_name_and_reports_a_failing_webhook_as_a_rejection(
+    api: HttpApi, cluster: KubernetesCluster
+) -> None:
     """Another pod may have the name, which would fail every pass."""
-    api = HttpApi()
     webhook = 'Internal error occurred: failed calling webhook "policy.example.com": connection refused'
     api.faults.append(ScriptedFault("POST", "pods", 500, times=3, message=webhook))
-    async with serve_and_connect(api) as server:
-        with pytest.raises(CreateRejected, match="connection refused") as raised:
-            await KubernetesCluster(server).dry_run_create(pod())
+    with pytest.raises(CreateRejected, match="connection refused") as raised:
+        await cluster.dry_run_create(pod())
 
     request = api.find_requests("POST", "pods")[0]
     assert request.body is not None
@@ -238,51 +238,43 @@ async def test_dry_run_has_a_generated_name_and_reports_a_failing_webhook_as_a_r
     assert raised.value.name == "a-0-0"
 
 
-async def test_quota_conflict_of_concurrent_creates_is_not_a_rejection() -> None:
-    api = HttpApi()
+async def test_quota_conflict_of_concurrent_creates_is_not_a_rejection(
+    api: HttpApi, cluster: KubernetesCluster
+) -> None:
     api.faults.append(ScriptedFault("POST", "pods", 409))
-    async with serve_and_connect(api) as server:
-        with pytest.raises(ClusterError) as raised:
-            await KubernetesCluster(server).create(pod())
+    with pytest.raises(ClusterError) as raised:
+        await cluster.create(pod())
 
     assert type(raised.value) is ClusterError
 
 
-async def test_a_short_retry_after_is_respected() -> None:
-    api = HttpApi()
+async def test_a_short_retry_after_is_respected(api: HttpApi, cluster: KubernetesCluster) -> None:
     api.faults.append(ScriptedFault("POST", "pods", 429, headers={"Retry-After": "1"}))
-    async with serve_and_connect(api) as server:
-        await KubernetesCluster(server).create(pod())
+    await cluster.create(pod())
 
     assert len(api.find_requests("POST", "pods")) == 2
 
 
-async def test_error_contains_a_long_retry_after() -> None:
-    api = HttpApi()
+async def test_error_contains_a_long_retry_after(api: HttpApi, cluster: KubernetesCluster) -> None:
     api.faults.append(ScriptedFault("POST", "pods", 429, headers={"Retry-After": "30"}))
-    async with serve_and_connect(api) as server:
-        with pytest.raises(ClusterError) as raised:
-            await KubernetesCluster(server).create(pod())
+    with pytest.raises(ClusterError) as raised:
+        await cluster.create(pod())
 
     assert raised.value.retry_after == 30
     assert len(api.find_requests("POST", "pods")) == 1
 
 
-async def test_number_of_retries_is_limited() -> None:
-    api = HttpApi()
+async def test_number_of_retries_is_limited(api: HttpApi, cluster: KubernetesCluster) -> None:
     api.faults.append(ScriptedFault("POST", "pods", 500, times=99))
-    async with serve_and_connect(api) as server:
-        with pytest.raises(ClusterError):
-            await KubernetesCluster(server).create(pod())
+    with pytest.raises(ClusterError):
+        await cluster.create(pod())
 
     assert len(api.find_requests("POST", "pods")) == 3
 
 
-async def test_a_delete_contains_the_uid_and_the_grace_period() -> None:
-    api = HttpApi()
+async def test_a_delete_contains_the_uid_and_the_grace_period(api: HttpApi, cluster: KubernetesCluster) -> None:
     uid = api.put("pods", pod())["metadata"]["uid"]
-    async with serve_and_connect(api) as server:
-        await KubernetesCluster(server).delete(ObjectRef("Pod", "default", "a-0-0", uid), grace_seconds=10)
+    await cluster.delete(ObjectRef("Pod", "default", "a-0-0", uid), grace_seconds=10)
 
     assert api.objects == {}
     [request] = api.find_requests("DELETE", "pods")
@@ -294,35 +286,30 @@ async def test_a_delete_contains_the_uid_and_the_grace_period() -> None:
     }
 
 
-async def test_a_job_is_deleted_without_waiting_for_its_children() -> None:
-    api = HttpApi()
+async def test_a_job_is_deleted_without_waiting_for_its_children(api: HttpApi, cluster: KubernetesCluster) -> None:
     get_stored_job(api)
-    async with serve_and_connect(api) as server:
-        await KubernetesCluster(server).delete(ObjectRef("FineTuneJob", "default", "a", JOB_UID))
+    await cluster.delete(ObjectRef("FineTuneJob", "default", "a", JOB_UID))
 
     [request] = api.find_requests("DELETE", "finetunejobs")
     assert request.body is not None
     assert request.body["propagationPolicy"] == "Background"
 
 
-async def test_delete_of_a_missing_or_replaced_object_does_nothing() -> None:
-    api = HttpApi()
+async def test_delete_of_a_missing_or_replaced_object_does_nothing(api: HttpApi, cluster: KubernetesCluster) -> None:
     new_uid = api.put("pods", pod())["metadata"]["uid"]
-    async with serve_and_connect(api) as server:
-        cluster = KubernetesCluster(server)
-        await cluster.delete(ObjectRef("Pod", "default", "a-0-0", "an older uid"))
-        await cluster.delete(ObjectRef("Pod", "default", "missing", "any"))
+    await cluster.delete(ObjectRef("Pod", "default", "a-0-0", "an older uid"))
+    await cluster.delete(ObjectRef("Pod", "default", "missing", "any"))
 
     assert api.objects["pods", "default", "a-0-0"]["metadata"]["uid"] == new_uid
 
 
-async def test_delete_raises_an_error_on_a_conflict_with_the_same_object() -> None:
-    api = HttpApi()
+async def test_delete_raises_an_error_on_a_conflict_with_the_same_object(
+    api: HttpApi, cluster: KubernetesCluster
+) -> None:
     uid = api.put("pods", pod())["metadata"]["uid"]
     api.faults.append(ScriptedFault("DELETE", "pods", 409))
-    async with serve_and_connect(api) as server:
-        with pytest.raises(ClusterError):
-            await KubernetesCluster(server).delete(ObjectRef("Pod", "default", "a-0-0", uid))
+    with pytest.raises(ClusterError):
+        await cluster.delete(ObjectRef("Pod", "default", "a-0-0", uid))
 
 
 @pytest.mark.parametrize(
@@ -338,14 +325,10 @@ async def test_delete_raises_an_error_on_a_conflict_with_the_same_object() -> No
     ],
 )
 async def test_delete_without_uid_deletes_only_objects_controlled_by_the_job(
-    owner_references: list[RawBody], remaining_count: int
+    api: HttpApi, cluster: KubernetesCluster, owner_references: list[RawBody], remaining_count: int
 ) -> None:
-    api = HttpApi()
     api.put("configmaps", {"metadata": {"name": "a-0", "ownerReferences": owner_references}})
-    async with serve_and_connect(api) as server:
-        await KubernetesCluster(server).delete(
-            ObjectRef("ConfigMap", "default", "a-0", "", owner=JobOwner("a", JOB_UID))
-        )
+    await cluster.delete(ObjectRef("ConfigMap", "default", "a-0", "", owner=JobOwner("a", JOB_UID)))
 
     assert len(api.objects) == remaining_count
     assert all(
@@ -353,16 +336,14 @@ async def test_delete_without_uid_deletes_only_objects_controlled_by_the_job(
     )
 
 
-async def test_the_pods_of_a_job_are_listed_in_pages() -> None:
-    api = HttpApi()
+async def test_the_pods_of_a_job_are_listed_in_pages(api: HttpApi, cluster: KubernetesCluster) -> None:
     for number in range(1203):
         api.put("pods", pod(f"a-0-{number}"))
     api.put("pods", pod("other", owner="another"))
     api.put(
         "pods", {**pod("elsewhere"), "metadata": {**pod("elsewhere")["metadata"], "namespace": "two"}}, namespace="two"
     )
-    async with serve_and_connect(api) as server:
-        listed = await KubernetesCluster(server).list_pods("default", names.JOB_UID, JOB_UID)
+    listed = await cluster.list_pods("default", names.JOB_UID, JOB_UID)
 
     assert len(listed) == 1203
     requests = api.find_requests("GET", "pods")
@@ -372,40 +353,34 @@ async def test_the_pods_of_a_job_are_listed_in_pages() -> None:
     )
 
 
-async def test_get_returns_none_for_a_missing_claim() -> None:
-    api = HttpApi()
+async def test_get_returns_none_for_a_missing_claim(api: HttpApi, cluster: KubernetesCluster) -> None:
     api.put("persistentvolumeclaims", {"metadata": {"name": "out"}, "spec": {"accessModes": ["ReadWriteMany"]}})
-    async with serve_and_connect(api) as server:
-        cluster = KubernetesCluster(server)
-        existing, absent = (
-            await cluster.get("PersistentVolumeClaim", "default", "out"),
-            await cluster.get("PersistentVolumeClaim", "default", "in"),
-        )
+    existing, absent = (
+        await cluster.get("PersistentVolumeClaim", "default", "out"),
+        await cluster.get("PersistentVolumeClaim", "default", "in"),
+    )
 
     assert existing is not None
     assert existing["spec"]["accessModes"] == ["ReadWriteMany"]
     assert absent is None
 
 
-async def test_get_raises_an_error_for_a_forbidden_claim() -> None:
-    api = HttpApi()
+async def test_get_raises_an_error_for_a_forbidden_claim(api: HttpApi, cluster: KubernetesCluster) -> None:
     api.faults.append(ScriptedFault("GET", "persistentvolumeclaims", 403))
-    async with serve_and_connect(api) as server:
-        with pytest.raises(ClusterError):
-            await KubernetesCluster(server).get("PersistentVolumeClaim", "default", "out")
+    with pytest.raises(ClusterError):
+        await cluster.get("PersistentVolumeClaim", "default", "out")
 
 
-async def test_a_duplicate_event_is_ignored_and_a_failed_one_is_logged(caplog: pytest.LogCaptureFixture) -> None:
-    api = HttpApi()
+async def test_a_duplicate_event_is_ignored_and_a_failed_one_is_logged(
+    api: HttpApi, cluster: KubernetesCluster, caplog: pytest.LogCaptureFixture
+) -> None:
     event = {"kind": "Event", "metadata": {"name": "a.1", "namespace": "default"}, "reason": "Started"}
-    async with serve_and_connect(api) as server:
-        cluster = KubernetesCluster(server)
+    await cluster.emit_event(event)
+    with caplog.at_level(logging.WARNING):
         await cluster.emit_event(event)
-        with caplog.at_level(logging.WARNING):
-            await cluster.emit_event(event)
-            assert caplog.records == []
-            api.faults.append(ScriptedFault("POST", "events", 403))
-            await cluster.emit_event(event)
+        assert caplog.records == []
+        api.faults.append(ScriptedFault("POST", "events", 403))
+        await cluster.emit_event(event)
 
     assert [record.getMessage() for record in caplog.records] == ["event not written: a scripted fault"]
 
@@ -422,51 +397,41 @@ def test_kubernetes_cluster_implements_the_cluster_protocol() -> None:
     assert cluster is KubernetesCluster
 
 
-async def test_concurrent_lists_of_the_pods_of_several_jobs_share_requests() -> None:
-    api = HttpApi()
+async def test_concurrent_lists_of_the_pods_of_several_jobs_share_requests(
+    api: HttpApi, cluster: KubernetesCluster
+) -> None:
     owners = [f"uid-{number}" for number in range(3)]
     for number, owner in enumerate(owners):
         for rank in range(number):  # the first job has no pod
             api.put("pods", pod(f"job-{number}-0-{rank}", owner=owner))
-    async with serve_and_connect(api) as server:
-        cluster = KubernetesCluster(server)
-        lists = await asyncio.gather(*(cluster.list_pods("default", names.JOB_UID, owner) for owner in owners))
+    lists = await asyncio.gather(*(cluster.list_pods("default", names.JOB_UID, owner) for owner in owners))
 
     names_by_job = [sorted(body["metadata"]["name"] for body in pods) for pods in lists]
     assert names_by_job == [[], ["job-1-0-0"], ["job-2-0-0", "job-2-0-1"]]
     assert len(api.find_requests("GET", "pods")) == 1
 
 
-async def test_deletion_of_a_created_config_map_needs_no_read() -> None:
-    api = HttpApi()
+async def test_deletion_of_a_created_config_map_needs_no_read(api: HttpApi, cluster: KubernetesCluster) -> None:
     target = ObjectRef("ConfigMap", "default", "a-0", "", owner=JobOwner("a", JOB_UID))
-    async with serve_and_connect(api) as server:
-        cluster = KubernetesCluster(server)
-        await cluster.create({**pod("a-0"), "kind": "ConfigMap"})
-        await cluster.delete(target)
-        await cluster.delete(target)  # of an object that this process no longer knows
+    await cluster.create({**pod("a-0"), "kind": "ConfigMap"})
+    await cluster.delete(target)
+    await cluster.delete(target)  # of an object that this process no longer knows
 
     assert not api.objects
     assert [request.method for request in api.find_requests("GET", "configmaps")] == ["GET"]
 
 
-async def test_created_config_map_of_another_job_is_not_deleted() -> None:
-    api = HttpApi()
-    async with serve_and_connect(api) as server:
-        cluster = KubernetesCluster(server)
-        await cluster.create({**pod("a-0"), "kind": "ConfigMap"})
-        await cluster.delete(ObjectRef("ConfigMap", "default", "a-0", "", owner=JobOwner("a", "another")))
+async def test_created_config_map_of_another_job_is_not_deleted(api: HttpApi, cluster: KubernetesCluster) -> None:
+    await cluster.create({**pod("a-0"), "kind": "ConfigMap"})
+    await cluster.delete(ObjectRef("ConfigMap", "default", "a-0", "", owner=JobOwner("a", "another")))
 
     assert ("configmaps", "default", "a-0") in api.objects
 
 
-async def test_config_map_that_a_user_replaced_is_not_deleted() -> None:
-    api = HttpApi()
-    async with serve_and_connect(api) as server:
-        cluster = KubernetesCluster(server)
-        await cluster.create({**pod("a-0"), "kind": "ConfigMap"})
-        api.remove("configmaps", "a-0")
-        api.put("configmaps", {**pod("a-0", owner="another"), "kind": "ConfigMap"})
-        await cluster.delete(ObjectRef("ConfigMap", "default", "a-0", "", owner=JobOwner("a", JOB_UID)))
+async def test_config_map_that_a_user_replaced_is_not_deleted(api: HttpApi, cluster: KubernetesCluster) -> None:
+    await cluster.create({**pod("a-0"), "kind": "ConfigMap"})
+    api.remove("configmaps", "a-0")
+    api.put("configmaps", {**pod("a-0", owner="another"), "kind": "ConfigMap"})
+    await cluster.delete(ObjectRef("ConfigMap", "default", "a-0", "", owner=JobOwner("a", JOB_UID)))
 
     assert ("configmaps", "default", "a-0") in api.objects

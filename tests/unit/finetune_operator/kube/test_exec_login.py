@@ -69,8 +69,7 @@ def test_credentials_are_not_part_of_the_repr(tmp_path: Path) -> None:
     assert "token-1" not in repr(load_kubeconfig([write_kubeconfig(tmp_path)]))
 
 
-async def test_a_rejected_token_is_renewed_once(tmp_path: Path) -> None:
-    api = HttpApi()
+async def test_a_rejected_token_is_renewed_once(api: HttpApi, tmp_path: Path) -> None:
     api.allowed_token = "token-2"  # noqa: S105  not a real secret
     async with serve_api(api) as url:
         credentials = load_kubeconfig([write_kubeconfig(tmp_path, server=url)])
@@ -84,10 +83,9 @@ async def test_a_rejected_token_is_renewed_once(tmp_path: Path) -> None:
     assert (tmp_path / "counter").read_text() == "3"
 
 
-async def test_an_expired_token_is_renewed_before_a_request(tmp_path: Path) -> None:
+async def test_an_expired_token_is_renewed_before_a_request(api: HttpApi, tmp_path: Path) -> None:
     status = {"expirationTimestamp": (datetime.now(UTC) + timedelta(seconds=5)).isoformat()}
     variables = [{"name": "STATUS", "value": json.dumps(status)}]
-    api = HttpApi()
     api.allowed_token = "token-2"  # noqa: S105  not a real secret
     async with serve_api(api) as url:
         credentials = load_kubeconfig([write_kubeconfig(tmp_path, server=url, env=variables)])

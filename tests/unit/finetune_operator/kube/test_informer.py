@@ -73,8 +73,7 @@ def _shorten_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(api_client, "RETRY_DELAYS_SECONDS", (0.01, 0.01))
 
 
-async def test_first_list_is_reported_as_additions_before_synced_is_set() -> None:
-    api = HttpApi()
+async def test_first_list_is_reported_as_additions_before_synced_is_set(api: HttpApi) -> None:
     put_pod(api, "a")
     put_pod(api, "b")
     api.put("pods", {"metadata": {"name": "unlabelled"}})
@@ -82,16 +81,14 @@ async def test_first_list_is_reported_as_additions_before_synced_is_set() -> Non
         assert recorder.changes == ["added a", "added b"]
 
 
-async def test_listed_objects_have_kind_and_api_version() -> None:
-    api = HttpApi()
+async def test_listed_objects_have_kind_and_api_version(api: HttpApi) -> None:
     put_pod(api, "a")
     async with running_informer(api) as (_, recorder):
         [body] = recorder.objects.values()
         assert (body["kind"], body["apiVersion"]) == ("Pod", "v1")
 
 
-async def test_a_long_list_is_read_in_pages() -> None:
-    api = HttpApi()
+async def test_a_long_list_is_read_in_pages(api: HttpApi) -> None:
     for number in range(1201):
         put_pod(api, f"p{number}")
     async with running_informer(api) as (_, recorder):
@@ -99,8 +96,7 @@ async def test_a_long_list_is_read_in_pages() -> None:
     assert len([r for r in api.find_requests("GET", "pods") if "watch" not in r.params]) == 3
 
 
-async def test_changes_of_an_object_are_reported_in_order() -> None:
-    api = HttpApi()
+async def test_changes_of_an_object_are_reported_in_order(api: HttpApi) -> None:
     async with running_informer(api) as (_, recorder):
         await wait_in_event_loop(lambda: api.open_watch_count == 1)
         put_pod(api, "a")
@@ -110,8 +106,7 @@ async def test_changes_of_an_object_are_reported_in_order() -> None:
     assert recorder.changes == ["added a", "changed a", "deleted a"]
 
 
-async def test_a_deletion_is_reported_with_the_last_state() -> None:
-    api = HttpApi()
+async def test_a_deletion_is_reported_with_the_last_state(api: HttpApi) -> None:
     reported: list[RawBody | None] = []
     put_pod(api, "a", status={"phase": "Failed"})
     async with serve_and_connect(api) as server:
@@ -128,8 +123,7 @@ async def test_a_deletion_is_reported_with_the_last_state() -> None:
     assert reported[1]["metadata"]["resourceVersion"] == api.version
 
 
-async def test_a_new_watch_continues_at_the_version_of_the_previous_one() -> None:
-    api = HttpApi()
+async def test_a_new_watch_continues_at_the_version_of_the_previous_one(api: HttpApi) -> None:
     put_pod(api, "a")
     async with running_informer(api) as (_, recorder):
         await wait_in_event_loop(lambda: api.open_watch_count == 1)
@@ -140,8 +134,7 @@ async def test_a_new_watch_continues_at_the_version_of_the_previous_one() -> Non
     assert len([r for r in api.find_requests("GET", "pods") if "watch" not in r.params]) == 1, "no second LIST"
 
 
-async def test_a_bookmark_advances_the_version_of_the_next_watch() -> None:
-    api = HttpApi()
+async def test_a_bookmark_advances_the_version_of_the_next_watch(api: HttpApi) -> None:
     async with running_informer(api) as (informer, recorder):
         await wait_in_event_loop(lambda: api.open_watch_count == 1)
         api.compact()
@@ -154,8 +147,7 @@ async def test_a_bookmark_advances_the_version_of_the_next_watch() -> None:
     assert len([r for r in api.find_requests("GET", "pods") if "watch" not in r.params]) == 1
 
 
-async def test_a_deletion_between_two_watches_is_reported_after_the_relist() -> None:
-    api = HttpApi()
+async def test_a_deletion_between_two_watches_is_reported_after_the_relist(api: HttpApi) -> None:
     put_pod(api, "a")
     put_pod(api, "b")
     async with running_informer(api) as (_, recorder):
@@ -169,8 +161,7 @@ async def test_a_deletion_between_two_watches_is_reported_after_the_relist() -> 
     assert recorder.changes == ["added a", "added b", "added c", "deleted a"]
 
 
-async def test_object_replaced_between_two_watches_is_reported_as_deletion_and_addition() -> None:
-    api = HttpApi()
+async def test_object_replaced_between_two_watches_is_reported_as_deletion_and_addition(api: HttpApi) -> None:
     put_pod(api, "a")
     async with running_informer(api) as (_, recorder):
         await wait_in_event_loop(lambda: api.open_watch_count == 1)
@@ -200,8 +191,7 @@ async def test_silently_dropped_connection_is_detected_and_replaced(monkeypatch:
         await wait_in_event_loop(lambda: recorder.changes == ["added meanwhile"])
 
 
-async def test_informer_recovers_from_error_events_other_than_410() -> None:
-    api = HttpApi()
+async def test_informer_recovers_from_error_events_other_than_410(api: HttpApi) -> None:
     async with running_informer(api) as (_, recorder):
         await wait_in_event_loop(lambda: api.open_watch_count == 1)
         api.send({"type": "ERROR", "object": {"kind": "Status", "code": 500, "message": "etcd is unavailable"}})
@@ -210,8 +200,7 @@ async def test_informer_recovers_from_error_events_other_than_410() -> None:
 
 
 @pytest.mark.parametrize("status", [pytest.param(0, id="connection cut"), 429, 403, 410, 500, 503])
-async def test_failed_lists_and_watches_are_retried(status: int) -> None:
-    api = HttpApi()
+async def test_failed_lists_and_watches_are_retried(api: HttpApi, status: int) -> None:
     put_pod(api, "a")
     api.faults.append(ScriptedFault("GET", "pods", status, times=4))  # a request is sent up to three times
     async with running_informer(api) as (informer, recorder):
@@ -224,8 +213,7 @@ async def test_failed_lists_and_watches_are_retried(status: int) -> None:
         assert informer.seconds_since_activity() < 5
 
 
-async def test_a_missing_permission_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
-    api = HttpApi()
+async def test_a_missing_permission_is_logged_once(api: HttpApi, caplog: pytest.LogCaptureFixture) -> None:
     api.faults.append(ScriptedFault("GET", "pods", 403, times=4))
     with caplog.at_level(logging.WARNING):
         async with running_informer(api):
@@ -235,8 +223,7 @@ async def test_a_missing_permission_is_logged_once(caplog: pytest.LogCaptureFixt
     assert (record.levelname, vars(record)["failures"]) == ("WARNING", 1)
 
 
-async def test_object_that_loses_its_label_is_reported_as_deleted() -> None:
-    api = HttpApi()
+async def test_object_that_loses_its_label_is_reported_as_deleted(api: HttpApi) -> None:
     before = put_pod(api, "a")
     async with running_informer(api) as (_, recorder):
         await wait_in_event_loop(lambda: api.open_watch_count == 1)
@@ -244,8 +231,7 @@ async def test_object_that_loses_its_label_is_reported_as_deleted() -> None:
         await wait_in_event_loop(lambda: recorder.changes == ["added a", "deleted a"])
 
 
-async def test_changes_in_other_namespaces_are_not_reported() -> None:
-    api = HttpApi()
+async def test_changes_in_other_namespaces_are_not_reported(api: HttpApi) -> None:
     put_pod(api, "a", namespace="one")
     put_pod(api, "b", namespace="two")
     async with running_informer(api, collection_path("Pod", "one")) as (_, recorder):
@@ -256,11 +242,10 @@ async def test_changes_in_other_namespaces_are_not_reported() -> None:
     assert recorder.changes == ["added a", "added d"]
 
 
-async def test_only_the_projection_of_an_object_is_cached_and_reported() -> None:
+async def test_only_the_projection_of_an_object_is_cached_and_reported(api: HttpApi) -> None:
     def project(body: RawBody) -> RawBody:
         return {"metadata": {name: body["metadata"][name] for name in ("name", "uid", "resourceVersion")}}
 
-    api = HttpApi()
     put_pod(api, "listed", spec={"nodeName": "n"})
     recorder = ChangeRecorder()
     async with serve_and_connect(api) as server:
@@ -274,12 +259,11 @@ async def test_only_the_projection_of_an_object_is_cached_and_reported() -> None
         assert [set(body) for body in cached.values()] == [{"metadata"}, {"metadata"}]
 
 
-async def test_a_change_of_fields_that_are_not_cached_is_not_reported() -> None:
+async def test_a_change_of_fields_that_are_not_cached_is_not_reported(api: HttpApi) -> None:
     def project(body: RawBody) -> RawBody:
         metadata = {name: body["metadata"][name] for name in ("name", "uid", "resourceVersion")}
         return {"metadata": metadata, "phase": body["phase"]}
 
-    api = HttpApi()
     put_pod(api, "first", phase="Pending", ready=False)
     recorder = ChangeRecorder()
     async with serve_and_connect(api) as server:
@@ -297,8 +281,7 @@ async def test_a_change_of_fields_that_are_not_cached_is_not_reported() -> None:
     )
 
 
-async def test_a_replacement_of_another_version_is_ignored() -> None:
-    api = HttpApi()
+async def test_a_replacement_of_another_version_is_ignored(api: HttpApi) -> None:
     pod = put_pod(api, "a")
     async with running_informer(api) as (informer, recorder):
         uid, metadata = pod["metadata"]["uid"], pod["metadata"]
@@ -310,8 +293,7 @@ async def test_a_replacement_of_another_version_is_ignored() -> None:
     assert recorder.changes == ["added a"]
 
 
-async def test_a_list_older_than_an_earlier_response_ends_the_informer() -> None:
-    api = HttpApi()
+async def test_a_list_older_than_an_earlier_response_ends_the_informer(api: HttpApi) -> None:
     put_pod(api, "a")
     async with serve_and_connect(api) as server:
         informer = Informer(server, PODS_PATH, selector="managed=test", on_change=lambda *_: None)
@@ -335,8 +317,7 @@ async def test_a_watch_without_a_bookmark_is_followed_by_a_list(monkeypatch: pyt
         )
 
 
-async def test_watch_delivers_objects_of_one_megabyte() -> None:
-    api = HttpApi()
+async def test_watch_delivers_objects_of_one_megabyte(api: HttpApi) -> None:
     async with running_informer(api) as (_, recorder):
         await wait_in_event_loop(lambda: api.open_watch_count == 1)
         put_pod(api, "a", spec={"args": ["x" * 1_500_000]})

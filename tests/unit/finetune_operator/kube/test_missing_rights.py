@@ -60,9 +60,9 @@ def find_path(verb: str, resource: str) -> ApiPath:
 
 @pytest.mark.parametrize("right", sorted(set(list_rights()) - NOT_REQUESTED))
 async def test_each_right_of_the_role_is_named_while_it_is_refused(
-    right: str, caplog: pytest.LogCaptureFixture
+    api: HttpApi, right: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    api, (verb, resource) = HttpApi(), right.split(" ")
+    (verb, resource) = right.split(" ")
     path = find_path(verb, resource)
     async with serve_and_connect(api) as client:
         api.refused_rights = {right}

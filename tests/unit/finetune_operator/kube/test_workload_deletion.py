@@ -32,9 +32,9 @@ def own(**changes: Any) -> RawBody:
     ],
 )
 async def test_a_workload_is_deleted_only_if_its_owners_are_pods_of_the_job(
-    owners: list[RawBody], is_deleted: bool
+    api: HttpApi, owners: list[RawBody], is_deleted: bool
 ) -> None:
-    api, name = HttpApi(), f"bert-{UID[:8]}"
+    name = f"bert-{UID[:8]}"
     api.put("workloads", {"metadata": {"name": name, "ownerReferences": owners}})
     target = ObjectRef(
         names.WORKLOAD_KIND, "default", name, "", owner=JobOwner("bert", UID), pod_uids=frozenset({"own"})

@@ -68,8 +68,7 @@ async def wait_for_renewals(api: HttpApi, number: int) -> None:
     await wait_in_event_loop(lambda: len(api.find_requests("PUT", "leases")) >= expected)
 
 
-async def test_the_first_replica_leads_and_the_second_waits() -> None:
-    api = HttpApi()
+async def test_the_first_replica_leads_and_the_second_waits(api: HttpApi) -> None:
     async with run_two_replicas(api) as (one, two, _):
         await one.acquire()
         assert await is_waiting(two)
@@ -78,8 +77,7 @@ async def test_the_first_replica_leads_and_the_second_waits() -> None:
     assert read_lease_spec(api)["leaseDurationSeconds"] == LEASE_DURATION_SECONDS
 
 
-async def test_lease_is_taken_over_if_it_is_not_renewed_within_its_duration() -> None:
-    api = HttpApi()
+async def test_lease_is_taken_over_if_it_is_not_renewed_within_its_duration(api: HttpApi) -> None:
     async with run_two_replicas(api) as (one, two, clock):
         await one.acquire()
         assert await is_waiting(two)  # the replica measures the lease duration from its first read of the lease
@@ -91,8 +89,7 @@ async def test_lease_is_taken_over_if_it_is_not_renewed_within_its_duration() ->
     assert read_lease_spec(api)["leaseTransitions"] == 1
 
 
-async def test_the_renew_time_in_the_lease_is_ignored() -> None:
-    api = HttpApi()
+async def test_the_renew_time_in_the_lease_is_ignored(api: HttpApi) -> None:
     old_spec = {"holderIdentity": "gone", "leaseDurationSeconds": 15, "renewTime": "2001-01-01T00:00:00.000000Z"}
     api.put("leases", {"metadata": {"name": "finetune-operator"}, "spec": old_spec})
     async with run_two_replicas(api) as (one, _, clock):
@@ -109,8 +106,7 @@ async def test_released_lease_can_be_acquired_immediately() -> None:
         assert (one.is_leading, two.is_leading) == (False, True)
 
 
-async def test_a_lease_is_released_although_a_cancelled_renewal_took_effect() -> None:
-    api = HttpApi()
+async def test_a_lease_is_released_although_a_cancelled_renewal_took_effect(api: HttpApi) -> None:
     async with run_two_replicas(api) as (one, two, _):
         await one.acquire()
         lease = api.objects["leases", "default", "finetune-operator"]
@@ -120,8 +116,7 @@ async def test_a_lease_is_released_although_a_cancelled_renewal_took_effect() ->
         assert not await is_waiting(two, seconds=20)
 
 
-async def test_replica_that_never_led_does_not_release_the_lease() -> None:
-    api = HttpApi()
+async def test_replica_that_never_led_does_not_release_the_lease(api: HttpApi) -> None:
     async with run_two_replicas(api) as (one, two, _):
         await one.acquire()
         assert await is_waiting(two)
@@ -129,8 +124,7 @@ async def test_replica_that_never_led_does_not_release_the_lease() -> None:
     assert read_lease_spec(api)["holderIdentity"] == "one"
 
 
-async def test_a_renewal_does_not_read_the_lease() -> None:
-    api = HttpApi()
+async def test_a_renewal_does_not_read_the_lease(api: HttpApi) -> None:
     async with run_two_replicas(api) as (one, _, clock):
         await one.acquire()
         reads = len(api.find_requests("GET", "leases"))
@@ -144,8 +138,7 @@ async def test_a_renewal_does_not_read_the_lease() -> None:
     assert len(api.find_requests("GET", "leases")) == reads
 
 
-async def test_leader_stops_at_the_renew_deadline_before_another_replica_leads() -> None:
-    api = HttpApi()
+async def test_leader_stops_at_the_renew_deadline_before_another_replica_leads(api: HttpApi) -> None:
     async with run_two_replicas(api) as (one, two, clock):
         await one.acquire()
         assert await is_waiting(two)
@@ -159,9 +152,8 @@ async def test_leader_stops_at_the_renew_deadline_before_another_replica_leads()
         assert await is_waiting(two)
 
 
-async def test_leader_that_was_paused_past_the_deadline_does_not_renew() -> None:
+async def test_leader_that_was_paused_past_the_deadline_does_not_renew(api: HttpApi) -> None:
     """Workers stop once the lease has expired; a renewal after the pause would leave a leader without workers."""
-    api = HttpApi()
     async with run_two_replicas(api) as (one, _, clock):
         await one.acquire()
         renewal = asyncio.create_task(one.renew_until_lost())
@@ -173,9 +165,8 @@ async def test_leader_that_was_paused_past_the_deadline_does_not_renew() -> None
 
 
 async def test_response_received_after_the_deadline_does_not_renew_the_lease(
-    monkeypatch: pytest.MonkeyPatch,
+    api: HttpApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    api = HttpApi()
     async with run_two_replicas(api) as (one, _, clock):
         await one.acquire()
         clock.now += RENEW_DEADLINE_SECONDS - 1
@@ -192,8 +183,7 @@ async def test_response_received_after_the_deadline_does_not_renew_the_lease(
         assert not one.is_leading
 
 
-async def test_the_leader_stops_when_another_replica_holds_the_lease() -> None:
-    api = HttpApi()
+async def test_the_leader_stops_when_another_replica_holds_the_lease(api: HttpApi) -> None:
     async with run_two_replicas(api) as (one, _, _clock):
         await one.acquire()
         taken = {**read_lease_spec(api), "holderIdentity": "other"}
@@ -201,8 +191,7 @@ async def test_the_leader_stops_when_another_replica_holds_the_lease() -> None:
         await asyncio.wait_for(one.renew_until_lost(), timeout=20)
 
 
-async def test_a_renewal_whose_response_was_lost_does_not_lose_the_lease() -> None:
-    api = HttpApi()
+async def test_a_renewal_whose_response_was_lost_does_not_lose_the_lease(api: HttpApi) -> None:
     async with run_two_replicas(api) as (one, _, _clock):
         await one.acquire()
         api.faults.append(ScriptedFault("PUT", "leases", 500, after_execution=True))
@@ -214,8 +203,8 @@ async def test_a_renewal_whose_response_was_lost_does_not_lose_the_lease() -> No
 
 
 @pytest.mark.parametrize("seed", range(5))
-async def test_at_most_one_of_two_replicas_leads(seed: int) -> None:
-    api, chance = HttpApi(), random.Random(seed)
+async def test_at_most_one_of_two_replicas_leads(api: HttpApi, seed: int) -> None:
+    chance = random.Random(seed)
     successes, frozen_until = Counter[str](), {"one": 0.0, "two": 0.0}
     async with run_two_replicas(api) as (one, two, clock):
         replicas = {"one": one, "two": two}

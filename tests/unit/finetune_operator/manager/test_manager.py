@@ -105,8 +105,7 @@ def list_names(api: HttpApi, plural: str) -> list[str]:
     return sorted(name for kind, _, name in api.objects if kind == plural)
 
 
-async def test_the_status_is_written_before_the_children_are_created(tmp_path: Path) -> None:
-    api = HttpApi()
+async def test_the_status_is_written_before_the_children_are_created(api: HttpApi, tmp_path: Path) -> None:
     async with serve_api(api) as url, running_operator(url, tmp_path) as operator:
         await wait_in_event_loop(lambda: operator.has_logged("leading"))
         put_job(api)
@@ -126,15 +125,13 @@ async def test_the_status_is_written_before_the_children_are_created(tmp_path: P
     assert job["metadata"].keys().isdisjoint({"annotations", "finalizers"})
 
 
-async def test_job_created_before_the_operator_starts_is_reconciled(tmp_path: Path) -> None:
-    api = HttpApi()
+async def test_job_created_before_the_operator_starts_is_reconciled(api: HttpApi, tmp_path: Path) -> None:
     put_job(api)
     async with serve_api(api) as url, running_operator(url, tmp_path):
         await wait_in_event_loop(lambda: len(list_names(api, "pods")) == 2)
 
 
-async def test_sigterm_ends_the_process_and_releases_the_lease(tmp_path: Path) -> None:
-    api = HttpApi()
+async def test_sigterm_ends_the_process_and_releases_the_lease(api: HttpApi, tmp_path: Path) -> None:
     async with serve_api(api) as url, running_operator(url, tmp_path) as operator:
         await wait_in_event_loop(lambda: operator.has_logged("leading"))
         operator.process.send_signal(signal.SIGTERM)
@@ -142,8 +139,7 @@ async def test_sigterm_ends_the_process_and_releases_the_lease(tmp_path: Path) -
     assert api.objects["leases", "default", "finetune-operator"]["spec"]["holderIdentity"] == ""
 
 
-async def test_standby_reconciles_no_job_until_the_leader_stops(tmp_path: Path) -> None:
-    api = HttpApi()
+async def test_standby_reconciles_no_job_until_the_leader_stops(api: HttpApi, tmp_path: Path) -> None:
     (tmp_path / "two").mkdir()
     async with serve_api(api) as url, running_operator(url, tmp_path) as one:
         await wait_in_event_loop(lambda: one.has_logged("leading"))
@@ -160,8 +156,7 @@ async def test_standby_reconciles_no_job_until_the_leader_stops(tmp_path: Path) 
             await wait_in_event_loop(lambda: len(list_names(api, "pods")) == 2)
 
 
-async def test_leader_exits_immediately_after_losing_the_lease(tmp_path: Path) -> None:
-    api = HttpApi()
+async def test_leader_exits_immediately_after_losing_the_lease(api: HttpApi, tmp_path: Path) -> None:
     async with serve_api(api) as url, running_operator(url, tmp_path) as operator:
         await wait_in_event_loop(lambda: operator.has_logged("leading"))
         taken = {**api.objects["leases", "default", "finetune-operator"]["spec"], "holderIdentity": "other"}
@@ -171,8 +166,7 @@ async def test_leader_exits_immediately_after_losing_the_lease(tmp_path: Path) -
     assert api.objects["leases", "default", "finetune-operator"]["spec"]["holderIdentity"] == "other"
 
 
-async def test_only_jobs_of_the_configured_namespaces_are_reconciled(tmp_path: Path) -> None:
-    api = HttpApi()
+async def test_only_jobs_of_the_configured_namespaces_are_reconciled(api: HttpApi, tmp_path: Path) -> None:
     async with (
         serve_api(api) as url,
         running_operator(url, tmp_path, "--namespace", "one", "--namespace", "two") as operator,
@@ -184,8 +178,7 @@ async def test_only_jobs_of_the_configured_namespaces_are_reconciled(tmp_path: P
     assert {r.resource.namespace for r in api.requests if r.resource.plural == "pods"} == {"one", "two"}
 
 
-async def test_next_pass_detects_a_job_deletion_that_the_watch_missed(tmp_path: Path) -> None:
-    api = HttpApi()
+async def test_next_pass_detects_a_job_deletion_that_the_watch_missed(api: HttpApi, tmp_path: Path) -> None:
     async with serve_api(api) as url, running_operator(url, tmp_path) as operator:
         put_job(api)
         await wait_in_event_loop(lambda: len(list_names(api, "pods")) == 2)
@@ -201,8 +194,7 @@ async def test_next_pass_detects_a_job_deletion_that_the_watch_missed(tmp_path: 
                 await asyncio.sleep(0.1)
 
 
-async def test_the_operator_survives_an_outage_of_the_api_server(tmp_path: Path) -> None:
-    api = HttpApi()
+async def test_the_operator_survives_an_outage_of_the_api_server(api: HttpApi, tmp_path: Path) -> None:
     async with serve_api(api) as url, running_operator(url, tmp_path) as operator:
         await wait_in_event_loop(lambda: operator.has_logged("leading"))
         outage = [
@@ -217,8 +209,8 @@ async def test_the_operator_survives_an_outage_of_the_api_server(tmp_path: Path)
         assert operator.process.returncode is None
 
 
-async def test_all_connections_use_the_rotated_token(tmp_path: Path) -> None:
-    api, token = HttpApi(), tmp_path / "token"
+async def test_all_connections_use_the_rotated_token(api: HttpApi, tmp_path: Path) -> None:
+    token = tmp_path / "token"
     api.allowed_token = "one"  # noqa: S105
     token.write_text("one")
     async with serve_api(api) as url, running_operator(url, tmp_path, user={"tokenFile": "token"}) as operator:
@@ -234,9 +226,8 @@ async def test_all_connections_use_the_rotated_token(tmp_path: Path) -> None:
     assert not any("another" in json.dumps(record) for record in operator.records), "no secrets in the log"
 
 
-async def test_permanent_error_of_the_job_watch_ends_the_process(tmp_path: Path) -> None:
+async def test_permanent_error_of_the_job_watch_ends_the_process(api: HttpApi, tmp_path: Path) -> None:
     """kopf does not retry after such an error, so the process must exit and let another replica take over."""
-    api = HttpApi()
     async with serve_api(api) as url, running_operator(url, tmp_path) as operator:
         await wait_in_event_loop(lambda: operator.has_logged("leading") and api.open_watch_count == 3)
         api.send({"type": "ERROR", "object": {"kind": "Status", "code": 500, "message": "internal error"}})
@@ -244,9 +235,8 @@ async def test_permanent_error_of_the_job_watch_ends_the_process(tmp_path: Path)
     assert api.objects["leases", "default", "finetune-operator"]["spec"]["holderIdentity"] == ""
 
 
-async def test_restore_of_etcd_from_a_backup_ends_the_process(tmp_path: Path) -> None:
+async def test_restore_of_etcd_from_a_backup_ends_the_process(api: HttpApi, tmp_path: Path) -> None:
     """Watches at a version of the lost state deliver nothing, so the operator reads everything anew after a restart."""
-    api = HttpApi()
     async with serve_api(api) as url, running_operator(url, tmp_path) as operator:
         await wait_in_event_loop(lambda: operator.has_logged("leading") and api.open_watch_count == 3)
         api.faults.append(ScriptedFault("GET", "pods", 410))
@@ -256,8 +246,7 @@ async def test_restore_of_etcd_from_a_backup_ends_the_process(tmp_path: Path) ->
     assert api.objects["leases", "default", "finetune-operator"]["spec"]["holderIdentity"] == ""
 
 
-async def test_jobs_are_listed_again_in_small_pages_once_a_standby_leads(tmp_path: Path) -> None:
-    api = HttpApi()
+async def test_jobs_are_listed_again_in_small_pages_once_a_standby_leads(api: HttpApi, tmp_path: Path) -> None:
     async with serve_api(api) as url, running_operator(url, tmp_path) as operator:
         await wait_in_event_loop(lambda: operator.has_logged("leading"))
         await wait_in_event_loop(lambda: len(list_job_lists(api)) == 3)  # at the start, by kopf, and as the leader
@@ -268,8 +257,7 @@ def list_job_lists(api: HttpApi) -> list[RecordedRequest]:
     return [request for request in api.find_requests("GET", "finetunejobs") if "watch" not in request.params]
 
 
-async def test_operator_waits_and_logs_a_warning_if_the_crd_is_missing(tmp_path: Path) -> None:
-    api = HttpApi()
+async def test_operator_waits_and_logs_a_warning_if_the_crd_is_missing(api: HttpApi, tmp_path: Path) -> None:
     api.faults.append(ScriptedFault("GET", "", 404, times=1))
     async with serve_api(api) as url, running_operator(url, tmp_path) as operator:
         await wait_in_event_loop(lambda: operator.has_logged("does not serve finetunejobs.finetune.dev"))
@@ -278,8 +266,7 @@ async def test_operator_waits_and_logs_a_warning_if_the_crd_is_missing(tmp_path:
         await wait_in_event_loop(lambda: operator.has_logged("leading"))
 
 
-async def test_each_leader_sends_recent_transitions_with_the_same_id(tmp_path: Path) -> None:
-    api = HttpApi()
+async def test_each_leader_sends_recent_transitions_with_the_same_id(api: HttpApi, tmp_path: Path) -> None:
     async with serve_api(api) as url, serve_sink() as sink:
         for count in (1, 2):
             async with running_operator(url, tmp_path, "--notification-url", sink.url) as operator:
@@ -294,8 +281,7 @@ async def test_each_leader_sends_recent_transitions_with_the_same_id(tmp_path: P
     assert len({request.body for request in sink.received}) == 1
 
 
-async def test_a_sink_that_does_not_respond_delays_no_job(tmp_path: Path) -> None:
-    api = HttpApi()
+async def test_a_sink_that_does_not_respond_delays_no_job(api: HttpApi, tmp_path: Path) -> None:
     async with serve_api(api) as url, serve_sink() as sink:
         sink.responds.clear()
         async with running_operator(url, tmp_path, "--notification-url", sink.url) as operator:
@@ -305,8 +291,7 @@ async def test_a_sink_that_does_not_respond_delays_no_job(tmp_path: Path) -> Non
             assert (await operator.get("/healthz"))[0] == 200
 
 
-async def test_a_standby_sends_no_notifications(tmp_path: Path) -> None:
-    api = HttpApi()
+async def test_a_standby_sends_no_notifications(api: HttpApi, tmp_path: Path) -> None:
     (tmp_path / "two").mkdir()
     async with serve_api(api) as url, serve_sink() as sink, running_operator(url, tmp_path) as leader:
         await wait_in_event_loop(lambda: leader.has_logged("leading"))

@@ -58,11 +58,10 @@ def test_a_pod_is_observed_only_if_the_operator_created_it(record: dict[str, str
     assert jobs.is_current_pod(get_job_key(raw_job), pod) is is_own
 
 
-async def test_an_existing_pod_is_adopted_only_with_the_key() -> None:
+async def test_an_existing_pod_is_adopted_only_with_the_key(api: HttpApi) -> None:
     manifest = next(
         child for child in build_children(plan_run(STARTED, attempt=0, settings=SETTINGS)) if child["kind"] == "Pod"
     )
-    api = HttpApi()
     async with serve_and_connect(api) as client:
         cluster = KubernetesCluster(client)
         uid = await cluster.create(manifest)
