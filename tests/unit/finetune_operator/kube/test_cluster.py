@@ -9,7 +9,6 @@ import pytest
 
 from finetune_operator import names
 from finetune_operator.kube.cluster import (
-    Cluster,
     ClusterError,
     Conflict,
     CreateRejected,
@@ -60,34 +59,27 @@ async def test_a_status_write_contains_the_resource_version_of_the_job(
     assert request.body["metadata"]["resourceVersion"] == body["metadata"]["resourceVersion"]
 
 
-async def test_status_write_with_an_old_version_raises_conflict_without_a_retry(
-    api: HttpApi, cluster: KubernetesCluster
+@pytest.mark.parametrize(
+    ("stored", "error"),
+    [
+        pytest.param({"uid": JOB_UID}, Conflict, id="newer version of the job"),
+        pytest.param({"uid": "another"}, Conflict, id="new job with the same name"),
+        pytest.param(None, NotFound, id="deleted job"),
+    ],
+)
+async def test_a_status_write_to_another_version_of_the_job_changes_nothing_and_is_not_retried(
+    api: HttpApi, cluster: KubernetesCluster, stored: RawBody | None, error: type[ClusterError]
 ) -> None:
     body = get_stored_job(api)
-    api.put("finetunejobs", {**body, "spec": {"numNodes": 3}})
-    with pytest.raises(Conflict):
+    if stored is None or stored["uid"] != JOB_UID:
+        api.remove("finetunejobs", "a")
+    if stored is not None:
+        api.put("finetunejobs", {"metadata": {"name": "a", **stored}, "spec": {"numNodes": 3}})
+    with pytest.raises(error):
         await cluster.write_status(body, {"phase": "Running"})
 
     assert len(api.find_requests("PUT", "finetunejobs")) == 1
-
-
-async def test_status_write_does_not_change_a_new_job_with_the_same_name(
-    api: HttpApi, cluster: KubernetesCluster
-) -> None:
-    body = get_stored_job(api)
-    api.remove("finetunejobs", "a")
-    api.put("finetunejobs", {"metadata": {"name": "a", "uid": "another"}, "spec": {"numNodes": 2}})
-    with pytest.raises(Conflict):
-        await cluster.write_status(body, {"phase": "Running"})
-
-    assert "status" not in api.objects["finetunejobs", "default", "a"]
-
-
-async def test_a_status_write_to_a_deleted_job_raises_not_found(api: HttpApi, cluster: KubernetesCluster) -> None:
-    body = get_stored_job(api)
-    api.remove("finetunejobs", "a")
-    with pytest.raises(NotFound):
-        await cluster.write_status(body, {})
+    assert not any("status" in stored_body for stored_body in api.objects.values())
 
 
 @pytest.mark.parametrize("status", [500, 503, 422])
@@ -124,51 +116,41 @@ async def test_create_with_a_lost_response_is_retried_and_finds_its_own_object(
     assert ("pods", "default", "a-0-0") in api.objects
 
 
-async def test_create_succeeds_if_the_object_exists_with_the_same_owner(
-    api: HttpApi, cluster: KubernetesCluster
-) -> None:
-    api.put("pods", pod())
-    await cluster.create(pod())
+UNRELATED = "Pod a-0-0 exists and is not this job's"
+PREDECESSOR = "Pod a-0-0 of a deleted job of the same name is still there"
 
 
 @pytest.mark.parametrize(
-    ("owner_fields", "is_predecessor", "message"),
+    ("owners", "message"),
     [
-        pytest.param({"name": "b"}, False, "Pod a-0-0 exists and is not this job's", id="another job"),
-        pytest.param({"kind": "Job"}, False, "Pod a-0-0 exists and is not this job's", id="another kind"),
-        pytest.param({"apiVersion": "batch/v1"}, False, "Pod a-0-0 exists and is not this job's", id="another group"),
-        pytest.param(
-            {"apiVersion": "finetune.dev/v0"},
-            True,
-            "Pod a-0-0 of a deleted job of the same name",
-            id="older API version",
-        ),
-        pytest.param({}, True, "Pod a-0-0 of a deleted job of the same name is still there", id="job of the same name"),
+        pytest.param([{**OWNER, "uid": "x", "name": "b"}], UNRELATED, id="another job"),
+        pytest.param([{**OWNER, "uid": "x", "kind": "Job"}], UNRELATED, id="another kind"),
+        pytest.param([{**OWNER, "uid": "x", "apiVersion": "batch/v1"}], UNRELATED, id="another group"),
+        pytest.param([], UNRELATED, id="no owner"),
+        pytest.param([{**OWNER, "uid": "x", "apiVersion": "finetune.dev/v0"}], PREDECESSOR, id="older API version"),
+        pytest.param([{**OWNER, "uid": "x"}], PREDECESSOR, id="job of the same name"),
     ],
 )
 async def test_name_taken_error_distinguishes_unrelated_objects_from_those_of_a_predecessor(
-    api: HttpApi, cluster: KubernetesCluster, owner_fields: RawBody, is_predecessor: bool, message: str
+    api: HttpApi, cluster: KubernetesCluster, owners: list[RawBody], message: str
 ) -> None:
-    [owner] = pod(owner="another")["metadata"]["ownerReferences"]
-    api.put("pods", pod(ownerReferences=[{**owner, **owner_fields}]))
+    api.put("pods", pod(ownerReferences=owners))
     with pytest.raises(NameTaken, match=message) as raised:
         await cluster.create(pod())
 
     assert (raised.value.kind, raised.value.name) == ("Pod", "a-0-0")
-    assert raised.value.predecessor_terminating is is_predecessor
+    assert raised.value.predecessor_terminating is (message == PREDECESSOR)
 
 
-async def test_object_without_owner_counts_as_unrelated(api: HttpApi, cluster: KubernetesCluster) -> None:
-    api.put("pods", pod(ownerReferences=[]))
-    with pytest.raises(NameTaken):
-        await cluster.create(pod())
-
-
-async def test_a_create_is_retried_while_the_existing_object_is_being_deleted(
-    api: HttpApi, cluster: KubernetesCluster
+@pytest.mark.parametrize("is_deleting", [True, False], ids=["the existing object is being deleted", "quota conflict"])
+async def test_a_create_that_may_succeed_later_is_not_rejected(
+    api: HttpApi, cluster: KubernetesCluster, is_deleting: bool
 ) -> None:
-    api.put("pods", pod(deletionTimestamp="2026-01-01T00:00:00Z"))
-    with pytest.raises(ClusterError, match="still being deleted") as raised:
+    if is_deleting:
+        api.put("pods", pod(deletionTimestamp="2026-01-01T00:00:00Z"))
+    else:
+        api.faults.append(ScriptedFault("POST", "pods", 409))
+    with pytest.raises(ClusterError, match="still being deleted" if is_deleting else "a scripted fault") as raised:
         await cluster.create(pod())
 
     assert type(raised.value) is ClusterError
@@ -211,23 +193,27 @@ async def test_error_of_a_rejected_create_contains_the_object_name_and_is_not_re
     assert len(api.find_requests("POST", "pods")) == 1
 
 
-async def test_failing_webhook_rejects_the_create_but_an_internal_server_error_does_not() -> None:
-    webhook = 'Internal error occurred: failed calling webhook "policy.example.com": connection refused'
-    for message, is_rejected in ((webhook, True), ("etcdserver: leader changed", False)):
-        api = HttpApi()
-        api.faults.append(ScriptedFault("POST", "pods", 500, times=3, message=message))
-        async with serve_and_connect(api) as server:
-            with pytest.raises(ClusterError, match=message) as raised:
-                await KubernetesCluster(server).create(pod())
-        assert isinstance(raised.value, CreateRejected) is is_rejected
+WEBHOOK = 'Internal error occurred: failed calling webhook "policy.example.com": connection refused'
+
+
+@pytest.mark.parametrize(
+    ("message", "is_rejected"), [(WEBHOOK, True), ("etcdserver: leader changed", False)], ids=["webhook", "etcd"]
+)
+async def test_failing_webhook_rejects_the_create_but_an_internal_server_error_does_not(
+    api: HttpApi, cluster: KubernetesCluster, message: str, is_rejected: bool
+) -> None:
+    api.faults.append(ScriptedFault("POST", "pods", 500, times=3, message=message))
+    with pytest.raises(ClusterError, match=message) as raised:
+        await cluster.create(pod())
+
+    assert isinstance(raised.value, CreateRejected) is is_rejected
 
 
 async def test_dry_run_has_a_generated_name_and_reports_a_failing_webhook_as_a_rejection(
     api: HttpApi, cluster: KubernetesCluster
 ) -> None:
     """Another pod may have the name, which would fail every pass."""
-    webhook = 'Internal error occurred: failed calling webhook "policy.example.com": connection refused'
-    api.faults.append(ScriptedFault("POST", "pods", 500, times=3, message=webhook))
+    api.faults.append(ScriptedFault("POST", "pods", 500, times=3, message=WEBHOOK))
     with pytest.raises(CreateRejected, match="connection refused") as raised:
         await cluster.dry_run_create(pod())
 
@@ -238,16 +224,6 @@ async def test_dry_run_has_a_generated_name_and_reports_a_failing_webhook_as_a_r
     assert raised.value.name == "a-0-0"
 
 
-async def test_quota_conflict_of_concurrent_creates_is_not_a_rejection(
-    api: HttpApi, cluster: KubernetesCluster
-) -> None:
-    api.faults.append(ScriptedFault("POST", "pods", 409))
-    with pytest.raises(ClusterError) as raised:
-        await cluster.create(pod())
-
-    assert type(raised.value) is ClusterError
-
-
 async def test_a_short_retry_after_is_respected(api: HttpApi, cluster: KubernetesCluster) -> None:
     api.faults.append(ScriptedFault("POST", "pods", 429, headers={"Retry-After": "1"}))
     await cluster.create(pod())
@@ -255,21 +231,22 @@ async def test_a_short_retry_after_is_respected(api: HttpApi, cluster: Kubernete
     assert len(api.find_requests("POST", "pods")) == 2
 
 
-async def test_error_contains_a_long_retry_after(api: HttpApi, cluster: KubernetesCluster) -> None:
-    api.faults.append(ScriptedFault("POST", "pods", 429, headers={"Retry-After": "30"}))
+@pytest.mark.parametrize(
+    ("status", "headers", "retry_after", "requests"),
+    [
+        pytest.param(429, {"Retry-After": "30"}, 30, 1, id="long Retry-After"),
+        pytest.param(500, {}, None, 3, id="without Retry-After"),
+    ],
+)
+async def test_number_of_retries_is_limited_and_the_error_contains_retry_after(
+    api: HttpApi, cluster: KubernetesCluster, status: int, headers: RawBody, retry_after: int | None, requests: int
+) -> None:
+    api.faults.append(ScriptedFault("POST", "pods", status, headers=headers, times=99))
     with pytest.raises(ClusterError) as raised:
         await cluster.create(pod())
 
-    assert raised.value.retry_after == 30
-    assert len(api.find_requests("POST", "pods")) == 1
-
-
-async def test_number_of_retries_is_limited(api: HttpApi, cluster: KubernetesCluster) -> None:
-    api.faults.append(ScriptedFault("POST", "pods", 500, times=99))
-    with pytest.raises(ClusterError):
-        await cluster.create(pod())
-
-    assert len(api.find_requests("POST", "pods")) == 3
+    assert raised.value.retry_after == retry_after
+    assert len(api.find_requests("POST", "pods")) == requests
 
 
 async def test_a_delete_contains_the_uid_and_the_grace_period(api: HttpApi, cluster: KubernetesCluster) -> None:
@@ -392,11 +369,6 @@ async def test_an_unreachable_api_server_is_a_cluster_error() -> None:
             await KubernetesCluster(server).get("PersistentVolumeClaim", "default", "out")
 
 
-def test_kubernetes_cluster_implements_the_cluster_protocol() -> None:
-    cluster: type[Cluster] = KubernetesCluster
-    assert cluster is KubernetesCluster
-
-
 async def test_concurrent_lists_of_the_pods_of_several_jobs_share_requests(
     api: HttpApi, cluster: KubernetesCluster
 ) -> None:
@@ -421,17 +393,16 @@ async def test_deletion_of_a_created_config_map_needs_no_read(api: HttpApi, clus
     assert [request.method for request in api.find_requests("GET", "configmaps")] == ["GET"]
 
 
-async def test_created_config_map_of_another_job_is_not_deleted(api: HttpApi, cluster: KubernetesCluster) -> None:
+@pytest.mark.parametrize(
+    ("owner_uid", "is_replaced"), [("another", False), (JOB_UID, True)], ids=["another job", "replaced by a user"]
+)
+async def test_config_map_that_is_not_of_the_job_is_not_deleted(
+    api: HttpApi, cluster: KubernetesCluster, owner_uid: str, is_replaced: bool
+) -> None:
     await cluster.create({**pod("a-0"), "kind": "ConfigMap"})
-    await cluster.delete(ObjectRef("ConfigMap", "default", "a-0", "", owner=JobOwner("a", "another")))
-
-    assert ("configmaps", "default", "a-0") in api.objects
-
-
-async def test_config_map_that_a_user_replaced_is_not_deleted(api: HttpApi, cluster: KubernetesCluster) -> None:
-    await cluster.create({**pod("a-0"), "kind": "ConfigMap"})
-    api.remove("configmaps", "a-0")
-    api.put("configmaps", {**pod("a-0", owner="another"), "kind": "ConfigMap"})
-    await cluster.delete(ObjectRef("ConfigMap", "default", "a-0", "", owner=JobOwner("a", JOB_UID)))
+    if is_replaced:
+        api.remove("configmaps", "a-0")
+        api.put("configmaps", {**pod("a-0", owner="another"), "kind": "ConfigMap"})
+    await cluster.delete(ObjectRef("ConfigMap", "default", "a-0", "", owner=JobOwner("a", owner_uid)))
 
     assert ("configmaps", "default", "a-0") in api.objects
