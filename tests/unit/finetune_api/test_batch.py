@@ -93,20 +93,6 @@ def test_inconsistent_sizes_are_reported_with_their_product() -> None:
         resolve_batch(micro_batch_size=2, accumulation_steps=4, effective_batch=64, world_size=4)
 
 
-@pytest.mark.parametrize(
-    ("nodes", "processes", "accumulation_steps"),
-    [pytest.param(2, 1, 8, id="2x1x8"), pytest.param(2, 4, 2, id="2x4x2"), pytest.param(1, 16, 1, id="1x16x1")],
-)
-def test_effective_batch_is_independent_of_nodes_and_processes(
-    nodes: int, processes: int, accumulation_steps: int
-) -> None:
-    batch = resolve_batch(
-        micro_batch_size=None, accumulation_steps=None, effective_batch=16, world_size=nodes * processes
-    )
-
-    assert (batch.micro_batch_size, batch.accumulation_steps, batch.effective) == (1, accumulation_steps, 16)
-
-
 @given(effective_batch=st.integers(1, 100_000), world_size=RANKS)
 def test_splits_are_complete_and_sorted_by_decreasing_micro_batch(effective_batch: int, world_size: int) -> None:
     smallest_batch = Batch(1, effective_batch, world_size)
@@ -133,18 +119,6 @@ def test_largest_fitting_split_is_found_with_few_trials(samples: int, max_micro_
     fitting_sizes = [size for size in range(1, min(samples, max_micro_batch_size) + 1) if samples % size == 0]
     assert (largest_batch.micro_batch_size if largest_batch else None) == max(fitting_sizes, default=None)
     assert len(tried_batches) <= 8  # numbers below 100000 have at most 128 divisors, and log2(128) = 7
-
-
-@given(effective_batch=st.integers(1, 4096), world_size=RANKS)
-def test_auto_batch_size_resolves_to_one(effective_batch: int, world_size: int) -> None:
-    batch = resolve_batch(
-        micro_batch_size=AUTO,
-        accumulation_steps=None,
-        effective_batch=effective_batch * world_size,
-        world_size=world_size,
-    )
-
-    assert batch == Batch(1, effective_batch, world_size)
 
 
 def test_auto_batch_size_requires_an_effective_batch_divisible_by_the_world_size() -> None:

@@ -131,10 +131,6 @@ def test_commands_must_count_ranks_on_slices_themselves() -> None:
         FineTuneJob.parse({"metadata": {"name": "bert"}, "spec": body})
 
 
-def test_an_explicit_number_of_ranks_is_kept() -> None:
-    assert parse_job({"example.com/npu": 4}, nproc_per_node=4).spec.ranks_per_node == 4
-
-
 def test_a_job_that_requests_only_gpus_is_not_changed() -> None:
     assert parse_job({"nvidia.com/gpu": 8, "cpu": 4}).spec.nproc_per_node is None
 

@@ -41,19 +41,6 @@ def test_jobs_on_the_host_network_listen_on_two_adjacent_ports(fields: dict[str,
     assert parse_spec(**fields).status_port == 8080
 
 
-def test_ranks_per_node_default_to_the_number_of_gpus() -> None:
-    limits = {"nvidia.com/gpu": 8, "memory": "64Gi"}
-
-    assert parse_spec(nprocPerNode=None, resources={"limits": limits}).ranks_per_node == 8
-    assert parse_spec(nprocPerNode=2, resources={"limits": limits}).ranks_per_node == 2
-    assert parse_spec(nprocPerNode=None).ranks_per_node == 1
-
-
-@pytest.mark.parametrize("count", [pytest.param(8, id="number"), pytest.param("8", id="string")])
-def test_gpu_count_can_be_a_number_or_a_string(count: int | str) -> None:
-    assert parse_spec(nprocPerNode=None, resources={"limits": {"amd.com/gpu": count}}).ranks_per_node == 8
-
-
 def test_serialization_for_the_trainer_preserves_the_spec() -> None:
     original_spec = parse_spec(
         training={"learningRate": 2e-5}, env=[{"name": "A", "valueFrom": {"fieldRef": {"fieldPath": "x"}}}]

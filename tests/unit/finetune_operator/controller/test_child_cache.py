@@ -110,11 +110,6 @@ def test_tombstones_of_a_deleted_job_expire() -> None:
     assert cache.children.deleted_pods(KEY) == ()
 
 
-def test_a_tombstone_of_the_current_attempt_never_expires() -> None:
-    retained = prune_tombstones([tombstone("a-1-0", attempt=1)], current_attempt=1, now=FOREVER)
-    assert retained == (tombstone("a-1-0", attempt=1),)
-
-
 def test_one_tombstone_per_node_is_kept_for_the_current_attempt() -> None:
     tombstones = [tombstone(f"a-1-{rank}", attempt=1, deleted_at=rank) for rank in range(1000)]
     assert prune_tombstones(tombstones, current_attempt=1, now=FOREVER) == tuple(tombstones)

@@ -57,12 +57,6 @@ def list_pod_names(api: HttpApi) -> list[str]:
     return sorted(name for plural, _, name in api.objects if plural == "pods")
 
 
-async def test_pods_of_a_new_job_are_created(api: HttpApi) -> None:
-    async with running_controller(api) as (controller, _):
-        controller.on_job_event(put_job(api, "a"))
-        await wait_in_event_loop(lambda: list_pod_names(api) == ["a-0-0", "a-0-1"])
-
-
 async def test_watch_event_for_an_own_write_causes_no_pass(api: HttpApi) -> None:
     async with running_controller(api) as (controller, metrics):
         controller.on_job_event(put_job(api, "a"))

@@ -185,11 +185,3 @@ async def test_a_pass_ends_although_creates_are_slow_and_the_next_pass_continues
         await run_pass(cluster, build_raw_job(compute_status_after_observations(numNodes=nodes), numNodes=nodes))
 
     assert len(list_create_requests(cluster)) == MAX_CONCURRENT_POD_CREATES + 2
-
-
-async def test_pods_without_their_config_map_do_not_count_as_created() -> None:
-    config_map = CREATES[1].removeprefix("create ConfigMap ")
-    cluster = RecordingCluster(errors={CREATES[1]: NameTaken(kind="ConfigMap", name=config_map)})
-    result = await run_pass(cluster, build_raw_job(compute_status_after_observations()))
-
-    assert [action.manifest["kind"] for action in result.actions if isinstance(action, Create)] == ["Service"]

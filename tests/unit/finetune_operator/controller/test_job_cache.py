@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from finetune_operator.controller.child_cache import JobKey
-from finetune_operator.controller.job_cache import MAX_PARSED_JOBS, JobCache, get_namespaced_name
+from finetune_operator.controller.job_cache import MAX_PARSED_JOBS, JobCache
 from finetune_operator.kube.resource_versions import StateRolledBack
 from finetune_operator.observation.ownership import RawBody
 
@@ -14,13 +14,6 @@ KEY = JobKey("default", "u1")
 
 def job_body(version: str, *, uid: str = "u1", **fields: Any) -> RawBody:
     return {"metadata": {"name": "a", "namespace": "default", "uid": uid, "resourceVersion": version}, **fields}
-
-
-def test_a_newer_body_replaces_an_older_one() -> None:
-    jobs = JobCache()
-    assert jobs.store_if_newer(job_body("1"))
-    assert jobs.store_if_newer(job_body("2", spec=2))
-    assert jobs.get(KEY) == job_body("2", spec=2)
 
 
 @pytest.mark.parametrize(
@@ -140,7 +133,3 @@ def test_the_current_attempt_is_read_from_the_status(status: RawBody, attempt: i
     jobs.store_if_newer(job_body("1", status=status))
     assert jobs.current_attempt(KEY) == attempt
     assert jobs.current_attempt(JobKey("default", "unknown")) is None
-
-
-def test_log_name_includes_the_namespace() -> None:
-    assert get_namespaced_name(job_body("1")) == "default/a"

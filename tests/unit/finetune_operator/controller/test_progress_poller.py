@@ -126,15 +126,6 @@ def test_response_of_another_pod_is_ignored(job_uid: str, attempt: int) -> None:
     assert parse(content, job_uid=job_uid, attempt=attempt) is None
 
 
-async def test_the_progress_of_a_responding_pod_is_returned() -> None:
-    async def respond(_: web.Request) -> web.Response:
-        return status_response(progress={"step": 3})
-
-    progress = await fetch_progress(respond)
-    assert progress is not None
-    assert progress.step == 3
-
-
 async def test_a_slow_response_times_out() -> None:
     async def respond(_: web.Request) -> web.Response:
         await asyncio.sleep(5)
@@ -282,17 +273,6 @@ async def test_degradations_of_a_command_without_progress_are_stored() -> None:
 
     assert setup.poller.get_latest_progress(KEY) is None
     assert setup.poller.get_degradations(KEY) == PolledDegradations(1, ())
-
-
-async def test_degradations_of_another_job_are_ignored() -> None:
-    async def respond(_: web.Request) -> web.Response:
-        return web.json_response({"uid": "other", "attempt": 1, "degraded": [{"reason": "RanksAlone"}]})
-
-    async with run_status_server(respond) as port:
-        setup = PollerUnderTest(port)
-        await setup.poll()
-
-    assert setup.poller.get_degradations(KEY) is None
 
 
 @pytest.mark.parametrize("address", LOOPBACK_ADDRESSES)

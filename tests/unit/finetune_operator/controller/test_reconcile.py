@@ -295,15 +295,6 @@ async def test_repair_of_a_newer_release_stalls_the_job_without_an_error() -> No
     assert "status.repair.deepspeed: unknown preset 'zero4'" in stalled["message"]
 
 
-async def test_suspend_is_applied_to_a_job_with_an_invalid_spec() -> None:
-    cluster = RecordingCluster()
-    invalid_job = build_raw_job(compute_status_after_observations(running_pods()), numNodes=0, suspend=True)
-    await run_pass(cluster, invalid_job, build_cached_state(*running_pods()))
-
-    deletions = ["delete Pod bert-0-0 pod-0-0 within 120 s", "delete Pod bert-0-1 pod-0-1 within 120 s"]
-    assert cluster.requests == ["write status", *deletions]
-
-
 async def test_unknown_fields_of_a_newer_crd_are_ignored() -> None:
     cluster = RecordingCluster()
     status = compute_status_after_observations(running_pods())

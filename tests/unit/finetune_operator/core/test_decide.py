@@ -11,7 +11,7 @@ from finetune_api.v1alpha1.job import FineTuneJob
 from finetune_api.v1alpha1.status import AttemptState, JobStatus
 from finetune_operator.core.actions import Create, DeleteJob, DeletePod, EmitEvent
 from finetune_operator.core.pending_reasons import CREATE_CONTAINER_TIMEOUT, IMAGE_PULL_TIMEOUT
-from finetune_operator.observation.pods import Claim, Observation, RejectedCreate
+from finetune_operator.observation.pods import Observation
 from testing.builders.jobs import (
     NOW,
     SETTINGS,
@@ -45,21 +45,6 @@ def find_condition(status: JobStatus, condition_type: str) -> str:
 def test_the_attempt_is_recorded_before_children_are_created() -> None:
     ftjob, decision = decide_once(job(), NOTHING)
     assert (ftjob.status.attempt, decision.actions) == (0, ())
-
-
-def test_children_are_created_only_after_an_uncached_list() -> None:
-    ftjob = started_job()
-    _, unconfirmed = decide_once(ftjob, Observation(is_fresh=False))
-    assert unconfirmed.needs_confirmation
-    _, confirmed = decide_once(ftjob, NOTHING)
-    created = [action.name for action in confirmed.actions if isinstance(action, Create)]
-    assert created == ["Service bert", "ConfigMap bert-0-11111111", "Pod bert-0-0", "Pod bert-0-1"]
-
-
-def test_existing_children_are_not_created_again() -> None:
-    ftjob = started_job()
-    _, decision = decide_with(ftjob, pod(ftjob, 0))
-    assert [a.name for a in decision.actions if isinstance(a, Create)] == ["ConfigMap bert-0-11111111", "Pod bert-0-1"]
 
 
 def test_job_is_running_when_all_nodes_run() -> None:
@@ -123,13 +108,6 @@ def test_missing_pod_counts_as_deleted_only_after_an_uncached_list() -> None:
     assert after_loss.status.attempts[-1].evidence[1].deleted
 
 
-def test_remaining_pods_can_save_a_checkpoint_after_a_user_deletes_a_pod() -> None:
-    ftjob = build_running_job()
-    stopping, _ = decide_with(ftjob, terminating_pod(running_pod(ftjob, 0)), running_pod(ftjob, 1))
-    _, decision = decide_with(stopping, terminating_pod(running_pod(ftjob, 0)), running_pod(ftjob, 1))
-    assert decision.actions == (DeletePod("bert-0-1", "pod-0-1", 120),)
-
-
 def test_suspended_is_true_only_after_all_pods_are_deleted() -> None:
     ftjob = build_running_job()
     suspended_job = ftjob.model_copy(update={"spec": ftjob.spec.model_copy(update={"suspend": True})})
@@ -185,16 +163,6 @@ def test_cancelled_job_saves_a_checkpoint_and_fails_once_its_pods_are_gone() -> 
     assert [a.reason for a in decision.actions if isinstance(a, EmitEvent)] == ["Cancelled"]
 
 
-@pytest.mark.parametrize("suspend", [False, True], ids=["new", "created suspended"])
-def test_job_that_is_cancelled_before_its_start_creates_no_pod(suspend: bool) -> None:
-    ftjob, actions = job(suspend=suspend, cancel=True), []
-    for _ in range(3):
-        ftjob, decision = decide_once(ftjob, NOTHING)
-        actions += [action for action in decision.actions if not isinstance(action, EmitEvent)]
-
-    assert (actions, ftjob.status.attempts[-1].reason, ftjob.status.phase) == ([], "Cancelled", "Failed")
-
-
 def test_suspended_job_can_be_cancelled_and_its_attempt_keeps_its_end() -> None:
     ftjob = build_running_job(suspend=False)
     suspended = ftjob.model_copy(update={"spec": ftjob.spec.model_copy(update={"suspend": True})})
@@ -216,16 +184,6 @@ def test_cancelled_job_is_complete_if_all_its_nodes_have_succeeded() -> None:
         ftjob, _ = decide_with(ftjob, *success)
 
     assert ftjob.status.phase == "Complete"
-
-
-def test_finished_job_is_deleted_only_after_its_ttl() -> None:
-    ftjob = build_running_job(ttlSecondsAfterFinished=30)
-    success = [finished_pod(ftjob, rank, exit_code=0, message=termination_message("succeeded")) for rank in (0, 1)]
-    completed, _ = decide_with(ftjob, *success)
-    assert decide_with(completed, *success, now=NOW + timedelta(seconds=29))[1].actions == ()
-    assert decide_with(completed, *success, now=NOW + timedelta(seconds=30))[1].actions == (
-        DeleteJob(ftjob.metadata.uid),
-    )
 
 
 @pytest.mark.parametrize(("own_ttl", "deleted_at"), [(None, 60), (30, 30), (90, 90)], ids=["unset", "less", "more"])
@@ -294,28 +252,6 @@ def test_a_job_with_a_deletion_timestamp_gets_no_actions() -> None:
     assert (ftjob.status, decision.actions) == (JobStatus(), ())
 
 
-def test_job_with_several_nodes_fails_if_its_claim_is_read_write_once() -> None:
-    ftjob = started_job()
-    claims = (Claim("models", ("ReadWriteOnce",)),)
-    failed, _ = decide_once(ftjob, Observation(is_fresh=True, claims=claims))
-    assert "models is ReadWriteOnce, but 2 nodes mount it" in failed.status.attempts[-1].message
-    single_node = started_job(numNodes=1)
-    assert decide_once(single_node, Observation(is_fresh=True, claims=claims))[0].status.completion_time is None
-
-
-def test_job_fails_if_a_create_is_invalid_but_waits_if_the_quota_is_exceeded() -> None:
-    ftjob = started_job()
-    invalid = RejectedCreate("Pod", "bert-0-0", 422, "spec.containers[0].resources: Invalid value")
-    assert (
-        decide_once(ftjob, Observation(is_fresh=True, rejected_creates=(invalid,)))[0].status.attempts[-1].reason
-        == "InvalidSpec"
-    )
-    quota = RejectedCreate("Pod", "bert-0-0", 403, "exceeded quota: gpus")
-    waiting, _ = decide_once(ftjob, Observation(is_fresh=True, rejected_creates=(quota,)))
-    assert waiting.status.waiting is not None
-    assert waiting.status.waiting.reason == "CreateRefused"
-
-
 def test_an_image_that_cannot_be_pulled_fails_the_job_after_ten_minutes() -> None:
     ftjob = started_job()
     state = {"waiting": {"reason": "ErrImagePull", "message": "not found"}}
@@ -355,15 +291,6 @@ def test_a_container_that_cannot_be_created_ends_the_attempt_after_three_minutes
     assert (timed_out.status.completion_time is None) is is_restarted
     _, following = decide_with(timed_out, *pods, now=NOW + CREATE_CONTAINER_TIMEOUT)
     assert [action.name for action in following.actions if isinstance(action, DeletePod)] == ["bert-0-0", "bert-0-1"]
-
-
-def test_decide_is_idempotent() -> None:
-    ftjob = build_running_job()
-    observation = build_observation(ftjob, running_pod(ftjob, 0), running_pod(ftjob, 1))
-    first_job, first = decide_once(ftjob, observation)
-    second_job, second = decide_once(first_job, observation)
-    assert first_job.status == second_job.status
-    assert (first.actions, second.actions) == ((), ())
 
 
 def test_nan_loss_is_not_written_to_the_status() -> None:

@@ -78,13 +78,6 @@ def test_cancel_fails_the_job() -> None:
     assert [type(action).__name__ for action in decision.actions] == ["DeletePod", "DeletePod", "EmitEvent"]
 
 
-def test_a_finished_job_is_deleted_after_its_ttl() -> None:
-    finished = RUNNING.model_copy(update={"completion_time": NOW})
-
-    assert DeleteJob("uid-1") not in decide(finished, ttlSecondsAfterFinished=60, seconds=59).actions
-    assert DeleteJob("uid-1") in decide(finished, ttlSecondsAfterFinished=60, seconds=60).actions
-
-
 @pytest.mark.parametrize(("own_ttl", "deleted_at"), [(None, 60), (30, 30), (90, 90)], ids=["unset", "less", "more"])
 def test_default_ttl_applies_unless_the_job_has_its_own(own_ttl: int | None, deleted_at: int) -> None:
     finished, settings = RUNNING.model_copy(update={"completion_time": NOW}), replace(SETTINGS, default_ttl_seconds=60)

@@ -51,14 +51,6 @@ def test_a_deleted_service_is_created_again(state: object) -> None:
     assert list_created_kinds(decide_once(ftjob, replace(observation, service_exists=False))[1].actions) == ["Service"]
 
 
-def test_an_edited_service_is_deleted() -> None:
-    ftjob = created_job()
-    observation = build_observation(ftjob, running_pod(ftjob, 0), running_pod(ftjob, 1))
-    edited = replace(observation, service_exists=False, edited_service_uid="uid-9")
-
-    assert decide_once(ftjob, edited)[1].actions[-1:] == (DeleteService("bert", "uid-9"),)
-
-
 def test_edited_service_is_deleted_even_while_pods_are_created() -> None:
     ftjob, _ = decide_once(job(), NOTHING)
     edited = replace(NOTHING, edited_service_uid="uid-9")

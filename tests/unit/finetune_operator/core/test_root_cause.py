@@ -127,22 +127,6 @@ def test_eviction_after_a_deletion_by_the_operator_is_not_the_root_cause() -> No
     assert ftjob.status.attempts[0].reason == "PeerLost"
 
 
-def test_evidence_is_kept_after_its_pod_is_removed() -> None:
-    ftjob = build_running_job()
-    ftjob, _ = decide_with(ftjob, finished_pod(ftjob, 0, **KILLED), running_pod(ftjob, 1), now=LATER)
-    ftjob, _ = decide_with(ftjob, now=LATER)
-
-    assert ftjob.status.attempts[0].reason == "ContainerKilled"
-
-
-def test_missing_pod_counts_as_deleted() -> None:
-    ftjob = build_running_job()
-    ftjob, _ = decide_with(ftjob, running_pod(ftjob, 0))
-    ftjob, _ = decide_with(ftjob)
-
-    assert (ftjob.status.attempts[0].reason, ftjob.status.attempts[0].node_rank) == ("PodDeleted", 1)
-
-
 def test_pods_are_deleted_only_after_the_grace_period_of_the_root_cause() -> None:
     """After SIGTERM, a node reports that it was stopped, so deleting the root cause too early would hide its error."""
     ftjob = build_running_job()

@@ -96,13 +96,6 @@ def test_a_condition_names_the_newer_image() -> None:
     assert "to use registry.example/trainer:v2, set spec.suspend to true" in condition.message
 
 
-def test_a_job_with_its_own_image_has_no_such_condition() -> None:
-    running = start_attempt(job(image="registry.example/own:1"), image_id="")
-    upgraded, _ = decide_with(running, settings=UPGRADED)
-
-    assert not any(c.type == "TrainerImageOutdated" for c in upgraded.status.conditions)
-
-
 def test_a_running_job_of_a_release_without_snapshots_keeps_the_image_of_its_pods() -> None:
     running = start_attempt(job())
     without_snapshot = running.model_copy(update={"status": running.status.model_copy(update={"snapshot": None})})

@@ -10,7 +10,7 @@ from finetune_api.schema.status_schema import bound_status, bound_value
 from finetune_api.termination import Outcome
 from finetune_api.v1alpha1.job import GRACE_SECONDS
 from finetune_api.v1alpha1.reasons import Reason
-from finetune_api.v1alpha1.status import EVIDENCE_MESSAGE_BYTES, AttemptState, JobStatus, Phase
+from finetune_api.v1alpha1.status import EVIDENCE_MESSAGE_BYTES, AttemptState, Phase
 from finetune_api.visible_text import escape_controls
 from finetune_operator.core.actions import DeletePod
 from finetune_operator.core.job_context import ABORT_GRACE_SECONDS
@@ -20,8 +20,6 @@ from testing.builders.jobs import (
     command,
     decide_with,
     finished_pod,
-    job,
-    pod,
     running_pod,
     terminating_pod,
 )
@@ -128,21 +126,6 @@ def test_only_pods_on_reachable_kubernetes_nodes_get_the_full_grace_period() -> 
     )
 
 
-def test_verdict_and_next_attempt_are_written_in_one_status_update() -> None:
-    ftjob = build_running_job()
-    ftjob, _ = decide_with(ftjob, finished_pod(ftjob, 0, **KILLED), finished_pod(ftjob, 1, **VICTIM))
-    before: JobStatus = ftjob.status
-    ftjob, decision = decide_with(ftjob, finished_pod(ftjob, 0, **KILLED), finished_pod(ftjob, 1, **VICTIM))
-
-    assert (before.attempt, before.attempts[-1].state) == (0, AttemptState.STOPPING)
-    assert [(r.attempt, r.state) for r in ftjob.status.attempts] == [
-        (0, AttemptState.FAILED),
-        (1, AttemptState.STARTING),
-    ]
-    assert (ftjob.status.attempt, ftjob.status.restarts) == (1, 1)
-    assert {type(action).__name__ for action in decision.actions} == {"EmitEvent"}
-
-
 ECC_ERROR, LONG_CONTROLS = "uncorrectable ECC error", "\x9b" * 250  # the escapes exceed the limit of the status
 
 
@@ -178,14 +161,6 @@ def test_expired_deadline_does_not_requeue_a_stopping_job_immediately() -> None:
     assert ftjob.status.attempts[-1].reason == "DeadlineExceeded"
     assert decision.requeue_after is not None
     assert decision.requeue_after > timedelta(seconds=1)
-
-
-def test_a_pod_deleted_before_all_pods_were_created_ends_the_attempt() -> None:
-    ftjob = job()
-    ftjob, _ = decide_with(ftjob)
-    ftjob, _ = decide_with(ftjob, pod(ftjob, 0), tombstones=(pod(ftjob, 1),))
-
-    assert ftjob.status.attempts[-1].state is AttemptState.STOPPING
 
 
 @pytest.mark.parametrize(

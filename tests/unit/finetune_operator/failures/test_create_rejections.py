@@ -123,11 +123,6 @@ def test_claims_mounted_by_several_nodes_must_be_shared(
     assert find_permanent_rejection(job(numNodes=1), observation) is None
 
 
-def test_unknown_or_missing_claims_do_not_fail_the_job() -> None:
-    assert find_permanent_rejection(JOB, Observation(claims=None)) is None
-    assert find_permanent_rejection(JOB, Observation(claims=())) is None
-
-
 def test_command_without_output_mounts_only_the_claims_of_its_volumes() -> None:
     fields = command({"script": "train.py"}, output=None)
 

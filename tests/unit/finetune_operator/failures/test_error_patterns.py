@@ -20,14 +20,6 @@ def test_corpus_contains_messages_for_every_pattern() -> None:
     assert PATTERNS.keys() <= {entry.reason for entry in TRAINING_SET}
 
 
-def test_exception_that_matches_no_pattern_is_a_user_code_error() -> None:
-    evidence = Evidence(
-        node_rank=0, ended=True, exit_code=1, outcome="failed", error_type="KeyError", message="'messages'"
-    )
-
-    assert judge_node(evidence).reason is Reason.USER_CODE_ERROR
-
-
 def test_error_type_of_the_trainer_takes_precedence_over_the_patterns() -> None:
     evidence = Evidence(
         node_rank=0, ended=True, exit_code=2, outcome="failed", error_type="DatasetError", message="connection refused"

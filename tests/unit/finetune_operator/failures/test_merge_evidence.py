@@ -57,10 +57,6 @@ def test_evidence_includes_nodes_removed_from_the_spec() -> None:
     assert [evidence.node_rank for evidence in fewer] == [0, 1]
 
 
-def test_missing_pod_counts_as_deleted_if_it_was_created() -> None:
-    assert collect_evidence(running_pod(JOB, 0))[1] == Evidence(node_rank=1, ended=True, deleted=True)
-
-
 def test_replicas_with_different_observations_converge_to_the_same_evidence() -> None:
     tainted = build_disrupted_pod(terminating_pod(running_pod(JOB, 0)), "DeletionByTaintManager")
     collected = build_disrupted_pod(terminating_pod(running_pod(JOB, 0)), "DeletionByPodGC")

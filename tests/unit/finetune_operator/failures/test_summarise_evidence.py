@@ -132,7 +132,3 @@ def test_evidence_of_a_small_job_is_stored_without_summaries() -> None:
 @given(ranks=st.sets(st.integers(0, 999), min_size=1).map(sorted))
 def test_ranks_are_restored_from_their_ranges(ranks: list[int]) -> None:
     assert parse_ranks(format_ranks(ranks)) == ranks
-
-
-def test_ranks_are_formatted_as_ranges() -> None:
-    assert format_ranks([0, 1, 2, 7, 9, 10]) == "0-2,7,9-10"

@@ -6,10 +6,6 @@ from finetune_api.v1alpha1.scheduling import API_VERSIONS, SchedulingProvider
 from finetune_operator.observation.group_apis import find_group_apis
 
 
-def test_cluster_without_group_apis_has_no_provider() -> None:
-    assert find_group_apis(["apps/v1", "batch/v1", "scheduling.k8s.io/v1"]).versions == {}
-
-
 @pytest.mark.parametrize("provider", SchedulingProvider)
 def test_provider_is_found_by_each_of_its_versions(provider: SchedulingProvider) -> None:
     for version in API_VERSIONS[provider]:
@@ -31,12 +27,3 @@ def test_versions_that_the_operator_does_not_use_are_ignored() -> None:
     ]
 
     assert find_group_apis(unused).versions == {}
-
-
-def test_found_providers_have_no_problem() -> None:
-    served = [version for versions in API_VERSIONS.values() for version in versions]
-
-    apis = find_group_apis(served)
-
-    assert set(apis.versions) == set(SchedulingProvider)
-    assert apis.problems == {}

@@ -1,14 +1,8 @@
 """Tests of reading ownership and timestamps of child objects."""
 
-from datetime import UTC, datetime
-
 import pytest
 
 from finetune_operator.observation.ownership import parse_time
-
-
-def test_timestamps_of_the_kubernetes_api_are_parsed() -> None:
-    assert parse_time("2026-01-01T12:00:00Z") == datetime(2026, 1, 1, 12, tzinfo=UTC)
 
 
 @pytest.mark.parametrize("text", [None, "", "0001-01-01T00:00:00Z", "9999-12-31T23:59:59Z"])

@@ -263,15 +263,6 @@ def test_a_deleted_pod_without_a_kubernetes_node_never_runs() -> None:
     assert not observe_single_pod(body).may_run(NOW)
 
 
-def test_a_terminating_pod_has_a_deletion_deadline() -> None:
-    terminating = observe_single_pod(terminating_pod(running_pod(JOB, 0), deadline=NOW))
-    assert (terminating.is_terminating, terminating.deletion_deadline) == (True, NOW)
-    assert (
-        observe_single_pod(running_pod(JOB, 0)).is_terminating,
-        observe_single_pod(running_pod(JOB, 0)).deletion_deadline,
-    ) == (False, None)
-
-
 def test_live_pod_takes_precedence_over_its_own_tombstone() -> None:
     assert [node.phase for node in observe_pods([running_pod(JOB, 0)], [running_pod(JOB, 0), pod(JOB, 1)])] == [
         PodPhase.RUNNING,

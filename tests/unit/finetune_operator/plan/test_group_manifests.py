@@ -183,13 +183,6 @@ def test_priority_class_of_the_pod_template_applies_to_the_group(name: str) -> N
     assert get_pod_group(run_plan)["spec"].get("priorityClassName", "urgent") == "urgent"
 
 
-def test_priority_class_of_kueue_is_not_that_of_the_pods() -> None:
-    (pod, _) = build_pod_manifests(plan("kueue"))
-
-    assert "priorityClassName" not in pod["spec"]
-    assert pod["metadata"]["labels"]["kueue.x-k8s.io/priority-class"] == "high"
-
-
 @pytest.mark.parametrize(
     ("name", "template", "expected"),
     [

@@ -38,26 +38,11 @@ def test_manifests_of_a_job_with_a_command_equal_the_golden_file() -> None:
     assert_golden("command", build_children(build_run_plan(attempt=1, **command(program))), base="two-nodes")
 
 
-def test_config_map_of_a_job_with_a_command_contains_the_supervisor() -> None:
-    _, config_map, first, *_ = build_children(build_run_plan(**command({"exec": ["swift", "sft"]})))
-
-    [trainer] = first["spec"]["containers"]
-    [(name, content)] = config_map["binaryData"].items()
-    assert (trainer["image"], content) == ("registry.example/minimind:1", SETTINGS.supervisor)
-    assert trainer["command"][0] == "python3"
-    assert f"{names.CONFIG_DIR}/{name}" in trainer["command"]
-    assert "initContainers" not in first["spec"]
-
-
 def test_the_config_map_contains_the_defaults_with_which_the_job_began() -> None:
     status = JobStatus(snapshot=JobSnapshot(image="trainer:v1", defaults='{"numNodes":1}'))
     config_map = build_config_map(plan_run(job(status=status), attempt=0, settings=SETTINGS))
 
     assert config_map["data"]["defaults.json"] == '{"numNodes":1}'
-
-
-def test_the_config_map_of_a_training_job_contains_no_supervisor() -> None:
-    assert "binaryData" not in build_children(build_run_plan())[1]
 
 
 def test_command_without_output_has_no_output_volume_or_variables() -> None:
@@ -69,18 +54,6 @@ def test_command_without_output_has_no_output_volume_or_variables() -> None:
     assert not [
         name for name, value in read_environment_variables(**fields).items() if value.startswith(names.OUTPUT_DIR)
     ]
-
-
-def test_attempt_has_a_service_a_config_map_and_one_pod_per_node() -> None:
-    kinds = [child["kind"] for child in build_children(build_run_plan(numNodes=3))]
-    assert kinds == ["Service", "ConfigMap", "Pod", "Pod", "Pod"]
-
-
-def test_attempts_share_only_the_service() -> None:
-    first, second = (
-        {(c["kind"], c["metadata"]["name"]) for c in build_children(build_run_plan(attempt=n))} for n in (0, 1)
-    )
-    assert first & second == {("Service", "bert")}
 
 
 def test_every_child_has_an_owner_reference_to_the_job() -> None:

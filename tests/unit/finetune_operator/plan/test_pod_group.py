@@ -42,22 +42,3 @@ def test_pods_of_a_group_differ_only_in_name_and_variables() -> None:
     )
 
     assert all(other == first for other in others)
-
-
-def test_topology_is_requested_with_the_order_of_the_ranks() -> None:
-    topology = [{"key": "example.com/rack", "mode": "Preferred"}]
-    scheduling = {"queueName": "gpus", "schedulingConstraints": {"topology": topology}}
-
-    (pod, _) = build_pod_manifests(build_run_plan(scheduling=scheduling))
-
-    assert select_queue_keys(pod["metadata"]["annotations"]) == {
-        "pod-group-total-count": "2",
-        "podset-preferred-topology": "example.com/rack",
-        "pod-group-pod-index-label": "finetune.dev/node-rank",
-    }
-
-
-def test_pods_without_a_queue_have_no_keys_of_kueue() -> None:
-    (pod, _) = build_pod_manifests(build_run_plan())
-
-    assert not select_queue_keys({**pod["metadata"]["labels"], **pod["metadata"].get("annotations", {})})

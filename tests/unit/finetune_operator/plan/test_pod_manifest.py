@@ -14,7 +14,6 @@ from testing.builders.manifests import (
     build_first_pod_manifest,
     build_pod_manifests,
     build_run_plan,
-    build_trainer_container,
 )
 from testing.builders.pod_security import find_restricted_violations
 
@@ -53,10 +52,6 @@ def test_shared_memory_has_half_of_the_memory_limit(limits: dict[str, Any], size
     assert shm["emptyDir"] == {"medium": "Memory"} | ({} if size is None else {"sizeLimit": str(size)})
 
 
-def test_lost_kubernetes_nodes_are_tolerated_for_one_minute() -> None:
-    assert build_tolerations() == {NOT_READY: LOST_NODE_SECONDS, UNREACHABLE: LOST_NODE_SECONDS}
-
-
 def test_user_toleration_overrides_the_default() -> None:
     toleration = {"key": UNREACHABLE, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 5}
     assert build_tolerations(toleration) == {UNREACHABLE: 5, NOT_READY: LOST_NODE_SECONDS}
@@ -85,12 +80,6 @@ def test_empty_security_context_of_the_user_is_kept() -> None:
 def test_operator_labels_override_user_labels() -> None:
     labels = build_first_pod_manifest(**ALL_FIELDS)["metadata"]["labels"]
     assert (labels["team"], labels[names.MANAGED_BY]) == ("a", names.MANAGER)
-
-
-def test_unset_fields_are_not_in_the_manifest() -> None:
-    spec, trainer = build_first_pod_manifest()["spec"], build_trainer_container()
-    assert not {"nodeSelector", "affinity", "priorityClassName", "imagePullSecrets", "serviceAccountName"} & spec.keys()
-    assert not {"resources", "imagePullPolicy"} & trainer.keys()
 
 
 def test_pods_conform_to_the_restricted_pod_security_standard() -> None:

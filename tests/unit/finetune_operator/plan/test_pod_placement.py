@@ -48,25 +48,6 @@ def test_pod_equals_the_golden_file(case: str) -> None:
     assert_golden(f"pods/{case}", [build_first_pod_manifest(**CASES[case])], base="pods/nvidia-gpu")
 
 
-def test_placement_fields_are_absent_by_default() -> None:
-    spec = build_first_pod_manifest()["spec"]
-
-    assert not {"schedulingGates", "hostNetwork", "dnsPolicy", "resourceClaims"} & spec.keys()
-
-
-def test_gates_of_other_controllers_are_kept_in_the_pods() -> None:
-    gates = [{"name": "acme.example/approval"}]
-
-    assert build_first_pod_manifest(podTemplate={"schedulingGates": gates})["spec"]["schedulingGates"] == gates
-
-
-def test_pods_on_the_host_network_keep_their_dns_names() -> None:
-    spec = build_first_pod_manifest(**HOST_NETWORK)["spec"]
-
-    assert (spec["hostNetwork"], spec["dnsPolicy"]) == (True, "ClusterFirstWithHostNet")
-    assert (spec["hostname"], spec["subdomain"]) == ("bert-0-0", "bert")
-
-
 def test_pods_on_the_host_network_declare_all_ports_on_which_they_listen() -> None:
     run = build_run_plan(**{**HOST_NETWORK, "network": {"masterPort": 29600, "interface": "bond0"}})
     for pod in build_pod_manifests(run):
@@ -89,19 +70,6 @@ def test_the_host_network_violates_the_restricted_standard() -> None:
     fields = {**HOST_NETWORK, "podTemplate": {"hostNetwork": True}, "numNodes": 1}
 
     assert find_restricted_violations(build_first_pod_manifest(**fields)) == ("hostNetwork is set",)
-
-
-def test_claims_are_in_the_pod_and_in_the_container() -> None:
-    claims = [
-        {"name": "gpus", "resourceClaimTemplateName": "four-gpus"},
-        {"name": "nics", "resourceClaimName": "shared-nics"},
-    ]
-    used = [{"name": "gpus", "request": "gpu"}, {"name": "nics"}]
-
-    spec = build_first_pod_manifest(podTemplate={"resourceClaims": claims}, resources={"claims": used})["spec"]
-
-    assert spec["resourceClaims"] == claims
-    assert spec["containers"][0]["resources"] == {"claims": used}
 
 
 @pytest.mark.parametrize("scheduling", [None, {"queueName": "gpus"}], ids=["no queue", "queue"])

@@ -8,7 +8,7 @@ import pytest
 from finetune_api.v1alpha1.job import MAX_JOB_NAME, MAX_NODES
 from finetune_operator.plan.run_plan import RunPlan, plan_run, resolve_planned_batch
 from finetune_operator.settings import Settings
-from testing.builders.jobs import SETTINGS, UID, job
+from testing.builders.jobs import SETTINGS, job
 
 DNS_LABEL = 63
 
@@ -21,23 +21,9 @@ def list_pod_names(run_plan: RunPlan) -> list[str]:
     return [node.pod_name for node in run_plan.nodes]
 
 
-def test_equal_arguments_result_in_equal_run_plans() -> None:
-    assert build_run_plan(attempt=3) == build_run_plan(attempt=3)
-
-
-def test_master_address_is_the_dns_name_of_node_0() -> None:
-    assert build_run_plan(numNodes=3).master_addr == "bert-0-0.bert.default.svc.cluster.local"
-
-
 def test_the_master_address_has_the_configured_cluster_domain() -> None:
     run = build_run_plan(settings=Settings(trainer_image="trainer", cluster_domain="corp.example"))
     assert run.master_addr.endswith(".svc.corp.example")
-
-
-def test_node_ranks_start_at_0() -> None:
-    run = build_run_plan(numNodes=3)
-    assert [node.node_rank for node in run.nodes] == [0, 1, 2]
-    assert list_pod_names(run) == ["bert-0-0", "bert-0-1", "bert-0-2"]
 
 
 def test_attempts_share_only_the_service_name() -> None:
@@ -79,19 +65,10 @@ def test_world_size_is_nodes_times_ranks_per_node(fields: dict[str, Any], world_
     assert run.world_size == len(run.nodes) * run.nproc_per_node == world_size
 
 
-def test_image_defaults_to_the_trainer_image_of_the_settings() -> None:
-    assert build_run_plan(image="mine:1").image == "mine:1"
-    assert build_run_plan().image == SETTINGS.trainer_image
-
-
 def test_output_folder_defaults_to_namespace_and_name() -> None:
     claim = {"claimName": "models"}
     assert build_run_plan().output_folder == "default/bert"
     assert build_run_plan(output={"persistentVolumeClaim": claim, "subPath": "team/a"}).output_folder == "team/a"
-
-
-def test_run_plan_contains_the_uid_of_the_job() -> None:
-    assert build_run_plan().job_uid == UID
 
 
 @pytest.mark.parametrize(
