@@ -22,154 +22,140 @@ def time_at(seconds: float) -> datetime:
     return datetime.fromtimestamp(1_767_268_800 + seconds, UTC)
 
 
+RESTART, REPAIR, FAIL = FailureAction.RESTART, FailureAction.REPAIR, FailureAction.FAIL
+FAILED = {"outcome": "failed"}
 EXAMPLES: dict[rules.Rule, tuple[Evidence, str, Fault, FailureAction]] = {
     rules.pod_disrupted: (
         node_evidence(disruption="PreemptionByScheduler", exit_code=143),
         "Preempted",
         Fault.PREEMPTION,
-        FailureAction.RESTART,
+        RESTART,
     ),
     rules.evicted_by_kueue: (
         node_evidence(disruption="WorkloadEvictedDueToPodsReadyTimeout", deleted=True, exit_code=143),
         "Preempted",
         Fault.PREEMPTION,
-        FailureAction.RESTART,
+        RESTART,
     ),
     rules.pod_evicted: (
         node_evidence(reason="Evicted", message="Pod ephemeral local storage usage exceeds"),
         "Evicted",
         Fault.RESOURCE,
-        FailureAction.FAIL,
+        FAIL,
     ),
-    rules.host_out_of_memory: (
-        node_evidence(reason="OOMKilled"),
-        "HostOutOfMemory",
-        Fault.RESOURCE,
-        FailureAction.REPAIR,
-    ),
+    rules.host_out_of_memory: (node_evidence(reason="OOMKilled"), "HostOutOfMemory", Fault.RESOURCE, REPAIR),
     kubelet_rejections.rejected_by_kubelet: (
         node_evidence(reason="OutOfcpu"),
         "NodeRefusedPod",
         Fault.INFRASTRUCTURE,
-        FailureAction.RESTART,
+        RESTART,
     ),
     rules.kubernetes_node_restarted: (
         node_evidence(reason="ContainerStatusUnknown", exit_code=137),
         "NodeLost",
         Fault.INFRASTRUCTURE,
-        FailureAction.RESTART,
+        RESTART,
     ),
     container_start_rules.container_not_started: (
         node_evidence(reason="StartError", exit_code=128, message="nvidia-container-cli: initialization error"),
         "GpuUnavailable",
         Fault.INFRASTRUCTURE,
-        FailureAction.RESTART,
+        RESTART,
     ),
     rules.user_error: (
-        node_evidence(outcome="failed", error_type="DatasetError", message="a.jsonl line 2: no messages"),
+        node_evidence(**FAILED, error_type="DatasetError", message="a.jsonl line 2: no messages"),
         "DatasetError",
         Fault.USER,
-        FailureAction.FAIL,
+        FAIL,
     ),
     rules.cuda_out_of_memory: (
-        node_evidence(outcome="failed", error_type="OutOfMemoryError", last_step=36),
+        node_evidence(**FAILED, error_type="OutOfMemoryError", last_step=36),
         "CudaOutOfMemory",
         Fault.RESOURCE,
-        FailureAction.REPAIR,
+        REPAIR,
     ),
     rules.rendezvous_failed: (
-        node_evidence(outcome="failed", error_type="DnsTimeout", message="host not found"),
+        node_evidence(**FAILED, error_type="DnsTimeout", message="host not found"),
         "RendezvousTimeout",
         Fault.TRANSIENT,
-        FailureAction.RESTART,
+        RESTART,
     ),
     rules.rank_hung: (
-        node_evidence(
-            outcome="failed", error_type="Hang", rank=5, message="rank 5 is stopped by a signal (SIGSTOP): no sign"
-        ),
+        node_evidence(**FAILED, error_type="Hang", rank=5, message="rank 5 is stopped by a signal (SIGSTOP): no sign"),
         "Hang",
         Fault.TRANSIENT,
-        FailureAction.RESTART,
+        RESTART,
     ),
     error_patterns.matches_error_pattern: (
-        node_evidence(
-            outcome="failed", error_type="RuntimeError", message="CUDA error: uncorrectable ECC error encountered"
-        ),
+        node_evidence(**FAILED, error_type="RuntimeError", message="CUDA error: uncorrectable ECC error encountered"),
         "GpuHardware",
         Fault.INFRASTRUCTURE,
-        FailureAction.RESTART,
+        RESTART,
     ),
     rules.peer_lost: (
-        node_evidence(outcome="failed", error_type="TimeoutError", message="timed out", victim=True),
+        node_evidence(**FAILED, error_type="TimeoutError", message="timed out", victim=True),
         "PeerLost",
         Fault.TRANSIENT,
-        FailureAction.RESTART,
+        RESTART,
     ),
     rules.bus_error: (
-        node_evidence(outcome="failed", error_type="RankKilled", signal=7),
+        node_evidence(**FAILED, error_type="RankKilled", signal=7),
         "SharedMemoryExhausted",
         Fault.RESOURCE,
-        FailureAction.REPAIR,
+        REPAIR,
     ),
     rules.rank_killed: (
-        node_evidence(outcome="failed", error_type="RankKilled", signal=9),
+        node_evidence(**FAILED, error_type="RankKilled", signal=9),
         "RankKilled",
         Fault.TRANSIENT,
-        FailureAction.RESTART,
+        RESTART,
     ),
-    rules.pod_deleted: (
-        node_evidence(deleted=True, exit_code=None),
-        "PodDeleted",
-        Fault.INFRASTRUCTURE,
-        FailureAction.RESTART,
-    ),
-    rules.node_stopped: (node_evidence(outcome="stopped"), "Stopped", Fault.INFRASTRUCTURE, FailureAction.RESTART),
+    rules.pod_deleted: (node_evidence(deleted=True, exit_code=None), "PodDeleted", Fault.INFRASTRUCTURE, RESTART),
+    rules.node_stopped: (node_evidence(outcome="stopped"), "Stopped", Fault.INFRASTRUCTURE, RESTART),
     rules.reported_fault: (
         node_evidence(
-            outcome="failed",
-            error_type="StorageFault",
-            message="checkpoint cannot be loaded: pickle data was truncated",
+            **FAILED, error_type="StorageFault", message="checkpoint cannot be loaded: pickle data was truncated"
         ),
         "StorageFault",
         Fault.TRANSIENT,
-        FailureAction.RESTART,
+        RESTART,
     ),
     rules.config_map_replaced: (
         node_evidence(
-            outcome="failed",
+            **FAILED,
             error_type="ConfigMapReplaced",
             message="ConfigMap bert-0-11111111, key job.json: expected SHA-256 12, found 34",
         ),
         "ConfigMapReplaced",
         Fault.INFRASTRUCTURE,
-        FailureAction.RESTART,
+        RESTART,
     ),
     rules.hub_unavailable: (
-        node_evidence(outcome="failed", error_type="HubUnavailable", message="503"),
+        node_evidence(**FAILED, error_type="HubUnavailable", message="503"),
         "HubUnavailable",
         Fault.TRANSIENT,
-        FailureAction.RESTART,
+        RESTART,
     ),
     rules.launcher_failed: (
-        node_evidence(outcome="failed", error_type="LauncherFailed", message="no ranks"),
+        node_evidence(**FAILED, error_type="LauncherFailed", message="no ranks"),
         "Unexplained",
         Fault.UNKNOWN,
-        FailureAction.RESTART,
+        RESTART,
     ),
     rules.exception_raised: (
-        node_evidence(outcome="failed", error_type="ZeroDivisionError", message="division by zero"),
+        node_evidence(**FAILED, error_type="ZeroDivisionError", message="division by zero"),
         "UserCodeError",
         Fault.USER,
-        FailureAction.FAIL,
+        FAIL,
     ),
     rules.container_killed: (
         node_evidence(exit_code=137, outcome="running"),
         "ContainerKilled",
         Fault.TRANSIENT,
-        FailureAction.RESTART,
+        RESTART,
     ),
-    rules.result_missing: (node_evidence(exit_code=0), "NoResult", Fault.UNKNOWN, FailureAction.RESTART),
-    rules.unexplained_failure: (node_evidence(exit_code=42), "Unexplained", Fault.UNKNOWN, FailureAction.RESTART),
+    rules.result_missing: (node_evidence(exit_code=0), "NoResult", Fault.UNKNOWN, RESTART),
+    rules.unexplained_failure: (node_evidence(exit_code=42), "Unexplained", Fault.UNKNOWN, RESTART),
 }
 
 
@@ -190,16 +176,43 @@ def test_operator_and_supervisor_define_the_same_user_errors() -> None:
     assert {judge_node(node_evidence(outcome="failed", error_type=name)).fault for name in USER_ERRORS} == {Fault.USER}
 
 
-def test_a_victim_is_not_the_root_cause_even_if_it_failed_first() -> None:
-    peer = node_evidence(
-        node_rank=0, outcome="failed", victim=True, error_type="RuntimeError", finished_at=time_at(1.0)
-    )
-    root_cause = node_evidence(
-        node_rank=1, outcome="failed", error_type="RankKilled", signal=9, finished_at=time_at(1.4)
-    )
-    verdict = judge([peer, root_cause])
+@pytest.mark.parametrize(
+    ("other", "root_cause", "reason"),
+    [
+        pytest.param(
+            {**FAILED, "victim": True, "error_type": "RuntimeError", "finished_at": time_at(1.0)},
+            {**FAILED, "error_type": "RankKilled", "signal": 9, "finished_at": time_at(1.4)},
+            "RankKilled",
+            id="a victim is not, even if it failed first",
+        ),
+        pytest.param(
+            {**FAILED, "error_type": "ValueError", "finished_at": time_at(1.05)},
+            {**FAILED, "error_type": "KeyError", "finished_at": time_at(1.00)},
+            "UserCodeError",
+            id="the earlier of two failures",
+        ),
+        pytest.param(
+            {"exit_code": 137, "outcome": "stopped", "finished_at": time_at(0.5)},
+            {**FAILED, "victim": True, "finished_at": time_at(1.0)},
+            "PeerLost",
+            id="a node stopped by the operator is not",
+        ),
+        pytest.param(
+            {**FAILED, "error_type": "RuntimeError", "finished_at": time_at(1)},
+            {"deleted": True, "outcome": "stopped", "exit_code": 143, "finished_at": time_at(20)},
+            "PodDeleted",
+            id="a pod deleted by another client precedes failures of its peers",
+        ),
+    ],
+)
+def test_one_of_two_ended_nodes_is_the_root_cause(
+    other: dict[str, Any], root_cause: dict[str, Any], reason: str
+) -> None:
+    expected = node_evidence(**root_cause)
+    verdict = judge([node_evidence(node_rank=0, **other), expected])
+
     assert verdict is not None
-    assert (verdict.reason, verdict.evidence) == ("RankKilled", root_cause)
+    assert (verdict.reason, verdict.evidence) == (reason, expected)
 
 
 @pytest.mark.parametrize("reason", ["StorageFault", "DriverMismatch", "GpuUnavailable", "GpuHardware", "NetworkFault"])
@@ -230,22 +243,6 @@ def test_hanging_node_is_the_root_cause_and_the_waiting_node_is_its_victim() -> 
     only_waiting = judge([waiting])
     assert only_waiting is not None
     assert only_waiting.reason == "Hang"
-
-
-def test_earlier_of_two_failures_is_the_root_cause() -> None:
-    first = node_evidence(node_rank=1, outcome="failed", error_type="KeyError", finished_at=time_at(1.00))
-    second = node_evidence(node_rank=0, outcome="failed", error_type="ValueError", finished_at=time_at(1.05))
-    verdict = judge([second, first])
-    assert verdict is not None
-    assert verdict.evidence == first
-
-
-def test_a_node_stopped_by_the_operator_is_not_the_root_cause() -> None:
-    stopped_node = node_evidence(node_rank=0, exit_code=137, outcome="stopped", finished_at=time_at(0.5))
-    victim_node = node_evidence(node_rank=1, outcome="failed", victim=True, finished_at=time_at(1.0))
-    verdict = judge([stopped_node, victim_node])
-    assert verdict is not None
-    assert verdict.reason == "PeerLost"
 
 
 def test_oom_killed_pod_with_a_published_result_is_a_success() -> None:
@@ -305,12 +302,3 @@ def test_a_start_error_of_a_deleted_pod_is_the_cause_only_if_it_is_not_due_to_th
     message: str, reason: str
 ) -> None:
     assert judge_node(node_evidence(reason="StartError", exit_code=128, message=message, deleted=True)).reason == reason
-
-
-def test_a_pod_deleted_by_another_client_precedes_failures_of_its_peers() -> None:
-    deleted = node_evidence(deleted=True, outcome="stopped", exit_code=143, finished_at=time_at(20))
-    peer = node_evidence(node_rank=0, outcome="failed", error_type="RuntimeError", finished_at=time_at(1))
-    verdict = judge([peer, deleted])
-
-    assert verdict is not None
-    assert (verdict.reason, verdict.evidence and verdict.evidence.node_rank) == ("PodDeleted", 1)

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import pytest
@@ -50,73 +51,68 @@ async def run_workers(
     await asyncio.gather(*tasks)
 
 
-def test_key_added_repeatedly_is_processed_once() -> None:
+Fill = Callable[[WorkQueue[str]], object]
+
+
+def process_in_virtual_time(
+    fill: Fill, *, worker_count: int = 1, close_at_seconds: float = 20, pass_seconds: float = 1.0
+) -> PassLog:
+    """Fill a queue, process its keys with these workers, and return their passes."""
+
     async def scenario() -> PassLog:
         queue, log = WorkQueue[str](), PassLog()
-        for _ in range(5):
-            queue.add("a")
-        await run_workers(queue, log, close_at_seconds=10)
+        fill(queue)
+        await run_workers(
+            queue, log, worker_count=worker_count, close_at_seconds=close_at_seconds, pass_seconds=pass_seconds
+        )
         return log
 
-    assert run_in_virtual_time(scenario()).starts == [("a", 0.0)]
+    return run_in_virtual_time(scenario())
 
 
-def test_key_added_during_its_pass_is_processed_again() -> None:
-    async def scenario() -> PassLog:
-        queue, log = WorkQueue[str](), PassLog()
-        queue.add("a")
-        asyncio.get_running_loop().call_at(0.5, queue.add, "a")
-        await run_workers(queue, log, worker_count=2, close_at_seconds=10)
-        return log
-
-    log = run_in_virtual_time(scenario())
-    assert log.starts == [("a", 0.0), ("a", 1.0)]
-    assert log.max_concurrent["a"] == 1
+def add(*keys: str) -> Fill:
+    return lambda queue: [queue.add(key) for key in keys]
 
 
-def test_keys_are_processed_in_order() -> None:
-    async def scenario() -> PassLog:
-        queue, log = WorkQueue[str](), PassLog()
-        for key in "cab":
-            queue.add(key)
-        await run_workers(queue, log, close_at_seconds=10)
-        return log
-
-    assert [key for key, _ in run_in_virtual_time(scenario()).starts] == ["c", "a", "b"]
+def add_after(*delays: float) -> Fill:
+    return lambda queue: [queue.add_after("a", delay) for delay in delays]
 
 
-def test_workers_process_different_keys_concurrently() -> None:
-    async def scenario() -> PassLog:
-        queue, log = WorkQueue[str](), PassLog()
-        for key in "abc":
-            queue.add(key)
-        await run_workers(queue, log, worker_count=2, close_at_seconds=10)
-        return log
-
-    assert run_in_virtual_time(scenario()).starts == [("a", 0.0), ("b", 0.0), ("c", 1.0)]
+def add_now_and_during_the_pass(queue: WorkQueue[str]) -> None:
+    queue.add("a")
+    asyncio.get_running_loop().call_at(0.5, queue.add, "a")
 
 
-@pytest.mark.parametrize("delays", [pytest.param((3, 5), id="earlier first"), pytest.param((5, 3), id="later first")])
-def test_earlier_of_two_delayed_adds_takes_precedence(delays: tuple[float, float]) -> None:
-    async def scenario() -> PassLog:
-        queue, log = WorkQueue[str](), PassLog()
-        for delay in delays:
-            queue.add_after("a", delay)
-        await run_workers(queue, log, close_at_seconds=10)
-        return log
-
-    assert run_in_virtual_time(scenario()).starts == [("a", 3.0)]
+def add_now_and_later(queue: WorkQueue[str]) -> None:
+    queue.add_after("a", 5)
+    queue.add("a")
 
 
-def test_delayed_add_does_not_delay_an_immediate_add() -> None:
-    async def scenario() -> PassLog:
-        queue, log = WorkQueue[str](), PassLog()
-        queue.add_after("a", 5)
-        queue.add("a")
-        await run_workers(queue, log, close_at_seconds=10)
-        return log
+def add_and_remove(queue: WorkQueue[str]) -> None:
+    queue.add("a")
+    queue.add_after("a", 2)
+    queue.remove("a")
 
-    assert run_in_virtual_time(scenario()).starts == [("a", 0.0), ("a", 5.0)]
+
+@pytest.mark.parametrize(
+    ("fill", "worker_count", "starts"),
+    [
+        pytest.param(add(*"aaaaa"), 1, [("a", 0.0)], id="a key added repeatedly is processed once"),
+        pytest.param(add_now_and_during_the_pass, 2, [("a", 0.0), ("a", 1.0)], id="added during its pass: again"),
+        pytest.param(add(*"cab"), 1, [("c", 0.0), ("a", 1.0), ("b", 2.0)], id="in order"),
+        pytest.param(add(*"abc"), 2, [("a", 0.0), ("b", 0.0), ("c", 1.0)], id="different keys concurrently"),
+        pytest.param(add_after(3, 5), 1, [("a", 3.0)], id="the earlier of two delayed adds, added first"),
+        pytest.param(add_after(5, 3), 1, [("a", 3.0)], id="the earlier of two delayed adds, added last"),
+        pytest.param(add_now_and_later, 1, [("a", 0.0), ("a", 5.0)], id="a delayed add delays no immediate one"),
+        pytest.param(lambda queue: queue.retry("a", min_delay_seconds=7), 1, [("a", 7.0)], id="Retry-After"),
+        pytest.param(add_and_remove, 1, [], id="a removed key is not processed"),
+    ],
+)
+def test_passes_of_added_keys_start_in_time(fill: Fill, worker_count: int, starts: list[tuple[str, float]]) -> None:
+    log = process_in_virtual_time(fill, worker_count=worker_count)
+
+    assert log.starts == starts
+    assert log.max_concurrent["a"] <= 1
 
 
 def test_the_backoff_doubles_up_to_a_limit() -> None:
@@ -131,16 +127,6 @@ def test_the_backoff_doubles_up_to_a_limit() -> None:
     assert len(set(delays)) > 20, "without jitter, all jobs would be retried at the same time"
 
 
-def test_retry_respects_retry_after_of_the_server() -> None:
-    async def scenario() -> PassLog:
-        queue, log = WorkQueue[str](), PassLog()
-        queue.retry("a", min_delay_seconds=7)
-        await run_workers(queue, log, close_at_seconds=20)
-        return log
-
-    assert run_in_virtual_time(scenario()).starts == [("a", 7.0)]
-
-
 def test_a_success_resets_the_backoff() -> None:
     async def scenario() -> float:
         queue = WorkQueue[str]()
@@ -150,18 +136,6 @@ def test_a_success_resets_the_backoff() -> None:
         return queue.retry("a")
 
     assert run_in_virtual_time(scenario()) <= INITIAL_BACKOFF_SECONDS
-
-
-def test_removed_key_is_not_processed() -> None:
-    async def scenario() -> PassLog:
-        queue, log = WorkQueue[str](), PassLog()
-        queue.add("a")
-        queue.add_after("a", 2)
-        queue.remove("a")
-        await run_workers(queue, log, close_at_seconds=10)
-        return log
-
-    assert run_in_virtual_time(scenario()).starts == []
 
 
 def test_rate_limit_of_a_constantly_added_key_does_not_delay_other_keys() -> None:
@@ -206,14 +180,8 @@ def test_the_token_bucket_refills_while_a_key_is_idle() -> None:
 
 
 def test_closed_queue_finishes_running_passes_and_starts_no_new_ones() -> None:
-    async def scenario() -> PassLog:
-        queue, log = WorkQueue[str](), PassLog()
-        queue.add("a")
-        queue.add("b")
-        await run_workers(queue, log, close_at_seconds=0.5, pass_seconds=3.0)
-        return log
+    log = process_in_virtual_time(add(*"ab"), close_at_seconds=0.5, pass_seconds=3.0)
 
-    log = run_in_virtual_time(scenario())
     assert log.starts == [("a", 0.0)]
     assert log._running["a"] == 0
 
