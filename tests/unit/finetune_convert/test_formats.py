@@ -127,17 +127,10 @@ def test_options_become_consistent_fields(options: str, path: str, value: object
 @pytest.mark.parametrize(
     "options",
     [
-        "--train_type adalora",
-        "--quant_bits 8 --quant_method bnb",
-        "--modules_to_save lm_head",
-        "--neftune_noise_alpha 5",
-        "--system x",
-        "--loss_scale react",
-        "--sequence_parallel_size 2",
-        "--lr_scheduler_type cosine_with_restarts",
-        "--optim muon",
-        "--truncation_strategy split",
-        "--init_weights pissa",
+        *("--train_type adalora", "--quant_bits 8 --quant_method bnb", "--modules_to_save lm_head"),
+        *("--neftune_noise_alpha 5", "--system x", "--loss_scale react", "--sequence_parallel_size 2"),
+        *("--lr_scheduler_type cosine_with_restarts", "--optim muon", "--truncation_strategy split"),
+        *("--init_weights pissa",),
     ],
 )
 def test_what_the_trainer_does_not_have_runs_the_original_program(options: str) -> None:

@@ -16,15 +16,8 @@ from finetune_convert.option_table import Option, OptionTable, load_table
 QUICK = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 FORMS = tuple(JobForm)
 FIXED = [
-    "model",
-    "model_id_or_path",
-    "dataset",
-    "rlhf_type",
-    "model_name_or_path",
-    "base_model",
-    "datasets",
-    "stage",
-    "rl",
+    *("model", "model_id_or_path", "dataset", "rlhf_type", "model_name_or_path", "base_model", "datasets", "stage"),
+    *("rl",),
 ]
 NUMBERS = ("0", "1", "2", "8", "100", "0.1", "1e-4", "0.5", "-1")
 WORDS = ("abc", "zero3", "linear", "/data/x", "a/b", "none")
@@ -140,26 +133,9 @@ VALUES = st.recursive(
 )
 KEYS = st.sampled_from(
     [
-        "metadata",
-        "spec",
-        "name",
-        "pytorchReplicaSpecs",
-        "Master",
-        "Worker",
-        "replicas",
-        "template",
-        "containers",
-        "command",
-        "env",
-        "volumes",
-        "volumeMounts",
-        "resources",
-        "limits",
-        "runPolicy",
-        "nprocPerNode",
-        "trainer",
-        "numNodes",
-        "args",
+        *("metadata", "spec", "name", "pytorchReplicaSpecs", "Master", "Worker", "replicas", "template"),
+        *("containers", "command", "env", "volumes", "volumeMounts", "resources", "limits", "runPolicy"),
+        *("nprocPerNode", "trainer", "numNodes", "args"),
     ]
 )
 

@@ -17,40 +17,16 @@ from finetune_api.v1alpha1.job import FineTuneJob
 from testing.builders.jobs import command, spec
 
 KNOWN = (
-    "nvidia.com/gpu",
-    "nvidia.com/gpu.shared",
-    "nvidia.com/mig-1g.10gb",
-    "amd.com/gpu",
-    "example.com/gpu",
-    "gpu.intel.com/i915",
-    "gpu.intel.com/xe",
-    "habana.ai/gaudi",
-    "huawei.com/Ascend910",
-    "huawei.com/Ascend910B3",
-    "aws.amazon.com/neuroncore",
-    "cambricon.com/mlu",
+    *("nvidia.com/gpu", "nvidia.com/gpu.shared", "nvidia.com/mig-1g.10gb", "amd.com/gpu", "example.com/gpu"),
+    *("gpu.intel.com/i915", "gpu.intel.com/xe", "habana.ai/gaudi", "huawei.com/Ascend910", "huawei.com/Ascend910B3"),
+    *("aws.amazon.com/neuroncore", "cambricon.com/mlu"),
 )
 NO_DEVICES = (
-    "cpu",
-    "memory",
-    "pods",
-    "ephemeral-storage",
-    "hugepages-2Mi",
-    "kubernetes.io/batch-cpu",
-    "rdma/hca",
-    "rdma/ib",
-    "nvidia.com/hostdev",
-    "nvidia.com/rdma_ib",
-    "vpc.amazonaws.com/efa",
-    "k8s.amazonaws.com/efa",
-    "openshift.io/mlnxnics",
-    "mellanox.com/mlnx_sriov_rdma",
-    "intel.com/intel_sriov_netdevice",
-    "networking.gke.io.networks/rdma-0",
-    "smarter-devices/fuse",
-    "nvidia.com/gpumem",
-    "huawei.com/Ascend910B3-memory",
-    "huawei.com/Ascend910B3-core",
+    *("cpu", "memory", "pods", "ephemeral-storage", "hugepages-2Mi", "kubernetes.io/batch-cpu", "rdma/hca"),
+    *("rdma/ib", "nvidia.com/hostdev", "nvidia.com/rdma_ib", "vpc.amazonaws.com/efa", "k8s.amazonaws.com/efa"),
+    *("openshift.io/mlnxnics", "mellanox.com/mlnx_sriov_rdma", "intel.com/intel_sriov_netdevice"),
+    *("networking.gke.io.networks/rdma-0", "smarter-devices/fuse", "nvidia.com/gpumem"),
+    *("huawei.com/Ascend910B3-memory", "huawei.com/Ascend910B3-core"),
 )
 UNKNOWN = ("aws.amazon.com/neuron", "example.com/npu", "deviceclass.resource.kubernetes.io/gpu.acme")
 

@@ -10,33 +10,10 @@ from testing.corpus.error_corpus import read_corpus, read_start_failures
 
 MAX_TEXT_LENGTH = 400
 PUBLIC_DOMAINS = (
-    "developer.mozilla.org",
-    "docker.com",
-    "docker.io",
-    "docs.nvidia.com",
-    "errors.pydantic.dev",
-    "gcr.io",
-    "ghcr.io",
-    "github.com",
-    "hf.co",
-    "huggingface.co",
-    "huggingface.tech",
-    "icr.io",
-    "kagent.dev",
-    "kubernetes.io",
-    "k8s.io",
-    "l5d.io",
-    "mcr.microsoft.com",
-    "modelscope.cn",
-    "mscr.io",
-    "numpy.org",
-    "nvidia.com",
-    "openshift.org",
-    "pkg.dev",
-    "pytorch.org",
-    "quay.io",
-    "redhat.com",
-    "s3.amazonaws.com",
+    *("developer.mozilla.org", "docker.com", "docker.io", "docs.nvidia.com", "errors.pydantic.dev", "gcr.io"),
+    *("ghcr.io", "github.com", "hf.co", "huggingface.co", "huggingface.tech", "icr.io", "kagent.dev"),
+    *("kubernetes.io", "k8s.io", "l5d.io", "mcr.microsoft.com", "modelscope.cn", "mscr.io", "numpy.org"),
+    *("nvidia.com", "openshift.org", "pkg.dev", "pytorch.org", "quay.io", "redhat.com", "s3.amazonaws.com"),
 )
 PLACEHOLDER_DOMAINS = ("registry.example.com", "host-0.invalid", "host-1.invalid", "hub.invalid")
 PLACEHOLDER_NETWORKS = [ipaddress.ip_network(network) for network in ("10.0.0.0/24", "127.0.0.0/8", "0.0.0.0/32")]
@@ -89,14 +66,11 @@ def test_no_line_contains_personal_details() -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "No such file or directory: '/home/jane/train.jsonl'",
-        "No such file or directory: '/Users/jane/train.jsonl'",
-        r"No such file or directory: 'C:\Users\jane\train.jsonl'",
-        "commit of jane@gpu7",
-        "Connect to 192.168.1.9<54263> failed",
-        "Get https://registry.acme.com/v2/: EOF",
-        "the name gpu7.cluster.local does not resolve",
-        "invalid token hf_abcdefghijklmnopqrstuvwx",
+        *("No such file or directory: '/home/jane/train.jsonl'",),
+        *("No such file or directory: '/Users/jane/train.jsonl'",),
+        *(r"No such file or directory: 'C:\Users\jane\train.jsonl'", "commit of jane@gpu7"),
+        *("Connect to 192.168.1.9<54263> failed", "Get https://registry.acme.com/v2/: EOF"),
+        *("the name gpu7.cluster.local does not resolve", "invalid token hf_abcdefghijklmnopqrstuvwx"),
     ],
 )
 def test_personal_details_are_found(text: str) -> None:
