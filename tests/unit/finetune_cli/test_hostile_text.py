@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import json
 import sys
 from collections.abc import AsyncIterator
 from io import BytesIO, StringIO, TextIOWrapper
@@ -36,7 +35,7 @@ from finetune_cli.terminal import escape_output, open_console
 from finetune_supervisor.messages import Degradation
 from testing.builders.job_files import job_body, write_yaml
 from testing.builders.jobs import NOW
-from testing.fakes.job_api import NAMESPACE, JobApi, serve_jobs
+from testing.fakes.job_api import JobApi, serve_jobs
 
 HOSTILE = "x\x1b]52;c;cm0=\x07\x9b2J\x85\x7f\r\u202eb\u2028\u2066\U000e0041z"
 SHOWN = escape_controls(HOSTILE)
@@ -217,25 +216,6 @@ async def test_no_command_prints_a_control_character(
 
 def test_every_command_is_in_the_table() -> None:
     assert set(FinetuneGroup.commands_by_name) <= {arguments[0] for arguments in COMMANDS.values()}
-
-
-@pytest.mark.parametrize(("output_format", "parse"), [("json", json.loads), ("yaml", yaml.safe_load)])
-async def test_documents_keep_their_values(
-    output_format: str,
-    parse: Any,
-    api: JobApi,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "kubeconfig"))
-    monkeypatch.setattr(sys, "argv", [])
-    monkeypatch.setattr(sys, "stdout", sys.stdout)
-    monkeypatch.setattr(sys, "stderr", sys.stderr)
-
-    await asyncio.to_thread(run_main, ["status", "bert", "--output", output_format])
-
-    assert parse(capsys.readouterr().out) == api.objects["finetunejobs", NAMESPACE, "bert"]
 
 
 class Terminal(TextIOWrapper):

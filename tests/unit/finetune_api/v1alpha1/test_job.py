@@ -57,13 +57,6 @@ def test_unknown_status_fields_of_a_newer_operator_are_ignored() -> None:
     assert FineTuneJob.parse(body).status.attempt == 3
 
 
-def test_auto_batch_size_is_detected() -> None:
-    training = parse_spec(training={"globalBatchSize": 16, "perDeviceTrainBatchSize": "auto"}).training
-
-    assert training.has_auto_batch_size
-    assert not parse_spec(training={"globalBatchSize": 16}).training.has_auto_batch_size
-
-
 @pytest.mark.parametrize(
     "field",
     ["activeDeadlineSeconds", "pendingDeadlineSeconds", "startupDeadlineSeconds", "ttlSecondsAfterFinished"],

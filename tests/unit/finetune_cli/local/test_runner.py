@@ -56,15 +56,6 @@ class LocalRun:
         await wait_in_event_loop(lambda: all(log.exists() and text in log.read_text() for log in logs))
 
 
-async def test_job_is_complete_when_all_nodes_succeed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FAKE_BEHAVIOURS", "")
-
-    job = await LocalRun(tmp_path).run()
-
-    assert job.status.phase is Phase.COMPLETE
-    assert job.status.attempts[0].state is AttemptState.SUCCEEDED
-
-
 async def test_crashed_node_causes_one_restart_of_all_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAKE_BEHAVIOURS", "0.1:crash,0.0:wait,*:succeed")
     local_run = LocalRun(tmp_path)

@@ -40,14 +40,6 @@ class CacheUnderTest:
         )
 
 
-def test_pods_and_changes_are_indexed_by_job() -> None:
-    cache = CacheUnderTest()
-    cache.children.on_pod_event(None, pod("a-0-0"))
-    cache.children.on_pod_event(None, pod("b-0-0", job="other"))
-    assert cache.children.pods(KEY) == (pod("a-0-0"),)
-    assert cache.changed == [KEY, JobKey("default", "other")]
-
-
 def test_modified_pod_replaces_its_older_version() -> None:
     cache = CacheUnderTest()
     cache.children.on_pod_event(None, pod())

@@ -114,14 +114,6 @@ async def test_pod_is_not_deleted_again_before_the_event_of_its_deletion(
     assert (cluster.requests == ["delete Pod bert-0-0 pod-0-0 within 10 s"]) is is_deleted_again
 
 
-async def test_a_job_is_deleted_by_uid_after_its_ttl() -> None:
-    status = compute_status_after_observations().model_copy(update={"completion_time": NOW})
-    cluster = RecordingCluster()
-    await run_pass(cluster, build_raw_job(status, ttlSecondsAfterFinished=60))
-
-    assert cluster.requests == [f"delete FineTuneJob bert {UID}"]
-
-
 async def test_next_attempt_deletes_the_config_map_of_the_previous_attempt() -> None:
     [record] = compute_status_after_observations().attempts
     status = compute_status_after_observations().model_copy(

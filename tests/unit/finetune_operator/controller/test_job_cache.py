@@ -37,13 +37,6 @@ def test_last_delivered_body_wins_if_versions_are_not_numeric() -> None:
     assert jobs.get(KEY) == job_body("ant")
 
 
-def test_recreated_job_of_the_same_name_has_a_different_key() -> None:
-    jobs = JobCache()
-    jobs.store_if_newer(job_body("9"))
-    assert jobs.store_if_newer(job_body("10", uid="u2"))
-    assert set(jobs) == {KEY, JobKey("default", "u2")}
-
-
 @pytest.mark.parametrize("field", ["managedFields", "annotations", "labels"])
 def test_unused_metadata_is_not_stored(field: str) -> None:
     jobs = JobCache()

@@ -49,14 +49,6 @@ async def test_the_status_is_written_before_any_action() -> None:
     assert result.requeue_after == timedelta()  # requeued immediately, because no event triggers the next pass
 
 
-async def test_conflict_ends_the_pass_before_any_action_is_executed() -> None:
-    cluster = RecordingCluster(errors={"write status": Conflict("changed")})
-    with pytest.raises(Conflict):
-        await run_pass(cluster, build_raw_job(compute_status_after_observations()), build_cached_state(*running_pods()))
-
-    assert cluster.requests == ["write status"]
-
-
 def build_reporting_dependencies(cluster: RecordingCluster) -> tuple[PassDependencies, list[JobStatus]]:
     """Return dependencies, and the list to which passes with them append the reported statuses."""
     reported: list[JobStatus] = []

@@ -57,12 +57,6 @@ def append_and_prune_attempts(
     return remaining
 
 
-def test_the_latest_attempts_are_kept() -> None:
-    remaining = append_and_prune_attempts(new_attempt_count=50)
-
-    assert [record.attempt for record in remaining] == list(range(50 - MAX_KEPT_ATTEMPTS, 50))
-
-
 def test_attempts_that_cause_node_avoidance_are_kept_longer_than_newer_attempts() -> None:
     remaining = append_and_prune_attempts(
         failed_attempt("UserCodeError"),

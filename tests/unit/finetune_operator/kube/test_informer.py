@@ -147,20 +147,6 @@ async def test_a_bookmark_advances_the_version_of_the_next_watch(api: HttpApi) -
     assert len([r for r in api.find_requests("GET", "pods") if "watch" not in r.params]) == 1
 
 
-async def test_a_deletion_between_two_watches_is_reported_after_the_relist(api: HttpApi) -> None:
-    put_pod(api, "a")
-    put_pod(api, "b")
-    async with running_informer(api) as (_, recorder):
-        await wait_in_event_loop(lambda: api.open_watch_count == 1)
-        api.remove("pods", "a", silently=True)
-        put_pod(api, "c")
-        api.compact()
-        api.close_watches()
-        await wait_in_event_loop(lambda: "deleted a" in recorder.changes)
-        await wait_in_event_loop(lambda: recorder.has_same_objects(api))
-    assert recorder.changes == ["added a", "added b", "added c", "deleted a"]
-
-
 async def test_object_replaced_between_two_watches_is_reported_as_deletion_and_addition(api: HttpApi) -> None:
     put_pod(api, "a")
     async with running_informer(api) as (_, recorder):
@@ -221,14 +207,6 @@ async def test_a_missing_permission_is_logged_once(api: HttpApi, caplog: pytest.
 
     (record,) = caplog.records
     assert (record.levelname, vars(record)["failures"]) == ("WARNING", 1)
-
-
-async def test_object_that_loses_its_label_is_reported_as_deleted(api: HttpApi) -> None:
-    before = put_pod(api, "a")
-    async with running_informer(api) as (_, recorder):
-        await wait_in_event_loop(lambda: api.open_watch_count == 1)
-        api.send({"type": "DELETED", "object": before})
-        await wait_in_event_loop(lambda: recorder.changes == ["added a", "deleted a"])
 
 
 async def test_changes_in_other_namespaces_are_not_reported(api: HttpApi) -> None:

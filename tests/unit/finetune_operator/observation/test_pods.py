@@ -79,11 +79,6 @@ def test_container_state_takes_precedence_over_pod_phase(body: RawBody, phase: P
     assert observe_single_pod(body).phase is phase
 
 
-def test_a_pod_without_status_is_pending() -> None:
-    body = {key: value for key, value in pod(JOB, 0).items() if key != "status"}
-    assert (observe_single_pod(body).phase, observe_single_pod(body).waiting) == (PodPhase.PENDING, None)
-
-
 def test_a_tombstone_has_no_running_process() -> None:
     live, tombstone = (
         observe_single_pod(running_pod(JOB, 0)),

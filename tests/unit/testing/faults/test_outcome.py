@@ -99,19 +99,6 @@ def test_measured_values_are_compared_with_the_expectation(
     assert FaultRun.from_json(run.to_json()) == run
 
 
-def test_page_contains_expected_and_measured_values() -> None:
-    began = "2026-01-01T12:00:00+00:00"
-    runs = [
-        FaultRun(fault="drain", began=began, phase="Complete", values={"replicas": 2, "started after, s": seconds})
-        for seconds in (1.0, 3.0, 2.0)
-    ]
-
-    page = render_page([MEASURED], runs, SETUP)
-
-    assert "no failure; Complete; replicas: 2; started after, s: at most 10" in page
-    assert "no failure; Complete<br>replicas: 2<br>started after, s: 2.0 (1.0 to 3.0)" in page
-
-
 def test_fault_without_run_is_listed_and_causes_exit_code_1() -> None:
     other_expectation = replace(EXPECTED, name="rank-segfault")
 
