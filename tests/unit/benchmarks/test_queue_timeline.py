@@ -7,16 +7,11 @@ from benchmarks.queue.quota_observer import count_pods_without_quota
 from benchmarks.queue.timeline import (
     GpuUse,
     UseChange,
-    WaitStage,
     measure_totals,
 )
 from benchmarks.queue.workloads import get_reserved_gpus
 
 RawBody = dict[str, object]
-
-
-def wait(at: float, job: str, gpus: int, stage: WaitStage = WaitStage.QUEUE) -> UseChange:
-    return UseChange(at, job, GpuUse(gpus, waits_for=stage))
 
 
 def run(at: float, job: str, gpus: int, *, bound: int | None = None, is_evicted: bool = False) -> UseChange:

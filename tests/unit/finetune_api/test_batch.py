@@ -1,6 +1,7 @@
 """Tests of batch sizes: the effective batch is exact, or an error suggests valid sizes."""
 
 import re
+from typing import Literal
 
 import pytest
 from hypothesis import given
@@ -13,6 +14,15 @@ RANKS = st.integers(min_value=1, max_value=512)
 OPTIONAL_SIZES = st.none() | SIZES
 
 
+def resolve(
+    micro_batch_size: int | Literal["auto"] | None, accumulation: int | None, effective: int | None, *, ranks: int
+) -> Batch:
+    """Return the batch for these sizes, of which None has to be derived."""
+    return resolve_batch(
+        micro_batch_size=micro_batch_size, accumulation_steps=accumulation, effective_batch=effective, world_size=ranks
+    )
+
+
 @given(
     micro_batch_size=OPTIONAL_SIZES, accumulation_steps=OPTIONAL_SIZES, effective_batch=OPTIONAL_SIZES, world_size=RANKS
 )
@@ -20,12 +30,7 @@ def test_given_sizes_are_kept_and_effective_batch_is_exact(
     micro_batch_size: int | None, accumulation_steps: int | None, effective_batch: int | None, world_size: int
 ) -> None:
     try:
-        batch = resolve_batch(
-            micro_batch_size=micro_batch_size,
-            accumulation_steps=accumulation_steps,
-            effective_batch=effective_batch,
-            world_size=world_size,
-        )
+        batch = resolve(micro_batch_size, accumulation_steps, effective_batch, ranks=world_size)
     except BatchError:
         assert effective_batch is not None
         return
@@ -42,24 +47,9 @@ def test_third_size_is_derived_from_the_other_two(
 ) -> None:
     effective_batch = micro_batch_size * accumulation_steps * world_size
 
-    from_factors = resolve_batch(
-        micro_batch_size=micro_batch_size,
-        accumulation_steps=accumulation_steps,
-        effective_batch=None,
-        world_size=world_size,
-    )
-    from_micro_batch = resolve_batch(
-        micro_batch_size=micro_batch_size,
-        accumulation_steps=None,
-        effective_batch=effective_batch,
-        world_size=world_size,
-    )
-    from_accumulation = resolve_batch(
-        micro_batch_size=None,
-        accumulation_steps=accumulation_steps,
-        effective_batch=effective_batch,
-        world_size=world_size,
-    )
+    from_factors = resolve(micro_batch_size, accumulation_steps, None, ranks=world_size)
+    from_micro_batch = resolve(micro_batch_size, None, effective_batch, ranks=world_size)
+    from_accumulation = resolve(None, accumulation_steps, effective_batch, ranks=world_size)
 
     assert from_factors == from_micro_batch == from_accumulation
 
@@ -67,22 +57,12 @@ def test_third_size_is_derived_from_the_other_two(
 @given(micro_batch_size=OPTIONAL_SIZES, effective_batch=SIZES, world_size=RANKS)
 def test_error_contains_valid_values(micro_batch_size: int | None, effective_batch: int, world_size: int) -> None:
     try:
-        resolve_batch(
-            micro_batch_size=micro_batch_size,
-            accumulation_steps=None,
-            effective_batch=effective_batch,
-            world_size=world_size,
-        )
+        resolve(micro_batch_size, None, effective_batch, ranks=world_size)
     except BatchError as error:
         proposed_sizes = re.findall(r"\d+", str(error).split("the nearest multiples: ")[1])
         assert proposed_sizes
         for number in proposed_sizes:
-            accepted_batch = resolve_batch(
-                micro_batch_size=micro_batch_size,
-                accumulation_steps=None,
-                effective_batch=int(number),
-                world_size=world_size,
-            )
+            accepted_batch = resolve(micro_batch_size, None, int(number), ranks=world_size)
             assert accepted_batch.effective == int(number)
     else:
         assert effective_batch % ((micro_batch_size or 1) * world_size) == 0
@@ -90,7 +70,7 @@ def test_error_contains_valid_values(micro_batch_size: int | None, effective_bat
 
 def test_inconsistent_sizes_are_reported_with_their_product() -> None:
     with pytest.raises(BatchError, match=r"globalBatchSize is 64, but .* = 2 x 4 x 4 = 32; remove one of them"):
-        resolve_batch(micro_batch_size=2, accumulation_steps=4, effective_batch=64, world_size=4)
+        resolve(2, 4, 64, ranks=4)
 
 
 @given(effective_batch=st.integers(1, 100_000), world_size=RANKS)
@@ -123,4 +103,4 @@ def test_largest_fitting_split_is_found_with_few_trials(samples: int, max_micro_
 
 def test_auto_batch_size_requires_an_effective_batch_divisible_by_the_world_size() -> None:
     with pytest.raises(BatchError, match=r"globalBatchSize 7 .* the nearest multiples: 4 or 8"):
-        resolve_batch(micro_batch_size=AUTO, accumulation_steps=None, effective_batch=7, world_size=4)
+        resolve(AUTO, None, 7, ranks=4)

@@ -48,6 +48,7 @@ async def api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[
     (output / "result" / "adapter.bin").write_bytes(os.urandom(300_000))
     (output / "result" / "report.html").write_text("<html>")
     async with serve_jobs(tmp_path, ExecApi(output)) as api:
+        api.put_job(ENDED)
         yield api
 
 
@@ -64,7 +65,6 @@ def list_names(folder: Path) -> list[str]:
 async def test_the_result_of_an_ended_job_is_copied_by_a_pod_that_is_deleted(
     client: AsyncClient, api: ExecApi, tmp_path: Path
 ) -> None:
-    api.put_job(ENDED)
     copy = await client.download("bert", tmp_path / "new" / "adapter")
 
     assert (copy / "adapter.bin").read_bytes() == (api.output / "result" / "adapter.bin").read_bytes()
@@ -85,16 +85,12 @@ async def test_a_running_pod_of_the_job_is_used_if_there_is_one(
 
 
 async def test_a_file_is_read_in_chunks(client: AsyncClient, api: ExecApi) -> None:
-    api.put_job(ENDED)
-
     content = b"".join([chunk async for chunk in client.read_output_file("bert", "result/adapter.bin")])
 
     assert content == (api.output / "result" / "adapter.bin").read_bytes()
 
 
 async def test_the_pod_is_deleted_if_a_file_is_not_read_to_its_end(api: ExecApi, tmp_path: Path) -> None:
-    api.put_job(ENDED)
-
     def read_first_chunk() -> bytes:
         with (
             Client(kubeconfig=str(tmp_path / "kubeconfig")) as client,
@@ -107,7 +103,6 @@ async def test_the_pod_is_deleted_if_a_file_is_not_read_to_its_end(api: ExecApi,
 
 
 async def test_a_pod_that_somebody_else_deleted_is_no_error(client: AsyncClient, api: ExecApi, tmp_path: Path) -> None:
-    api.put_job(ENDED)
     api.faults.append(ScriptedFault("DELETE", "pods", 404))
 
     await client.download("bert", tmp_path / "copy")
@@ -120,7 +115,6 @@ async def test_a_pod_is_deleted_if_it_may_exist_after_a_failed_creation(
     status: int, deletions: int, client: AsyncClient, api: ExecApi, tmp_path: Path
 ) -> None:
     """An object that was rejected, or has the same name, belongs to somebody else."""
-    api.put_job(ENDED)
     api.rejects_pods = True
     api.faults.append(ScriptedFault("POST", "pods", status))
 
@@ -130,23 +124,30 @@ async def test_a_pod_is_deleted_if_it_may_exist_after_a_failed_creation(
     assert len(api.find_requests("DELETE", "pods")) == deletions
 
 
-async def test_a_missing_file_is_reported_and_leaves_nothing(client: AsyncClient, api: ExecApi, tmp_path: Path) -> None:
-    api.put_job(ENDED)
+NO_SUCH_FILE = r"tar: .*absent.*No such file"
+
+
+@pytest.mark.parametrize(
+    ("path", "changes", "message"),
+    [
+        pytest.param("absent", {}, NO_SUCH_FILE, id="missing file"),
+        pytest.param("absent", {"archive": b""}, NO_SUCH_FILE, id="program without output"),
+        pytest.param(
+            "result",
+            {"loses_connection": True},
+            "the connection was lost before the program ended",
+            id="lost connection",
+        ),
+    ],
+)
+async def test_a_copy_that_fails_is_reported_and_leaves_nothing(
+    path: str, changes: dict[str, Any], message: str, client: AsyncClient, api: ExecApi, tmp_path: Path
+) -> None:
+    for name, value in changes.items():
+        setattr(api, name, value)
     before = list_names(tmp_path)
-
-    with pytest.raises(ClientError, match=r"tar: .*absent.*No such file"):
-        await client.download("bert", tmp_path / "copy", path="absent")
-
-    assert list_names(tmp_path) == before
-
-
-async def test_a_lost_connection_leaves_nothing(client: AsyncClient, api: ExecApi, tmp_path: Path) -> None:
-    api.put_job(ENDED)
-    api.loses_connection = True
-    before = list_names(tmp_path)
-
-    with pytest.raises(ClientError, match="the connection was lost before the program ended"):
-        await client.download("bert", tmp_path / "copy")
+    with pytest.raises(ClientError, match=message):
+        await client.download("bert", tmp_path / "copy", path=path)
 
     assert list_names(tmp_path) == before
     assert not [key for key in api.objects if key[0] == "pods"]
@@ -162,7 +163,6 @@ async def test_an_archive_with_paths_outside_of_the_destination_is_rejected(
         member.size = 1
         tar.addfile(member, io.BytesIO(b"x"))
     api.archive = archive.getvalue()
-    api.put_job(ENDED)
     before = list_names(tmp_path)
 
     with pytest.raises(ClientError):
@@ -188,7 +188,6 @@ async def test_a_link_that_would_leave_the_copy_is_an_error_that_leaves_nothing(
     (tmp_path / ".ssh").mkdir()
     (tmp_path / ".ssh" / "id_rsa").write_text("key")
     api.archive = pack_link("result/README.md", "../.ssh/id_rsa")
-    api.put_job(ENDED)
     before = list_names(tmp_path)
 
     with pytest.raises(ClientError, match=r"README\.md: is a link to \.\./\.ssh/id_rsa, which is outside of result"):
@@ -202,7 +201,6 @@ async def test_a_link_that_would_leave_the_copy_is_an_error_that_leaves_nothing(
 async def test_a_path_that_is_a_link_in_the_output_is_neither_copied_nor_read(
     name: str, client: AsyncClient, api: ExecApi, tmp_path: Path
 ) -> None:
-    api.put_job(ENDED)
     path = api.output / name
     path.rename(api.output / "elsewhere")
     path.symlink_to(api.output / "elsewhere")
@@ -214,14 +212,11 @@ async def test_a_path_that_is_a_link_in_the_output_is_neither_copied_nor_read(
 
 
 async def test_a_folder_is_not_read_as_a_file(client: AsyncClient, api: ExecApi) -> None:
-    api.put_job(ENDED)
-
     with pytest.raises(ClientError, match="result: is a folder in the output"):
         await anext(client.read_output_file("bert", "result"))
 
 
 async def test_links_of_the_user_lead_to_the_copy(client: AsyncClient, api: ExecApi, tmp_path: Path) -> None:
-    api.put_job(ENDED)
     (tmp_path / "disk").mkdir()
     (tmp_path / "models").symlink_to("disk")
     (tmp_path / "latest").symlink_to("disk/new")
@@ -234,8 +229,6 @@ async def test_links_of_the_user_lead_to_the_copy(client: AsyncClient, api: Exec
 
 
 async def test_a_copy_above_the_limits_is_refused(client: AsyncClient, api: ExecApi, tmp_path: Path) -> None:
-    api.put_job(ENDED)
-
     with pytest.raises(ClientError, match=r"more than 1 entries or 1099511627776 bytes, ask for more$"):
         await client.download("bert", tmp_path / "copy", limits=CopyLimits(max_entries=1, remedy=", ask for more"))
 
@@ -243,7 +236,6 @@ async def test_a_copy_above_the_limits_is_refused(client: AsyncClient, api: Exec
 
 
 async def test_an_existing_destination_is_not_replaced(client: AsyncClient, api: ExecApi, tmp_path: Path) -> None:
-    api.put_job(ENDED)
     (tmp_path / "copy").write_text("mine")
 
     with pytest.raises(ClientError, match="copy: exists already"):
@@ -254,8 +246,6 @@ async def test_an_existing_destination_is_not_replaced(client: AsyncClient, api:
 
 @pytest.mark.parametrize("path", ["/etc/passwd", "../other-job/result", "result/../../x"])
 async def test_a_path_outside_of_the_output_is_rejected(path: str, client: AsyncClient, api: ExecApi) -> None:
-    api.put_job(ENDED)
-
     with pytest.raises(ClientError, match="expected a path below the output of the job"):
         await anext(client.read_output_file("bert", path))
 
@@ -286,13 +276,3 @@ async def test_the_reader_pod_is_restricted_and_belongs_to_the_job(api: ExecApi)
     assert pod["spec"]["nodeSelector"] == {"zone": "a"}
     assert not pod["spec"]["automountServiceAccountToken"]
     assert stored["metadata"]["namespace"] == NAMESPACE
-
-
-async def test_a_program_without_output_is_reported_by_its_own_error(
-    client: AsyncClient, api: ExecApi, tmp_path: Path
-) -> None:
-    api.put_job(ENDED)
-    api.archive = b""
-
-    with pytest.raises(ClientError, match=r"tar: .*absent.*No such file"):
-        await client.download("bert", tmp_path / "copy", path="absent")

@@ -53,6 +53,13 @@ async def running_controller(
             await asyncio.wait(tasks)
 
 
+@pytest.fixture
+async def controller(api: HttpApi) -> AsyncIterator[Controller]:
+    """Return a controller that leads."""
+    async with running_controller(api) as (controller, _):
+        yield controller
+
+
 def list_pod_names(api: HttpApi) -> list[str]:
     return sorted(name for plural, _, name in api.objects if plural == "pods")
 
@@ -135,21 +142,23 @@ async def test_failed_pass_is_retried_and_logged_once_until_a_pass_succeeds(
     assert [vars(record)["job"] for record in caplog.records] == ["default/a"] * 2
 
 
-async def test_status_write_with_a_lost_response_is_detected_without_the_watch(api: HttpApi) -> None:
+async def test_status_write_with_a_lost_response_is_detected_without_the_watch(
+    api: HttpApi, controller: Controller
+) -> None:
     api.faults.append(ScriptedFault("PUT", "finetunejobs", 0, after_execution=True))
-    async with running_controller(api) as (controller, _):
-        controller.on_job_event(put_job(api, "a"))
-        await wait_in_event_loop(lambda: len(list_pod_names(api)) == 2)
+    controller.on_job_event(put_job(api, "a"))
+    await wait_in_event_loop(lambda: len(list_pod_names(api)) == 2)
 
 
-async def test_retry_drops_a_job_that_was_replaced_by_a_job_of_the_same_name(api: HttpApi) -> None:
+async def test_retry_drops_a_job_that_was_replaced_by_a_job_of_the_same_name(
+    api: HttpApi, controller: Controller
+) -> None:
     api.faults.append(ScriptedFault("PUT", "finetunejobs", 500, times=3))
-    async with running_controller(api) as (controller, _):
-        controller.on_job_event(put_job(api, "a"))
-        await wait_in_event_loop(lambda: api.find_requests("PUT", "finetunejobs") != [])
-        api.remove("finetunejobs", "a")
-        put_job(api, "a")
-        await wait_in_event_loop(lambda: len(controller.jobs) == 0)
+    controller.on_job_event(put_job(api, "a"))
+    await wait_in_event_loop(lambda: api.find_requests("PUT", "finetunejobs") != [])
+    api.remove("finetunejobs", "a")
+    put_job(api, "a")
+    await wait_in_event_loop(lambda: len(controller.jobs) == 0)
     assert list_pod_names(api) == []
 
 
@@ -172,12 +181,11 @@ async def test_an_unexpected_error_in_one_pass_does_not_stop_other_jobs(
     assert all(error.exc_info for error in errors)
 
 
-async def test_a_job_whose_status_write_returns_not_found_is_dropped(api: HttpApi) -> None:
-    async with running_controller(api) as (controller, _):
-        deleted = put_job(api, "a")
-        api.remove("finetunejobs", "a")
-        controller.on_job_event(deleted)
-        await wait_in_event_loop(lambda: len(controller.jobs) == 0)
+async def test_a_job_whose_status_write_returns_not_found_is_dropped(api: HttpApi, controller: Controller) -> None:
+    deleted = put_job(api, "a")
+    api.remove("finetunejobs", "a")
+    controller.on_job_event(deleted)
+    await wait_in_event_loop(lambda: len(controller.jobs) == 0)
     assert list_pod_names(api) == []
 
 
@@ -264,12 +272,11 @@ def build_child_metadata(job: RawBody, name: str) -> RawBody:
     return {"name": name, "labels": {names.JOB_UID: uid}, "ownerReferences": [{**owner, "controller": True}]}
 
 
-async def test_pods_of_an_unknown_job_are_cached_but_not_enqueued(api: HttpApi) -> None:
-    async with running_controller(api) as (controller, _):
-        job = put_job(api, "a")
-        api.put("pods", {"metadata": build_child_metadata(job, "a-7-0")})
-        await wait_in_event_loop(lambda: len(controller.children.pods(get_job_key(job))) == 1)
-        assert len(controller.queue) == 0
+async def test_pods_of_an_unknown_job_are_cached_but_not_enqueued(api: HttpApi, controller: Controller) -> None:
+    job = put_job(api, "a")
+    api.put("pods", {"metadata": build_child_metadata(job, "a-7-0")})
+    await wait_in_event_loop(lambda: len(controller.children.pods(get_job_key(job))) == 1)
+    assert len(controller.queue) == 0
 
 
 async def test_restarts_are_counted_by_namespace_and_reason() -> None:
@@ -283,23 +290,22 @@ async def test_restarts_are_counted_by_namespace_and_reason() -> None:
 
 
 async def test_suspend_is_applied_to_a_job_whose_passes_fail_unexpectedly(
-    api: HttpApi, monkeypatch: pytest.MonkeyPatch
+    api: HttpApi, controller: Controller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with running_controller(api) as (controller, _):
-        controller.on_job_event(put_job(api, "a"))
-        await wait_in_event_loop(lambda: len(list_pod_names(api)) == 2)
+    controller.on_job_event(put_job(api, "a"))
+    await wait_in_event_loop(lambda: len(list_pod_names(api)) == 2)
 
-        async def fail(*_: object) -> None:
-            raise OverflowError("date value out of range")
+    async def fail(*_: object) -> None:
+        raise OverflowError("date value out of range")
 
-        monkeypatch.setattr("finetune_operator.controller.controller.reconcile", fail)
-        status = api.objects["finetunejobs", "default", "a"]["status"]
-        controller.on_job_event(put_job(api, "a", spec=spec(suspend=True), status=status))
-        await wait_in_event_loop(lambda: len(api.find_requests("DELETE", "pods")) == 2)
+    monkeypatch.setattr("finetune_operator.controller.controller.reconcile", fail)
+    status = api.objects["finetunejobs", "default", "a"]["status"]
+    controller.on_job_event(put_job(api, "a", spec=spec(suspend=True), status=status))
+    await wait_in_event_loop(lambda: len(api.find_requests("DELETE", "pods")) == 2)
 
-        conditions = api.objects["finetunejobs", "default", "a"]["status"]["conditions"]
-        [stalled] = [condition for condition in conditions if condition["type"] == "Stalled"]
-        assert "OverflowError: date value out of range" in stalled["message"]
+    conditions = api.objects["finetunejobs", "default", "a"]["status"]["conditions"]
+    [stalled] = [condition for condition in conditions if condition["type"] == "Stalled"]
+    assert "OverflowError: date value out of range" in stalled["message"]
 
 
 def find_condition(api: HttpApi, name: str) -> RawBody | None:
@@ -326,46 +332,44 @@ def complete_job_fields() -> dict[str, Any]:
     ],
 )
 async def test_a_missing_right_is_a_condition_until_it_is_granted(
-    api: HttpApi, right: str, fields: dict[str, Any], caplog: pytest.LogCaptureFixture
+    api: HttpApi, controller: Controller, right: str, fields: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with running_controller(api) as (controller, _):
-        api.refused_rights = {right}
-        if right.startswith("watch"):
-            api.close_watches()
-            await wait_in_event_loop(lambda: bool(caplog.records))
-        controller.on_job_event(put_job(api, "a", **fields))
-        await wait_in_event_loop(lambda: find_condition(api, "a") is not None)
-        condition = find_condition(api, "a")
-        assert condition is not None
-        assert (condition["status"], condition["reason"]) == ("True", "PermissionMissing")
-        assert f"no permission to {right};" in condition["message"]
-        if right == "create services":
-            assert list_pod_names(api) == [], "no pod is created without the Service"
+    api.refused_rights = {right}
+    if right.startswith("watch"):
+        api.close_watches()
+        await wait_in_event_loop(lambda: bool(caplog.records))
+    controller.on_job_event(put_job(api, "a", **fields))
+    await wait_in_event_loop(lambda: find_condition(api, "a") is not None)
+    condition = find_condition(api, "a")
+    assert condition is not None
+    assert (condition["status"], condition["reason"]) == ("True", "PermissionMissing")
+    assert f"no permission to {right};" in condition["message"]
+    if right == "create services":
+        assert list_pod_names(api) == [], "no pod is created without the Service"
 
-        api.refused_rights = set()
-        if fields:
-            await wait_in_event_loop(lambda: ("finetunejobs", "default", "a") not in api.objects)
-        else:
-            await wait_in_event_loop(lambda: len(list_pod_names(api)) == 2)
-            controller.enqueue(get_job_key(api.objects["finetunejobs", "default", "a"]))
-            await wait_in_event_loop(lambda: find_condition(api, "a") is None)
+    api.refused_rights = set()
+    if fields:
+        await wait_in_event_loop(lambda: ("finetunejobs", "default", "a") not in api.objects)
+    else:
+        await wait_in_event_loop(lambda: len(list_pod_names(api)) == 2)
+        controller.enqueue(get_job_key(api.objects["finetunejobs", "default", "a"]))
+        await wait_in_event_loop(lambda: find_condition(api, "a") is None)
     named = [record for record in caplog.records if f"no permission to {right};" in record.getMessage()]
     assert len(named) == 1
 
 
 async def test_a_missing_right_to_create_events_is_a_condition_of_a_job_that_runs(
-    api: HttpApi, caplog: pytest.LogCaptureFixture
+    api: HttpApi, controller: Controller, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with running_controller(api) as (controller, _):
-        controller.on_job_event(put_job(api, "a"))
-        await wait_in_event_loop(lambda: len(list_pod_names(api)) == 2)
-        api.refused_rights = {"create events"}
-        for name in list_pod_names(api):
-            state = {"running": {"startedAt": "2026-01-01T00:00:00Z"}}
-            status = {"phase": "Running", "containerStatuses": [{"name": "trainer", "state": state}]}
-            api.put("pods", {**api.objects["pods", "default", name], "status": status})
-        await wait_in_event_loop(lambda: bool(caplog.records))
-        controller.enqueue(get_job_key(api.objects["finetunejobs", "default", "a"]))
-        await wait_in_event_loop(lambda: find_condition(api, "a") is not None)
-        assert api.objects["finetunejobs", "default", "a"]["status"]["phase"] == "Running"
+    controller.on_job_event(put_job(api, "a"))
+    await wait_in_event_loop(lambda: len(list_pod_names(api)) == 2)
+    api.refused_rights = {"create events"}
+    for name in list_pod_names(api):
+        state = {"running": {"startedAt": "2026-01-01T00:00:00Z"}}
+        status = {"phase": "Running", "containerStatuses": [{"name": "trainer", "state": state}]}
+        api.put("pods", {**api.objects["pods", "default", name], "status": status})
+    await wait_in_event_loop(lambda: bool(caplog.records))
+    controller.enqueue(get_job_key(api.objects["finetunejobs", "default", "a"]))
+    await wait_in_event_loop(lambda: find_condition(api, "a") is not None)
+    assert api.objects["finetunejobs", "default", "a"]["status"]["phase"] == "Running"
     assert len(caplog.records) == 1

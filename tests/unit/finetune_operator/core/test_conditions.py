@@ -14,7 +14,7 @@ from finetune_api.v1alpha1.status import (
 )
 from finetune_operator.core.conditions import keep_transition_times
 from finetune_operator.core.derive_status import StatusContext, derive_status
-from testing.builders.jobs import NOW, build_observation, command, job, pod, running_pod
+from testing.builders.jobs import NOW, RawBody, build_observation, command, job, pod, running_pod
 from testing.builders.statuses import (
     LATER,
     PULL,
@@ -39,6 +39,15 @@ def select_true_conditions(status: JobStatus) -> dict[str, str]:
     return {condition.type: condition.reason for condition in status.conditions if condition.status == "True"}
 
 
+STARTING, RUNNING, STOPPING = AttemptState.STARTING, AttemptState.RUNNING, AttemptState.STOPPING
+STOPPED = AttemptState.STOPPED
+
+
+def derive_after(*states: AttemptState, pods: tuple[RawBody, ...] = (), **fields: Any) -> JobStatus:
+    """Return the later status of a job with one attempt per state."""
+    return derive_later_status(build_status_with_attempts(*states), *pods, **fields)
+
+
 STAGES = [
     pytest.param(derive_later_status(JobStatus()), Phase.QUEUED, {"Reconciling": "Queued"}, id="new"),
     pytest.param(
@@ -47,55 +56,30 @@ STAGES = [
         {"Suspended": "Suspended"},
         id="created suspended",
     ),
+    pytest.param(derive_after(STARTING), Phase.QUEUED, {"Reconciling": "Starting"}, id="starting without pods"),
     pytest.param(
-        derive_later_status(build_status_with_attempts(AttemptState.STARTING)),
-        Phase.QUEUED,
-        {"Reconciling": "Starting"},
-        id="starting without pods",
-    ),
-    pytest.param(
-        derive_later_status(build_status_with_attempts(AttemptState.STARTING), pod(JOB, 0)),
+        derive_after(STARTING, pods=(pod(JOB, 0),)),
         Phase.STARTING,
         {"Reconciling": "Starting"},
         id="starting with a scheduled pod",
     ),
     pytest.param(
-        derive_later_status(build_status_with_attempts(AttemptState.STARTING), pending_reason=UNSCHEDULABLE),
+        derive_after(STARTING, pending_reason=UNSCHEDULABLE),
         Phase.QUEUED,
         {"Reconciling": "Unschedulable"},
         id="unschedulable",
     ),
+    pytest.param(derive_after(RUNNING), Phase.RUNNING, {"Running": "Running"}, id="running"),
+    pytest.param(derive_after(STOPPING), Phase.RESTARTING, {"Reconciling": "Stopping"}, id="stopping after a failure"),
     pytest.param(
-        derive_later_status(build_status_with_attempts(AttemptState.RUNNING)),
-        Phase.RUNNING,
-        {"Running": "Running"},
-        id="running",
+        derive_after(STOPPING, suspend=True), Phase.SUSPENDED, {"Reconciling": "Stopping"}, id="stopping to suspend"
     ),
-    pytest.param(
-        derive_later_status(build_status_with_attempts(AttemptState.STOPPING)),
-        Phase.RESTARTING,
-        {"Reconciling": "Stopping"},
-        id="stopping after a failure",
-    ),
-    pytest.param(
-        derive_later_status(build_status_with_attempts(AttemptState.STOPPING), suspend=True),
-        Phase.SUSPENDED,
-        {"Reconciling": "Stopping"},
-        id="stopping to suspend",
-    ),
-    pytest.param(
-        derive_later_status(build_status_with_attempts(AttemptState.STOPPED), suspend=True),
-        Phase.SUSPENDED,
-        {"Suspended": "Suspended"},
-        id="suspended",
-    ),
+    pytest.param(derive_after(STOPPED, suspend=True), Phase.SUSPENDED, {"Suspended": "Suspended"}, id="suspended"),
     pytest.param(
         derive_later_status(restarting_status()), Phase.RESTARTING, {"Reconciling": "Restarting"}, id="restarting"
     ),
     pytest.param(
-        derive_later_status(
-            build_status_with_attempts(AttemptState.STOPPED, AttemptState.STARTING), pod(JOB, 0, attempt=1)
-        ),
+        derive_after(STOPPED, STARTING, pods=(pod(JOB, 0, attempt=1),)),
         Phase.STARTING,
         {"Reconciling": "Starting"},
         id="resumed, which is not a restart",
@@ -167,26 +151,10 @@ def test_suspended_condition_is_false_with_a_reason_while_pods_exist(
             "not started; set spec.suspend to false to start",
             id="created suspended",
         ),
-        pytest.param(
-            derive_later_status(build_status_with_attempts(AttemptState.STARTING)),
-            "attempt 0 is starting",
-            id="starting",
-        ),
-        pytest.param(
-            derive_later_status(build_status_with_attempts(AttemptState.STARTING), pending_reason=PULL),
-            "no such tag",
-            id="pending",
-        ),
-        pytest.param(
-            derive_later_status(build_status_with_attempts(AttemptState.RUNNING)),
-            "attempt 0 runs on 2 nodes",
-            id="running",
-        ),
-        pytest.param(
-            derive_later_status(build_status_with_attempts(AttemptState.STOPPING)),
-            "attempt 0 is stopping: RankKilled",
-            id="stopping",
-        ),
+        pytest.param(derive_after(STARTING), "attempt 0 is starting", id="starting"),
+        pytest.param(derive_after(STARTING, pending_reason=PULL), "no such tag", id="pending"),
+        pytest.param(derive_after(RUNNING), "attempt 0 runs on 2 nodes", id="running"),
+        pytest.param(derive_after(STOPPING), "attempt 0 is stopping: RankKilled", id="stopping"),
         pytest.param(
             derive_later_status(restarting_status()), "attempt 1 starts; rank 3 was ended by SIGKILL", id="restarting"
         ),
@@ -196,15 +164,13 @@ def test_suspended_condition_is_false_with_a_reason_while_pods_exist(
             id="restarting later",
         ),
         pytest.param(
-            derive_later_status(build_status_with_attempts(AttemptState.STOPPED), suspend=True),
+            derive_after(STOPPED, suspend=True),
             "every pod is released; no checkpoint was written yet",
             id="suspended without a checkpoint",
         ),
         pytest.param(
             derive_later_status(
-                build_status_with_attempts(AttemptState.STOPPED).model_copy(
-                    update={"progress": Progress(last_checkpoint="step-8")}
-                ),
+                build_status_with_attempts(STOPPED).model_copy(update={"progress": Progress(last_checkpoint="step-8")}),
                 suspend=True,
             ),
             "every pod is released; it resumes from step-8",

@@ -1,7 +1,6 @@
 """Tests of the progress, the steps and the batch in the status."""
 
 import json
-from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -29,33 +28,38 @@ def terminated_pod_with_progress(progress: Progress, *, node_rank: int = 0) -> R
     return finished_pod(JOB, node_rank, message=json.dumps(message))
 
 
-def test_polled_progress_is_copied_to_the_status() -> None:
-    assert derive_status_with_progress(polled_progress=build_progress_report(5)).progress == build_progress_report(5)
+at = build_progress_report
 
 
-def test_progress_is_kept_without_a_new_report() -> None:
-    assert derive_status_with_progress(previous_progress=build_progress_report(5)).progress == build_progress_report(5)
-    assert derive_status_with_progress().progress is None
+@pytest.mark.parametrize(
+    ("final", "polled", "previous", "expected"),
+    [
+        pytest.param(None, at(5), None, at(5), id="a poll is copied"),
+        pytest.param(None, None, at(5), at(5), id="kept without a new report"),
+        pytest.param(None, None, None, None, id="no report"),
+        pytest.param(None, at(5), at(9, seconds=60), at(9, seconds=60), id="an older report replaces no newer one"),
+        pytest.param(None, at(8, seconds=60), at(9), at(8, seconds=60), id="earlier step after a resumption"),
+        pytest.param(
+            at(12, seconds=2), at(11, seconds=1), None, at(12, seconds=2), id="the termination message is newer"
+        ),
+        pytest.param(
+            None,
+            at(0, seconds=1),
+            at(9, model_revision="5eed"),
+            at(0, seconds=1, model_revision="5eed"),
+            id="the commit of the model is kept",
+        ),
+    ],
+)
+def test_progress_is_the_newest_report(
+    final: Progress | None, polled: Progress | None, previous: Progress | None, expected: Progress | None
+) -> None:
+    pods = () if final is None else (terminated_pod_with_progress(final),)
+    assert derive_status_with_progress(*pods, polled_progress=polled, previous_progress=previous).progress == expected
 
 
-def test_an_older_report_does_not_replace_a_newer_one() -> None:
-    assert derive_status_with_progress(
-        previous_progress=build_progress_report(9, seconds=60), polled_progress=build_progress_report(5)
-    ).progress == build_progress_report(9, seconds=60)
-
-
-def test_attempt_resumed_from_a_checkpoint_may_report_an_earlier_step() -> None:
-    assert derive_status_with_progress(
-        previous_progress=build_progress_report(9), polled_progress=build_progress_report(8, seconds=60)
-    ).progress == build_progress_report(8, seconds=60)
-
-
-def test_the_termination_message_is_newer_than_polled_progress() -> None:
-    progress = derive_status_with_progress(
-        terminated_pod_with_progress(build_progress_report(12, seconds=2)),
-        polled_progress=build_progress_report(11, seconds=1),
-    ).progress
-    assert progress == build_progress_report(12, seconds=2)
+def test_only_node_0_reports_progress() -> None:
+    assert derive_status_with_progress(terminated_pod_with_progress(at(12), node_rank=1)).progress is None
 
 
 def test_the_termination_message_replaces_a_forged_poll() -> None:
@@ -64,21 +68,6 @@ def test_the_termination_message_replaces_a_forged_poll() -> None:
         terminated_pod_with_progress(final), previous_progress=forged, polled_progress=forged
     ).progress
     assert progress == final
-
-
-def test_only_node_0_reports_progress() -> None:
-    assert (
-        derive_status_with_progress(terminated_pod_with_progress(build_progress_report(12), node_rank=1)).progress
-        is None
-    )
-
-
-def test_report_without_the_models_commit_keeps_the_commit() -> None:
-    before, report = build_progress_report(9, model_revision="5eed"), build_progress_report(0, seconds=1)
-
-    progress = derive_status_with_progress(previous_progress=before, polled_progress=report).progress
-
-    assert progress == replace(report, model_revision="5eed")
 
 
 def test_report_without_a_checkpoint_keeps_the_last_checkpoint() -> None:

@@ -61,6 +61,7 @@ async def running_informer(api: HttpApi, path: ApiPath = PODS_PATH) -> AsyncIter
         try:
             async with asyncio.timeout(60):  # only reached if the test fails
                 await informer.synced.wait()
+            await wait_in_event_loop(lambda: api.open_watch_count == 1)
             yield informer, recorder
         finally:
             task.cancel()
@@ -98,7 +99,6 @@ async def test_a_long_list_is_read_in_pages(api: HttpApi) -> None:
 
 async def test_changes_of_an_object_are_reported_in_order(api: HttpApi) -> None:
     async with running_informer(api) as (_, recorder):
-        await wait_in_event_loop(lambda: api.open_watch_count == 1)
         put_pod(api, "a")
         put_pod(api, "a", status={"phase": "Running"})
         api.remove("pods", "a")
@@ -126,7 +126,6 @@ async def test_a_deletion_is_reported_with_the_last_state(api: HttpApi) -> None:
 async def test_a_new_watch_continues_at_the_version_of_the_previous_one(api: HttpApi) -> None:
     put_pod(api, "a")
     async with running_informer(api) as (_, recorder):
-        await wait_in_event_loop(lambda: api.open_watch_count == 1)
         api.close_watches()
         put_pod(api, "b")  # this change is made between two watches
         await wait_in_event_loop(lambda: len(recorder.changes) == 2)
@@ -136,7 +135,6 @@ async def test_a_new_watch_continues_at_the_version_of_the_previous_one(api: Htt
 
 async def test_a_bookmark_advances_the_version_of_the_next_watch(api: HttpApi) -> None:
     async with running_informer(api) as (informer, recorder):
-        await wait_in_event_loop(lambda: api.open_watch_count == 1)
         api.compact()
         api.send({"type": "BOOKMARK", "object": {"kind": "Pod", "metadata": {"resourceVersion": api.version}}})
         await wait_in_event_loop(lambda: informer._version == str(api.version))
@@ -150,7 +148,6 @@ async def test_a_bookmark_advances_the_version_of_the_next_watch(api: HttpApi) -
 async def test_object_replaced_between_two_watches_is_reported_as_deletion_and_addition(api: HttpApi) -> None:
     put_pod(api, "a")
     async with running_informer(api) as (_, recorder):
-        await wait_in_event_loop(lambda: api.open_watch_count == 1)
         api.remove("pods", "a", silently=True)
         api.compact()
         api.objects["pods", "default", "a"] = {
@@ -168,7 +165,6 @@ async def test_silently_dropped_connection_is_detected_and_replaced(monkeypatch:
     monkeypatch.setattr(credentials, "TCP_OPTIONS", short_timeouts)
     api = HttpApi()
     async with running_informer(api) as (_, recorder):
-        await wait_in_event_loop(lambda: api.open_watch_count == 1)
         dropped = drop_incoming_packets_of_process(os.getpid())
         if not dropped and os.geteuid() != 0:
             pytest.skip("this system lets only root attach a filter to a socket")
@@ -179,7 +175,6 @@ async def test_silently_dropped_connection_is_detected_and_replaced(monkeypatch:
 
 async def test_informer_recovers_from_error_events_other_than_410(api: HttpApi) -> None:
     async with running_informer(api) as (_, recorder):
-        await wait_in_event_loop(lambda: api.open_watch_count == 1)
         api.send({"type": "ERROR", "object": {"kind": "Status", "code": 500, "message": "etcd is unavailable"}})
         put_pod(api, "a")
         await wait_in_event_loop(lambda: recorder.changes == ["added a"])
@@ -213,7 +208,6 @@ async def test_changes_in_other_namespaces_are_not_reported(api: HttpApi) -> Non
     put_pod(api, "a", namespace="one")
     put_pod(api, "b", namespace="two")
     async with running_informer(api, collection_path("Pod", "one")) as (_, recorder):
-        await wait_in_event_loop(lambda: api.open_watch_count == 1)
         put_pod(api, "c", namespace="two")
         put_pod(api, "d", namespace="one")
         await wait_in_event_loop(lambda: len(recorder.changes) == 2)
@@ -289,7 +283,6 @@ async def test_a_watch_without_a_bookmark_is_followed_by_a_list(monkeypatch: pyt
     monkeypatch.setattr(informer_module, "WATCH_READ_TIMEOUT_SECONDS", 0.2)
     api = HttpApi()
     async with running_informer(api):
-        await wait_in_event_loop(lambda: api.open_watch_count == 1)
         await wait_in_event_loop(
             lambda: len([r for r in api.find_requests("GET", "pods") if "watch" not in r.params]) == 2
         )
@@ -297,6 +290,5 @@ async def test_a_watch_without_a_bookmark_is_followed_by_a_list(monkeypatch: pyt
 
 async def test_watch_delivers_objects_of_one_megabyte(api: HttpApi) -> None:
     async with running_informer(api) as (_, recorder):
-        await wait_in_event_loop(lambda: api.open_watch_count == 1)
         put_pod(api, "a", spec={"args": ["x" * 1_500_000]})
         await wait_in_event_loop(lambda: recorder.changes == ["added a"])
