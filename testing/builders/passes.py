@@ -41,6 +41,10 @@ def running_pods() -> tuple[RawBody, ...]:
     return running_pod(job(), 0), running_pod(job(), 1)
 
 
+STARTING_JOB = build_raw_job(compute_status_after_observations())
+RUNNING_JOB = build_raw_job(compute_status_after_observations(running_pods()))
+
+
 def build_cached_state(*pods: RawBody, **fields: Any) -> CachedState:
     """Return a cached state with these pods and the Service."""
     return CachedState(pods=pods, services=(build_service(plan_run(job(), attempt=0, settings=SETTINGS)),), **fields)

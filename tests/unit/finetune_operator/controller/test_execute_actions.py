@@ -22,6 +22,7 @@ from testing.builders.jobs import (
 )
 from testing.builders.passes import (
     CREATES,
+    STARTING_JOB,
     build_cached_state,
     build_raw_job,
     compute_status_after_observations,
@@ -36,7 +37,7 @@ from testing.fakes.recording_cluster import RecordingCluster
 async def test_all_actions_are_executed_before_an_error_is_raised() -> None:
     cluster = RecordingCluster(errors={line: ClusterError("timeout") for line in CREATES[2:]})
     with pytest.raises(ClusterError, match="timeout"):
-        await run_pass(cluster, build_raw_job(compute_status_after_observations()))
+        await run_pass(cluster, STARTING_JOB)
 
     assert list_create_requests(cluster) == CREATES
 
@@ -45,7 +46,7 @@ async def test_all_actions_are_executed_before_an_error_is_raised() -> None:
 async def test_no_pod_is_created_if_its_config_map_is_missing(error: Exception) -> None:
     cluster = RecordingCluster(errors={CREATES[1]: error})
     with contextlib.suppress(ClusterError):
-        await run_pass(cluster, build_raw_job(compute_status_after_observations()))
+        await run_pass(cluster, STARTING_JOB)
 
     assert list_create_requests(cluster) == CREATES[:2]
 
@@ -77,7 +78,7 @@ async def test_new_rejected_creates_are_returned_and_requeue_the_job_immediately
     }
     for request, (error, created) in rejected.items():
         cluster = RecordingCluster(errors={request: error})
-        result = await run_pass(cluster, build_raw_job(compute_status_after_observations()))
+        result = await run_pass(cluster, STARTING_JOB)
 
         [rejection] = result.rejected_creates
         assert rejection.message in str(error)

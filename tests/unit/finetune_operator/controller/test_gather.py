@@ -27,6 +27,8 @@ from testing.builders.passes import (
     CREATES,
     LIST,
     LIST_BY_NAME,
+    RUNNING_JOB,
+    STARTING_JOB,
     build_cached_state,
     build_raw_job,
     compute_status_after_observations,
@@ -43,11 +45,7 @@ async def test_only_pods_missing_from_the_list_are_read_by_name() -> None:
     unlabelled_pod = running_pod(job(), 1)
     unlabelled_pod["metadata"]["labels"] = {}
     cluster = RecordingCluster(pods=(running_pod(job(), 0),), unlisted_pods={"bert-0-1": unlabelled_pod})
-    result = await run_pass(
-        cluster,
-        build_raw_job(compute_status_after_observations(running_pods())),
-        build_cached_state(running_pod(job(), 0)),
-    )
+    result = await run_pass(cluster, RUNNING_JOB, build_cached_state(running_pod(job(), 0)))
 
     assert cluster.requests == [LIST, "get Pod default/bert-0-1", "write status"]
     assert read_written_status(result).attempts[-1].evidence[1].deleted
@@ -64,18 +62,14 @@ async def test_pod_with_labels_of_the_job_but_another_owner_is_ignored() -> None
     foreign_pod = running_pod(job(), 1)
     foreign_pod["metadata"]["ownerReferences"][0]["uid"] = "another"
     cluster = RecordingCluster(pods=(running_pod(job(), 0), foreign_pod))
-    result = await run_pass(
-        cluster,
-        build_raw_job(compute_status_after_observations(running_pods())),
-        build_cached_state(running_pod(job(), 0), foreign_pod),
-    )
+    result = await run_pass(cluster, RUNNING_JOB, build_cached_state(running_pod(job(), 0), foreign_pod))
 
     assert read_written_status(result).attempts[-1].state is AttemptState.STOPPING
 
 
 async def test_children_are_created_only_after_an_uncached_list() -> None:
     cluster = RecordingCluster()
-    await run_pass(cluster, build_raw_job(compute_status_after_observations()))
+    await run_pass(cluster, STARTING_JOB)
 
     assert sorted(cluster.requests[:3]) == sorted([*CLAIMS, LIST_BY_NAME])
     assert cluster.requests[3:] == CREATES
@@ -83,18 +77,14 @@ async def test_children_are_created_only_after_an_uncached_list() -> None:
 
 async def test_listed_pod_missing_from_the_cache_is_not_created_again() -> None:
     cluster = RecordingCluster(pods=(pod(job(), 0),))
-    await run_pass(cluster, build_raw_job(compute_status_after_observations()))
+    await run_pass(cluster, STARTING_JOB)
 
     assert list_create_requests(cluster) == [line for line in CREATES if line != "create Pod bert-0-0"]
 
 
 async def test_listed_pod_missing_from_the_cache_counts_as_running() -> None:
     cluster = RecordingCluster(pods=running_pods())
-    result = await run_pass(
-        cluster,
-        build_raw_job(compute_status_after_observations(running_pods())),
-        build_cached_state(running_pod(job(), 0)),
-    )
+    result = await run_pass(cluster, RUNNING_JOB, build_cached_state(running_pod(job(), 0)))
 
     assert cluster.requests == [LIST]  # claims are read only before the attempt starts
     assert result.requeue_after is None
@@ -102,9 +92,7 @@ async def test_listed_pod_missing_from_the_cache_counts_as_running() -> None:
 
 async def test_cached_pod_missing_from_the_list_counts_as_deleted_and_is_not_created_again() -> None:
     cluster = RecordingCluster(pods=())
-    result = await run_pass(
-        cluster, build_raw_job(compute_status_after_observations()), build_cached_state(pod(job(), 0))
-    )
+    result = await run_pass(cluster, STARTING_JOB, build_cached_state(pod(job(), 0)))
 
     assert list_create_requests(cluster) == []
     assert read_written_status(result).attempts[-1].evidence[0].deleted
@@ -112,7 +100,7 @@ async def test_cached_pod_missing_from_the_list_counts_as_deleted_and_is_not_cre
 
 async def test_claims_are_checked_before_pods_are_created() -> None:
     cluster = RecordingCluster(access_modes={"models": ["ReadWriteOnce"]})
-    result = await run_pass(cluster, build_raw_job(compute_status_after_observations()))
+    result = await run_pass(cluster, STARTING_JOB)
 
     assert read_written_status(result).attempts[-1].reason == "InvalidSpec"
     assert list_create_requests(cluster) == []
@@ -140,7 +128,7 @@ async def test_expected_pod_that_was_deleted_stops_the_attempt() -> None:
         pod(job(), 0), deleted_pods=(terminating_pod(pod(job(), 1)),), expected_pods=frozenset({"bert-0-0", "bert-0-1"})
     )
     cluster = RecordingCluster(pods=(pod(job(), 0),))
-    result = await run_pass(cluster, build_raw_job(compute_status_after_observations()), cached)
+    result = await run_pass(cluster, STARTING_JOB, cached)
 
     assert read_written_status(result).attempts[-1].state is AttemptState.STOPPING
     assert list_create_requests(cluster) == []
@@ -160,11 +148,7 @@ async def test_claims_are_not_read_once_the_children_of_an_attempt_were_created(
 async def test_progress_of_an_earlier_attempt_is_ignored() -> None:
     cluster = RecordingCluster()
     stale = Progress(step=5, update_time=NOW - timedelta(seconds=1))
-    await run_pass(
-        cluster,
-        build_raw_job(compute_status_after_observations(running_pods())),
-        build_cached_state(*running_pods(), progress=stale),
-    )
+    await run_pass(cluster, RUNNING_JOB, build_cached_state(*running_pods(), progress=stale))
 
     assert cluster.requests == []
 
@@ -182,11 +166,7 @@ async def test_degradations_of_another_attempt_are_ignored(attempt: int) -> None
 async def test_foreign_service_is_not_used_as_the_service_of_the_job() -> None:
     foreign = {"metadata": {"name": "bert", "ownerReferences": [{"uid": "another", "controller": True}]}}
     cluster = RecordingCluster(pods=running_pods())
-    await run_pass(
-        cluster,
-        build_raw_job(compute_status_after_observations()),
-        CachedState(pods=running_pods(), services=(foreign,)),
-    )
+    await run_pass(cluster, STARTING_JOB, CachedState(pods=running_pods(), services=(foreign,)))
 
     assert "create Service bert" in cluster.requests
 
@@ -221,7 +201,7 @@ async def test_no_pod_is_created_while_a_pod_of_a_deleted_job_of_the_same_name_r
     else:
         predecessor["metadata"]["ownerReferences"][0]["uid"] = "uid-of-the-deleted-job"
     cluster = RecordingCluster(pods=(predecessor,))
-    first = await run_pass(cluster, build_raw_job(compute_status_after_observations()))
+    first = await run_pass(cluster, STARTING_JOB)
 
     assert list_create_requests(cluster) == []
     assert first.job["status"]["waiting"]["reason"] == "PredecessorTerminating"
@@ -249,6 +229,6 @@ async def test_a_pod_of_another_owner_does_not_delay_the_first_attempt() -> None
     stranger = running_pod(job(), 1)
     stranger["metadata"]["ownerReferences"] = [{"kind": "ReplicaSet", "name": "bert", "uid": "x", "controller": True}]
     cluster = RecordingCluster(pods=(stranger,))
-    await run_pass(cluster, build_raw_job(compute_status_after_observations()))
+    await run_pass(cluster, STARTING_JOB)
 
     assert list_create_requests(cluster) == CREATES

@@ -23,6 +23,8 @@ from testing.builders.passes import (
     CREATES,
     LATER,
     LIST,
+    RUNNING_JOB,
+    STARTING_JOB,
     build_cached_state,
     build_raw_job,
     compute_status_after_observations,
@@ -40,9 +42,7 @@ KILLED_PODS = (finished_pod(job(), 0, **KILLED), finished_pod(job(), 1, **KILLED
 
 async def test_the_status_is_written_before_any_action() -> None:
     cluster = RecordingCluster()
-    result = await run_pass(
-        cluster, build_raw_job(compute_status_after_observations()), build_cached_state(*running_pods())
-    )
+    result = await run_pass(cluster, STARTING_JOB, build_cached_state(*running_pods()))
 
     assert cluster.requests == ["write status", "event Running"]
     assert read_written_status(result).attempts[-1].state is AttemptState.RUNNING
@@ -58,9 +58,7 @@ def build_reporting_dependencies(cluster: RecordingCluster) -> tuple[PassDepende
 async def test_the_written_status_is_reported_although_an_action_fails() -> None:
     dependencies, reported = build_reporting_dependencies(RecordingCluster(errors={"event Running": ClusterError("x")}))
     with pytest.raises(ClusterError):
-        await reconcile(
-            dependencies, build_raw_job(compute_status_after_observations()), build_cached_state(*running_pods())
-        )
+        await reconcile(dependencies, STARTING_JOB, build_cached_state(*running_pods()))
 
     assert [status.attempts[-1].state for status in reported] == [AttemptState.RUNNING]
 
@@ -68,9 +66,7 @@ async def test_the_written_status_is_reported_although_an_action_fails() -> None
 async def test_a_status_that_could_not_be_written_is_not_reported() -> None:
     dependencies, reported = build_reporting_dependencies(RecordingCluster(errors={"write status": Conflict("x")}))
     with pytest.raises(Conflict):
-        await reconcile(
-            dependencies, build_raw_job(compute_status_after_observations()), build_cached_state(*running_pods())
-        )
+        await reconcile(dependencies, STARTING_JOB, build_cached_state(*running_pods()))
 
     assert reported == []
 
@@ -95,9 +91,7 @@ async def test_repeatedly_rejected_create_is_retried_after_a_delay() -> None:
     rejected_before = (RejectedCreate("Pod", "bert-0-1", 403, "exceeded quota"),)
     error = CreateRejected("exceeded quota", status=403, kind="Pod", name="bert-0-1")
     cluster = RecordingCluster(errors={CREATES[3]: error})
-    first = await run_pass(
-        cluster, build_raw_job(compute_status_after_observations()), CachedState(rejected_creates=rejected_before)
-    )
+    first = await run_pass(cluster, STARTING_JOB, CachedState(rejected_creates=rejected_before))
     second = await run_pass(cluster, first.job, CachedState(rejected_creates=rejected_before))
 
     assert first.requeue_after == timedelta()  # requeued immediately, because the pending reason was written
@@ -124,7 +118,7 @@ async def test_requeue_delay_is_limited_to_five_minutes(deadline: int, requeue_a
     ],
 )
 async def test_a_cosmetic_status_write_is_postponed(time_since_write: timedelta | None, is_written: bool) -> None:
-    cluster, job_body = RecordingCluster(), build_raw_job(compute_status_after_observations(running_pods()))
+    cluster, job_body = RecordingCluster(), RUNNING_JOB
     polled = Progress(step=5, update_time=LATER)
     result = await run_pass(
         cluster,
@@ -169,17 +163,13 @@ async def test_the_next_attempt_of_a_group_chooses_its_provider_in_a_pass_of_its
 
 async def test_a_status_write_that_changes_the_state_is_never_postponed() -> None:
     cluster = RecordingCluster()
-    await run_pass(
-        cluster,
-        build_raw_job(compute_status_after_observations()),
-        build_cached_state(*running_pods(), time_since_status_write=timedelta()),
-    )
+    await run_pass(cluster, STARTING_JOB, build_cached_state(*running_pods(), time_since_status_write=timedelta()))
 
     assert cluster.requests[0] == "write status"
 
 
 async def test_a_cosmetic_status_write_is_not_postponed_before_a_deletion() -> None:
-    cluster, job_body = RecordingCluster(), build_raw_job(compute_status_after_observations(running_pods()))
+    cluster, job_body = RecordingCluster(), RUNNING_JOB
     polled = Progress(step=5, update_time=LATER)
     other_pod = pod(job(), 0, attempt=1)
     await run_pass(
@@ -194,7 +184,7 @@ async def test_a_cosmetic_status_write_is_not_postponed_before_a_deletion() -> N
 async def test_an_attempt_does_not_run_before_all_created_pods_are_observed() -> None:
     cached = build_cached_state(running_pod(job(), 0), created_pods=CREATED_PODS, expected_pods=frozenset(CREATED_PODS))
     cluster = RecordingCluster()
-    result = await run_pass(cluster, build_raw_job(compute_status_after_observations()), cached)
+    result = await run_pass(cluster, STARTING_JOB, cached)
 
     assert cluster.requests == ["write status"]
     [record] = read_written_status(result).attempts
@@ -216,7 +206,7 @@ async def test_a_taken_service_name_fails_the_job_although_all_its_pods_were_cre
     taken = RejectedCreate("Service", "bert", 409, "exists", name_taken=True)
     pods = tuple(pod(job(), rank) for rank in (0, 1))
     cached = CachedState(pods=pods, created_pods=CREATED_PODS, rejected_creates=(taken,))
-    result = await run_pass(RecordingCluster(pods=pods), build_raw_job(compute_status_after_observations()), cached)
+    result = await run_pass(RecordingCluster(pods=pods), STARTING_JOB, cached)
 
     [record] = read_written_status(result).attempts
     assert (record.state, record.reason) == (AttemptState.FAILED, Reason.NAME_TAKEN)
