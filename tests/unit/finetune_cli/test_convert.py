@@ -63,13 +63,6 @@ def test_the_original_program_can_be_requested(command_file: Path) -> None:
     assert spec["command"]["exec"][:4] == ["swift", "sft", "--train_type", "lora"]
 
 
-def test_the_number_of_rows_converts_a_warm_up_ratio_to_steps() -> None:
-    text = f"{COMMAND} --num_train_epochs 2 --gradient_accumulation_steps 4"
-    spec = yaml.safe_load(run("-", "--rows", "800", text=text))["spec"]
-
-    assert spec["training"]["warmupSteps"] == 10  # 800 rows / (1 x 4 x 2) x 2 epochs x 0.05
-
-
 def test_json_contains_the_job_and_every_entry(command_file: Path) -> None:
     content = json.loads(run(str(command_file), "--output", "json"))
     entries = {entry["option"]: entry for entry in content["entries"]}

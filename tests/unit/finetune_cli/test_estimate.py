@@ -73,11 +73,6 @@ def test_model_path_is_mapped_but_dataset_paths_are_not(tmp_path: Any) -> None:
     assert spec["dataset"] == file.body["spec"]["dataset"]
 
 
-def test_model_on_a_volume_requires_the_volume_option(tmp_path: Any) -> None:
-    with pytest.raises(BadInput, match="/models/base is on volume models; add --volume models=DIR"):
-        map_model_path(job_file(tmp_path, model={"name": "/models/base"}, volumes=VOLUMES), ())
-
-
 def test_estimate_of_a_command_is_rejected(tmp_path: Any) -> None:
     fields: dict[str, Any] = {"command": {"script": "train.py"}, "image": "registry.example/own:v1"}
     body = job_body(**fields, model=None, dataset=None, sft=None, lora=None)

@@ -5,7 +5,7 @@ from datetime import timedelta
 
 from prometheus_client import CollectorRegistry
 
-from finetune_api.v1alpha1.status import GpuSeconds, JobStatus
+from finetune_api.v1alpha1.status import JobStatus
 from finetune_operator.controller.controller import Controller
 from finetune_operator.controller.job_cache import JobCache
 from finetune_operator.controller.job_metrics import JobMetrics
@@ -151,14 +151,6 @@ def test_status_that_cannot_be_parsed_does_not_end_the_scrape() -> None:
     metrics = collect([{**body, "status": {"attempts": [{"attempt": "first"}]}}, *FLEET])
 
     assert len(metrics["info"]) == 1 + len(FLEET)
-
-
-def test_gpu_seconds_of_dropped_attempts_are_exported() -> None:
-    dropped = (GpuSeconds(phase="lost", fault=None, seconds=7),)
-
-    samples = collect([build_job_body("a", JobStatus(dropped_gpu_seconds=dropped))])["gpu_seconds"]
-
-    assert find_values(samples, phase="lost") == [7.0]
 
 
 async def test_only_jobs_of_the_watched_namespaces_are_exported(api: HttpApi) -> None:

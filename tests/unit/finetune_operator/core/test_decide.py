@@ -177,15 +177,6 @@ def test_suspended_job_can_be_cancelled_and_its_attempt_keeps_its_end() -> None:
     assert (ended.status.attempts[-1].end_time, ended.status.completion_time) == (NOW, later)
 
 
-def test_cancelled_job_is_complete_if_all_its_nodes_have_succeeded() -> None:
-    ftjob = cancel(build_running_job())
-    success = [finished_pod(ftjob, rank, exit_code=0, message=termination_message("succeeded")) for rank in (0, 1)]
-    for _ in range(2):
-        ftjob, _ = decide_with(ftjob, *success)
-
-    assert ftjob.status.phase == "Complete"
-
-
 @pytest.mark.parametrize(("own_ttl", "deleted_at"), [(None, 60), (30, 30), (90, 90)], ids=["unset", "less", "more"])
 def test_default_ttl_of_the_operator_applies_unless_the_job_has_its_own(own_ttl: int | None, deleted_at: int) -> None:
     settings = replace(SETTINGS, default_ttl_seconds=60)
@@ -291,14 +282,6 @@ def test_a_container_that_cannot_be_created_ends_the_attempt_after_three_minutes
     assert (timed_out.status.completion_time is None) is is_restarted
     _, following = decide_with(timed_out, *pods, now=NOW + CREATE_CONTAINER_TIMEOUT)
     assert [action.name for action in following.actions if isinstance(action, DeletePod)] == ["bert-0-0", "bert-0-1"]
-
-
-def test_nan_loss_is_not_written_to_the_status() -> None:
-    ftjob = build_running_job()
-    message = '{"final": true, "outcome": "failed", "errorType": "NonFiniteLoss", "progress": {"step": 3, "loss": NaN}}'
-    failed, _ = decide_with(ftjob, finished_pod(ftjob, 0, message=message), running_pod(ftjob, 1))
-    assert failed.status.progress is not None
-    assert (failed.status.progress.step, failed.status.progress.loss) == (3, None)
 
 
 def test_observed_generation_is_updated_if_the_spec_of_a_finished_job_is_edited() -> None:

@@ -215,14 +215,6 @@ def test_a_rejected_create_is_reported_before_waiting_containers() -> None:
     )
 
 
-def test_a_failing_webhook_is_retried_and_reported_with_its_message() -> None:
-    webhook = RejectedCreate("Pod", "bert-0-0", 500, "failed calling webhook")
-    assert find_permanent_rejection(JOB, build_observation(JOB, rejected_creates=(webhook,))) is None
-    assert find_pending_reason_for_pods(rejected_creates=(webhook,)) == PendingReason(
-        "CreateRefused", "Pod bert-0-0: failed calling webhook"
-    )
-
-
 def test_job_waits_for_terminating_children_of_a_predecessor() -> None:
     rejected = RejectedCreate(
         "Pod",

@@ -32,14 +32,6 @@ def test_columns_of_a_stopping_job_contain_no_throughput_or_eta() -> None:
     )
 
 
-def test_the_progress_column_after_early_stopping_has_no_percentage() -> None:
-    progress = build_progress_report(40, total_steps=120, loss=1.0, stopped_early=True)
-    assert (
-        derive_printer_columns(previous_progress=progress, state=AttemptState.SUCCEEDED).progress
-        == "stopped early 40/120"
-    )
-
-
 def test_columns_without_a_value_are_blank() -> None:
     assert (
         derive_printer_columns(polled_progress=build_progress_report(0))

@@ -284,18 +284,3 @@ def test_finished_workload_of_an_earlier_attempt_is_deleted() -> None:
     _, decision = decide_with(queued, *gated, workload=workload)
 
     assert select_releases(decision) == [RELEASE]
-
-
-def test_pods_of_a_job_without_a_queue_need_no_kueue() -> None:
-    plain = build_job(AttemptState.RUNNING)
-    plain = plain.model_copy(
-        update={
-            "spec": plain.spec.model_copy(update={"scheduling": None}),
-            "status": plain.status.model_copy(update={"scheduling": None}),
-        }
-    )
-    observation = build_observation(plain, *(running_pod(plain, rank) for rank in range(2)))
-
-    plain, _ = decide_once(plain, replace(observation, workload=None))
-
-    assert plain.status.phase is not Phase.FAILED

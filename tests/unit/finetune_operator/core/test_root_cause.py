@@ -14,9 +14,7 @@ from finetune_operator.core.job_context import ABORT_GRACE_SECONDS
 from finetune_operator.core.stop_attempt import ROOT_CAUSE_GRACE
 from testing.builders.jobs import NOW, RawBody, decide_with, finished_pod, job, pod, running_pod, terminating_pod
 from testing.builders.stopping import (
-    KILLED,
     VICTIM,
-    build_disrupted_pod,
     build_pod_deleted_before_its_start,
     build_pod_evicted_by_kueue,
     build_running_job,
@@ -32,16 +30,6 @@ def pod_restarted_in_place(ftjob: FineTuneJob, node_rank: int, **terminated_fiel
     body = running_pod(ftjob, node_rank)
     body["status"]["containerStatuses"][0] |= {"restartCount": 1, "lastState": status["state"]}
     return body
-
-
-def test_root_cause_observed_after_its_victim_is_found() -> None:
-    ftjob = build_running_job()
-    ftjob, _ = decide_with(ftjob, finished_pod(ftjob, 0, **VICTIM), running_pod(ftjob, 1), now=LATER)
-    ftjob, _ = decide_with(
-        ftjob, finished_pod(ftjob, 0, **VICTIM), terminating_pod(finished_pod(ftjob, 1, **KILLED)), now=LATER
-    )
-
-    assert (ftjob.status.attempts[0].reason, ftjob.status.attempts[0].node_rank) == ("ContainerKilled", 1)
 
 
 def test_pod_without_labels_is_also_deleted_before_the_verdict() -> None:
@@ -85,16 +73,6 @@ def test_pod_with_a_container_restarted_in_place_is_the_root_cause_and_is_delete
     assert "pod bert-0-1 was restarted in place" in first.message
 
 
-def test_a_node_killed_after_its_grace_period_is_not_the_root_cause() -> None:
-    late_failure: RawBody = {"exit_code": 137, "finishedAt": "2026-01-01T12:00:12Z"}
-    ftjob = build_running_job()
-    ftjob, _ = decide_with(ftjob, finished_pod(ftjob, 0, **VICTIM), running_pod(ftjob, 1), now=LATER)
-    stopped_pod = terminating_pod(finished_pod(ftjob, 1, **late_failure), deadline=NOW + timedelta(seconds=12))
-    ftjob, _ = decide_with(ftjob, finished_pod(ftjob, 0, **VICTIM), stopped_pod, now=LATER)
-
-    assert ftjob.status.attempts[0].reason == "PeerLost"
-
-
 def test_pod_deleted_by_a_user_is_the_root_cause_even_if_its_ranks_report_lost_peers() -> None:
     ftjob = build_running_job()
     ftjob, _ = decide_with(ftjob, terminating_pod(running_pod(ftjob, 0)), running_pod(ftjob, 1))
@@ -106,25 +84,6 @@ def test_pod_deleted_by_a_user_is_the_root_cause_even_if_its_ranks_report_lost_p
     )
 
     assert (ftjob.status.attempts[0].reason, ftjob.status.attempts[0].node_rank) == ("PodDeleted", 0)
-
-
-def test_a_lost_kubernetes_node_is_the_root_cause_without_a_termination_message() -> None:
-    ftjob = build_running_job()
-    ftjob, _ = decide_with(ftjob, finished_pod(ftjob, 0, **VICTIM), running_pod(ftjob, 1), now=LATER)
-    lost_pod = build_disrupted_pod(terminating_pod(running_pod(ftjob, 1), deadline=LATER), "DeletionByTaintManager")
-    ftjob, _ = decide_with(ftjob, finished_pod(ftjob, 0, **VICTIM), lost_pod, now=LATER + timedelta(seconds=60))
-
-    assert (ftjob.status.attempts[0].reason, ftjob.status.attempts[0].fault) == ("NodeLost", Fault.INFRASTRUCTURE)
-
-
-def test_eviction_after_a_deletion_by_the_operator_is_not_the_root_cause() -> None:
-    ftjob = build_running_job()
-    ftjob, _ = decide_with(ftjob, finished_pod(ftjob, 0, **VICTIM), running_pod(ftjob, 1), now=LATER)
-    late_failure: RawBody = {"exit_code": 143, "message": termination_message(outcome=Outcome.STOPPED)}
-    evicted_pod = build_disrupted_pod(terminating_pod(finished_pod(ftjob, 1, **late_failure)), "EvictionByEvictionAPI")
-    ftjob, _ = decide_with(ftjob, finished_pod(ftjob, 0, **VICTIM), evicted_pod, now=LATER)
-
-    assert ftjob.status.attempts[0].reason == "PeerLost"
 
 
 def test_pods_are_deleted_only_after_the_grace_period_of_the_root_cause() -> None:

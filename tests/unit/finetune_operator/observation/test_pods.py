@@ -88,25 +88,9 @@ def test_a_tombstone_has_no_running_process() -> None:
     assert (tombstone.has_ended, tombstone.may_run(NOW), tombstone.evidence.ended) == (True, False, True)
 
 
-def test_other_containers_do_not_affect_the_pod_phase() -> None:
-    sidecar = {"name": "proxy", "state": {"terminated": {"exitCode": 1}}}
-    trainer = {"name": names.CONTAINER, "state": {"running": {}}}
-    assert observe_single_pod(pod(JOB, 0, containerStatuses=[sidecar, trainer])).phase is PodPhase.RUNNING
-    assert observe_single_pod(pod(JOB, 0, containerStatuses=[sidecar])).phase is PodPhase.PENDING
-
-
 @pytest.mark.parametrize("reason", ["ContainerCreating", "PodInitializing"])
 def test_container_creation_is_not_reported_as_a_waiting_state(reason: str) -> None:
     assert observe_single_pod(pod_with_waiting_container(reason)).waiting is None
-
-
-def test_waiting_state_contains_reason_and_message() -> None:
-    assert observe_single_pod(pod_with_waiting_container("ErrImagePull", message="not found")).waiting == WaitingState(
-        "ErrImagePull", "not found"
-    )
-    assert observe_single_pod(pod_with_waiting_container("ImagePullBackOff")).waiting == WaitingState(
-        "ImagePullBackOff", ""
-    )
 
 
 @pytest.mark.parametrize(
@@ -158,13 +142,6 @@ def test_container_creation_time_is_the_later_of_the_scheduled_and_ready_to_star
             observe_single_pod(pod(JOB, 0, conditions=[scheduled, ready_condition])).container_creating_since
             == creating_since
         )
-
-
-def test_a_pod_with_a_node_name_is_scheduled() -> None:
-    scheduled = pod(JOB, 0)
-    unscheduled = {**scheduled, "spec": {key: value for key, value in scheduled["spec"].items() if key != "nodeName"}}
-    assert (observe_single_pod(scheduled).is_scheduled, observe_single_pod(scheduled).k8s_node) == (True, "gpu-0")
-    assert (observe_single_pod(unscheduled).is_scheduled, observe_single_pod(unscheduled).k8s_node) == (False, "")
 
 
 @pytest.mark.parametrize("edit", [{}, {names.ATTEMPT: "7"}, {names.NODE_RANK: "first"}, {names.MANAGED_BY: ""}])
@@ -297,15 +274,6 @@ def pod_with_init_container(state: RawBody, trainer_state: RawBody) -> RawBody:
     """Return a pod whose init container and trainer container have these states."""
     statuses = {"initContainerStatuses": [{"name": "istio-init", "state": state}]}
     return pod_with_container_state(trainer_state, **statuses)
-
-
-def test_the_waiting_state_of_an_init_container_is_reported() -> None:
-    node = observe_single_pod(
-        pod_with_init_container({"waiting": {"reason": "ErrImagePull", "message": "no such tag"}}, INITIALIZING)
-    )
-
-    assert node.phase is PodPhase.PENDING
-    assert node.waiting == WaitingState("ErrImagePull", "no such tag", "the image of istio-init")
 
 
 def test_failed_init_container_counts_as_a_failure_of_the_node() -> None:

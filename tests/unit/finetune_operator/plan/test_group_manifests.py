@@ -107,14 +107,6 @@ def _metadata(child: Manifest) -> Manifest:
     return {"metadata": child["metadata"]}
 
 
-def test_pod_group_of_kubernetes_1_37_agrees_with_its_schema(kubernetes: KubernetesSchema) -> None:
-    pod_group = get_pod_group(plan("pod-group"))
-
-    assert pod_group["apiVersion"] == "scheduling.k8s.io/v1beta1"
-    assert list(kubernetes.find_problems(pod_group)) == []
-    assert pod_group["spec"]["disruptionMode"] == {"all": {}}
-
-
 def test_pod_group_of_kubernetes_1_36_agrees_with_its_schema() -> None:
     schema = load_schema("pod-group-v1alpha2")
     run_plan = plan("pod-group", version=schema.api_version)
@@ -154,23 +146,6 @@ def test_names_of_groups_differ_between_jobs_with_long_names() -> None:
     name = get_pod_group(plan("kai", attempt=10, job_name="a" * 52))["metadata"]["name"]
 
     assert name.endswith(f"-10-{UID[:8]}")
-
-
-@pytest.mark.parametrize(
-    ("name", "in_pod_group"),
-    [
-        pytest.param("pod-group", True, id="Kubernetes"),
-        pytest.param("coscheduling", False, id="Coscheduling"),
-        pytest.param("volcano", True, id="Volcano"),
-        pytest.param("kai", True, id="KAI"),
-    ],
-)
-def test_pods_have_the_priority_class_of_their_group(name: str, in_pod_group: bool) -> None:
-    run_plan = plan(name)
-    priority_class = SPECS[name]["priorityClassName"]
-
-    assert {pod["spec"]["priorityClassName"] for pod in build_pod_manifests(run_plan)} == {priority_class}
-    assert get_pod_group(run_plan)["spec"].get("priorityClassName") == (priority_class if in_pod_group else None)
 
 
 @pytest.mark.parametrize("name", [name for name in SPECS if name != "kueue"])

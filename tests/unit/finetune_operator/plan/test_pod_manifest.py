@@ -100,13 +100,6 @@ def test_only_fields_set_by_the_user_violate_the_restricted_standard() -> None:
     )
 
 
-def test_affinity_contains_only_the_excluded_nodes_if_the_user_sets_none() -> None:
-    assert exclude_nodes(None, ()) is None
-    assert exclude_nodes(None, ("gpu-7",)) == {
-        "nodeAffinity": {REQUIRED: {"nodeSelectorTerms": [{"matchFields": [NOT_GPU_7]}]}}
-    }
-
-
 def test_excluded_nodes_are_added_to_each_node_selector_term_of_the_user() -> None:
     zone = {"matchExpressions": [{"key": "zone", "operator": "In", "values": ["a"]}]}
     by_name: dict[str, Any] = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["gpu-1"]}]}

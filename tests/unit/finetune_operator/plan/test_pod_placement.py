@@ -60,12 +60,6 @@ def test_pods_on_the_host_network_declare_all_ports_on_which_they_listen() -> No
     assert {port["name"]: port["port"] for port in build_service(run)["spec"]["ports"]} == ports
 
 
-def test_pods_on_a_network_of_their_own_listen_on_the_usual_status_port() -> None:
-    (trainer,) = build_first_pod_manifest(network={"masterPort": 29600})["spec"]["containers"]
-
-    assert trainer["ports"] == [{"name": "status", "containerPort": 8080}]
-
-
 def test_the_host_network_violates_the_restricted_standard() -> None:
     fields = {**HOST_NETWORK, "podTemplate": {"hostNetwork": True}, "numNodes": 1}
 
