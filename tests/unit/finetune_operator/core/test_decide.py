@@ -238,11 +238,6 @@ def test_pods_of_a_finished_job_are_deleted_without_changing_its_status() -> Non
     assert decision.actions == (DeletePod("bert-0-0", "pod-0-0", 10),)
 
 
-def test_a_job_with_a_deletion_timestamp_gets_no_actions() -> None:
-    ftjob, decision = decide_once(job(deleted=True), NOTHING)
-    assert (ftjob.status, decision.actions) == (JobStatus(), ())
-
-
 def test_an_image_that_cannot_be_pulled_fails_the_job_after_ten_minutes() -> None:
     ftjob = started_job()
     state = {"waiting": {"reason": "ErrImagePull", "message": "not found"}}

@@ -1,7 +1,5 @@
 """Tests of the pending reason and the nodes of a derived status."""
 
-from datetime import timedelta
-
 import pytest
 
 from finetune_api.v1alpha1.status import (
@@ -22,16 +20,6 @@ from testing.builders.statuses import (
 )
 
 JOB = job()
-
-
-def test_derive_status_is_idempotent() -> None:
-    first = derive_later_status(
-        build_status_with_attempts(AttemptState.STARTING), pod(JOB, 0), pending_reason=UNSCHEDULABLE
-    )
-    second = derive_status(
-        job(status=first), StatusContext(build_observation(JOB, pod(JOB, 0)), UNSCHEDULABLE, LATER + timedelta(hours=1))
-    )
-    assert second == first
 
 
 def test_pending_reason_keeps_its_start_and_gets_the_newest_message() -> None:

@@ -82,14 +82,6 @@ def test_operator_restart_does_not_delay_the_release_of_running_nodes(rejected_c
     assert ftjob.status.attempts[0].state is AttemptState.STOPPING
 
 
-def test_the_pending_reason_is_removed_once_the_create_succeeds() -> None:
-    ftjob = started_job()
-    ftjob, _ = decide_with(ftjob, running_pod(ftjob, 0), rejected_creates=(QUOTA,))
-    ftjob, _ = decide_with(ftjob, running_pod(ftjob, 0), pod(ftjob, 1))
-
-    assert ftjob.status.waiting is None
-
-
 @pytest.mark.parametrize("rejected_create", [QUOTA, PREDECESSOR], ids=["quota exceeded", "predecessor terminating"])
 def test_rendezvous_timeout_caused_by_a_rejected_create_is_not_a_failure(rejected_create: RejectedCreate) -> None:
     ftjob = started_job(restartPolicy={"maxRestarts": 0})

@@ -15,7 +15,6 @@ from finetune_api.v1alpha1.scheduling import (
     WITH_TOPOLOGY,
     WITHOUT_QUEUE,
     SchedulingProvider,
-    SchedulingStatus,
 )
 from finetune_operator.core.provider_choice import choose_provider
 from finetune_operator.observation.group_apis import GroupApis, find_group_apis
@@ -70,17 +69,6 @@ def test_job_without_a_queue_takes_the_first_provider_without_queues(
     providers: tuple[SchedulingProvider, ...], scheduler: str | None, expected: str
 ) -> None:
     assert choose(serve(*providers), scheduler=scheduler) == expected
-
-
-def test_status_contains_the_served_version_and_the_queue() -> None:
-    versions = {P.POD_GROUP: "scheduling.k8s.io/v1alpha2", P.VOLCANO: "scheduling.volcano.sh/v1beta1"}
-
-    assert choose_provider(parse_spec(), GroupApis(versions)) == SchedulingStatus(
-        provider="PodGroup", api_version="scheduling.k8s.io/v1alpha2"
-    )
-    assert choose_provider(parse_spec(queueName="gpus"), GroupApis(versions)) == SchedulingStatus(
-        provider="Volcano", api_version="scheduling.volcano.sh/v1beta1", queue_name="gpus"
-    )
 
 
 def test_cluster_without_providers_is_explained_by_each_candidate() -> None:

@@ -88,16 +88,6 @@ def test_node_failure_during_a_drain_shortens_the_grace_period_of_other_pods() -
     assert decision.actions == (DeletePod("bert-0-0", "pod-0-0", ABORT_GRACE_SECONDS),)
 
 
-def test_next_attempt_starts_once_a_lost_kubernetes_node_is_fenced() -> None:
-    ftjob = build_running_job()
-    lost_pod = build_disrupted_pod(terminating_pod(running_pod(ftjob, 1), deadline=NOW), "DeletionByTaintManager")
-    ftjob, _ = decide_with(ftjob, finished_pod(ftjob, 0, **KILLED), lost_pod)
-    waiting, _ = decide_with(ftjob, finished_pod(ftjob, 0, **KILLED), lost_pod, now=NOW + timedelta(seconds=29))
-    after_fencing, _ = decide_with(ftjob, finished_pod(ftjob, 0, **KILLED), lost_pod, now=NOW + timedelta(seconds=30))
-
-    assert (waiting.status.attempt, after_fencing.status.attempt) == (0, 1)
-
-
 def test_a_kubernetes_node_with_a_fast_clock_does_not_delay_the_stop() -> None:
     ahead = finished_pod(
         ftjob := build_running_job(),

@@ -49,15 +49,6 @@ def test_first_restart_is_immediate_and_later_delays_double_up_to_a_limit() -> N
         assert base <= delay <= base * 1.2
 
 
-def test_the_seed_determines_the_jitter() -> None:
-    policy = RestartPolicy()
-    assert (
-        compute_restart_delay(2, policy, seed="a")
-        == compute_restart_delay(2, policy, seed="a")
-        != compute_restart_delay(2, policy, seed="b")
-    )
-
-
 @pytest.mark.parametrize(("max_backoff_seconds", "delay_seconds"), [(0, 5), (1, 5), (300, 300)])
 def test_jobs_that_were_released_together_start_again_at_different_times_and_use_no_restart(
     max_backoff_seconds: int, delay_seconds: int
@@ -98,24 +89,12 @@ def test_progress_resets_the_budget() -> None:
     )
 
 
-def test_reaching_the_same_step_again_is_not_progress() -> None:
-    assert not plan_next_restart(verdict_with_fault(), RestartCounts(counted=3, best_step=40), last_step=40).is_allowed
-
-
 def test_the_highest_step_of_all_nodes_is_progress() -> None:
     record = attempt_record(None, 50, 49)
     restart = plan_restart(
         verdict_with_fault(), record, (), RestartCounts(best_step=40), RestartLimits("uid", RestartPolicy())
     )
     assert restart.counts.best_step == 50
-
-
-@pytest.mark.parametrize("polled_step", [10**9, 41])
-def test_a_polled_step_is_not_progress(polled_step: int) -> None:
-    record = attempt_record(None).model_copy(update={"last_step": polled_step})
-    counts = RestartCounts(counted=2, best_step=40)
-    restart = plan_restart(verdict_with_fault(), record, (), counts, RestartLimits("uid", RestartPolicy()))
-    assert restart.counts == RestartCounts(counted=3, best_step=40)
 
 
 def test_user_errors_and_failures_without_a_repair_cause_no_restart() -> None:

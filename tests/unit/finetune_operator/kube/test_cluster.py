@@ -9,6 +9,7 @@ import pytest
 
 from finetune_operator import names
 from finetune_operator.kube.cluster import (
+    Cluster,
     ClusterError,
     Conflict,
     CreateRejected,
@@ -406,3 +407,8 @@ async def test_config_map_that_is_not_of_the_job_is_not_deleted(
     await cluster.delete(ObjectRef("ConfigMap", "default", "a-0", "", owner=JobOwner("a", owner_uid)))
 
     assert ("configmaps", "default", "a-0") in api.objects
+
+
+def test_kubernetes_cluster_implements_the_cluster_protocol() -> None:
+    cluster: type[Cluster] = KubernetesCluster
+    assert cluster is KubernetesCluster

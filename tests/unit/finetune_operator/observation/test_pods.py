@@ -88,11 +88,6 @@ def test_a_tombstone_has_no_running_process() -> None:
     assert (tombstone.has_ended, tombstone.may_run(NOW), tombstone.evidence.ended) == (True, False, True)
 
 
-@pytest.mark.parametrize("reason", ["ContainerCreating", "PodInitializing"])
-def test_container_creation_is_not_reported_as_a_waiting_state(reason: str) -> None:
-    assert observe_single_pod(pod_with_waiting_container(reason)).waiting is None
-
-
 @pytest.mark.parametrize(
     ("conditions", "expected"),
     [

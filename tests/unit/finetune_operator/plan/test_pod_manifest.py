@@ -18,7 +18,6 @@ from testing.builders.manifests import (
 from testing.builders.pod_security import find_restricted_violations
 
 REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
-NOT_GPU_7 = {"key": "metadata.name", "operator": "NotIn", "values": ["gpu-7"]}
 UNREACHABLE = "node.kubernetes.io/unreachable"
 
 
