@@ -71,11 +71,19 @@ def process_in_virtual_time(
 
 
 def add(*keys: str) -> Fill:
-    return lambda queue: [queue.add(key) for key in keys]
+    def fill(queue: WorkQueue[str]) -> None:
+        for key in keys:
+            queue.add(key)
+
+    return fill
 
 
 def add_after(*delays: float) -> Fill:
-    return lambda queue: [queue.add_after("a", delay) for delay in delays]
+    def fill(queue: WorkQueue[str]) -> None:
+        for delay in delays:
+            queue.add_after("a", delay)
+
+    return fill
 
 
 def add_now_and_during_the_pass(queue: WorkQueue[str]) -> None:
