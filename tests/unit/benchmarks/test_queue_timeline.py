@@ -7,11 +7,18 @@ from benchmarks.queue.quota_observer import count_pods_without_quota
 from benchmarks.queue.timeline import (
     GpuUse,
     UseChange,
+    WaitStage,
+    find_idle_intervals,
+    measure_admission_delays,
     measure_totals,
 )
 from benchmarks.queue.workloads import get_reserved_gpus
 
 RawBody = dict[str, object]
+
+
+def wait(at: float, job: str, gpus: int, stage: WaitStage = WaitStage.QUEUE) -> UseChange:
+    return UseChange(at, job, GpuUse(gpus, waits_for=stage))
 
 
 def run(at: float, job: str, gpus: int, *, bound: int | None = None, is_evicted: bool = False) -> UseChange:
@@ -32,6 +39,35 @@ def build_workload(*, reclaimable: int = 0, **conditions: str) -> RawBody:
             "conditions": [{"type": name, "status": status} for name, status in conditions.items()],
         }
     }
+
+
+def test_gpus_are_idle_while_the_smallest_waiting_job_fits() -> None:
+    changes = [
+        run(0, "a", 6),
+        wait(1, "big", 8),
+        wait(2, "small", 2),
+        run(5, "small", 2),
+        end(9, "a"),
+        end(10, "small"),
+    ]
+
+    intervals = find_idle_intervals(changes, quota=8)
+
+    # the big job fits from 10 s, which is the end of the timeline
+    assert [(i.start, i.end, i.gpu_seconds) for i in intervals] == [(2, 5, 6)]
+
+
+def test_admission_delay_begins_when_the_job_fits_without_interruption() -> None:
+    changes = [
+        run(0, "a", 6),
+        wait(1, "b", 4),  # does not fit
+        end(3, "a"),  # fits
+        run(4, "c", 6),  # another job is admitted first
+        end(6, "c"),  # fits again
+        run(6.5, "b", 4),
+    ]
+
+    assert measure_admission_delays(changes, quota=8) == [0.5]
 
 
 def test_totals_are_integrated_over_time() -> None:
