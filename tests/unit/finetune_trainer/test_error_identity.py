@@ -16,8 +16,6 @@ import av
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
-from torch._C._distributed_c10d import HashStore
 from torch.distributed.elastic.multiprocessing.errors import ErrorHandler
 from torch.utils.data import Dataset
 
@@ -185,19 +183,16 @@ def test_the_tokenizing_pool_keeps_the_identity_of_an_error(name: str, tmp_path:
     assert find_verdict(lambda: tokenize_in_pool(ERRORS[name]), tmp_path / "pool") == expected
 
 
+@pytest.mark.usefixtures("process_group")
 @pytest.mark.parametrize("name", ERRORS)
 def test_the_saver_thread_keeps_the_identity_of_an_error(name: str, tmp_path: Path, output: OutputFolder) -> None:
     """The error is translated where files are written, as in the main thread."""
-    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
 
     def save_in_main_thread() -> None:
         Checkpoints(output, keep_last=2).stage(1, lambda _: ERRORS[name]() or [])
 
     expected = find_verdict(save_in_main_thread, tmp_path / "main")
-    try:
-        assert find_verdict(lambda: save_in_thread(ERRORS[name], output), tmp_path / "thread") == expected
-    finally:
-        dist.destroy_process_group()
+    assert find_verdict(lambda: save_in_thread(ERRORS[name], output), tmp_path / "thread") == expected
 
 
 @pytest.mark.parametrize("name", ERRORS)

@@ -1,13 +1,10 @@
 """Test the TrainingArguments of a training plan."""
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
-from torch._C._distributed_c10d import HashStore
 
 from finetune_trainer.cgroup import Cgroup
 from finetune_trainer.distributed.rank_context import Ranks
@@ -19,14 +16,6 @@ from finetune_trainer.training_arguments import (
 )
 from finetune_trainer.training_plan import plan_training
 from testing.builders.jobs import parse_spec
-
-
-@pytest.fixture
-def process_group() -> Iterator[None]:
-    """Initialise the process group that accelerate needs."""
-    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
 
 
 @pytest.mark.usefixtures("process_group")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from finetune_supervisor.contract import RunFolder
-from finetune_supervisor.failures.rank_failures import find_first_failure, read_failures
+from finetune_supervisor.failures.rank_failures import RankFailure, find_first_failure, read_failures
 
 CONNECTION_LOST = "[../gloo/transport/tcp/pair.cc:537] Connection closed by peer [10.0.0.7]:4321"
 
@@ -31,6 +31,12 @@ def write_exit_codes(run_folder: RunFolder, **codes: int) -> None:
     run_folder.rank_exits.write_text(json.dumps(exits))
 
 
+def find_failure(run_folder: RunFolder) -> RankFailure:
+    failure = find_first_failure(read_failures(run_folder))
+    assert failure is not None
+    return failure
+
+
 def test_run_folder_without_files_has_no_failure(run_folder: RunFolder) -> None:
     assert find_first_failure(read_failures(run_folder)) is None
 
@@ -39,9 +45,8 @@ def test_error_file_contains_type_message_and_stack(run_folder: RunFolder) -> No
     write_error_file(run_folder, 1, "DatasetError: rows.jsonl line 3: expected: a list", modified_at=100.5)
     write_exit_codes(run_folder, rank1=1)
 
-    failure = find_first_failure(read_failures(run_folder))
+    failure = find_failure(run_folder)
 
-    assert failure is not None
     assert (failure.local_rank, failure.error_type) == (1, "DatasetError")
     assert failure.message == "rows.jsonl line 3: expected: a list"
     assert failure.stack.startswith("Traceback")
@@ -52,10 +57,7 @@ def test_earliest_exception_is_the_first_failure(run_folder: RunFolder) -> None:
     write_error_file(run_folder, 0, "ValueError: late", modified_at=100.9)
     write_error_file(run_folder, 1, "ValueError: early", modified_at=100.2)
 
-    failure = find_first_failure(read_failures(run_folder))
-
-    assert failure is not None
-    assert failure.message == "early"
+    assert find_failure(run_folder).message == "early"
 
 
 @pytest.mark.parametrize(
@@ -73,28 +75,21 @@ def test_earliest_failure_is_ignored_if_it_is_a_victim(run_folder: RunFolder, er
     write_error_file(run_folder, 0, error, modified_at=100.1)
     write_error_file(run_folder, 1, "OutOfMemoryError: CUDA out of memory", modified_at=100.8)
 
-    failure = find_first_failure(read_failures(run_folder))
-
-    assert failure is not None
-    assert failure.error_type == "OutOfMemoryError"
+    assert find_failure(run_folder).error_type == "OutOfMemoryError"
 
 
 def test_victim_is_the_first_failure_if_all_failures_are_victims(run_folder: RunFolder) -> None:
     write_error_file(run_folder, 0, f"RuntimeError: {CONNECTION_LOST}", modified_at=100.1)
 
-    failure = find_first_failure(read_failures(run_folder))
-
-    assert failure is not None
-    assert failure.victim
+    assert find_failure(run_folder).victim
 
 
 def test_killed_rank_without_error_file_is_the_first_failure(run_folder: RunFolder) -> None:
     write_error_file(run_folder, 0, f"RuntimeError: {CONNECTION_LOST}", modified_at=99.5)
     write_exit_codes(run_folder, rank0=1, rank1=-9)
 
-    failure = find_first_failure(read_failures(run_folder))
+    failure = find_failure(run_folder)
 
-    assert failure is not None
     assert (failure.local_rank, failure.error_type, failure.signal) == (1, "RankKilled", 9)
     assert "SIGKILL" in failure.message
 
@@ -102,9 +97,8 @@ def test_killed_rank_without_error_file_is_the_first_failure(run_folder: RunFold
 def test_rank_terminated_by_torchrun_is_a_victim(run_folder: RunFolder) -> None:
     write_exit_codes(run_folder, rank0=-15, rank1=42)
 
-    failure = find_first_failure(read_failures(run_folder))
+    failure = find_failure(run_folder)
 
-    assert failure is not None
     assert (failure.local_rank, failure.error_type, failure.exit_code) == (1, "RankExited", 42)
 
 
@@ -112,9 +106,8 @@ def test_launcher_error_is_used_if_no_rank_failed(run_folder: RunFolder) -> None
     record = {"message": "DistNetworkError: the port is in use", "extraInfo": {"py_callstack": "Traceback"}}
     run_folder.launcher_error.write_text(json.dumps({"message": record}))
 
-    failure = find_first_failure(read_failures(run_folder))
+    failure = find_failure(run_folder)
 
-    assert failure is not None
     assert (failure.local_rank, failure.error_type) == (None, "DistNetworkError")
 
 
@@ -123,9 +116,8 @@ def test_error_file_in_unknown_format_becomes_the_message(run_folder: RunFolder,
     write_error_file(run_folder, 0, "x", modified_at=1)
     next(run_folder.error_files.rglob("error.json")).write_text(text)
 
-    failure = find_first_failure(read_failures(run_folder))
+    failure = find_failure(run_folder)
 
-    assert failure is not None
     assert (failure.error_type, failure.message) == ("UnknownError", text)
 
 

@@ -19,7 +19,10 @@ Traceback (most recent call last):
     raise ValueError("row 7 has no label")
 ValueError: row 7 has no label
 """
-INTERLEAVED_EXCEPTIONS = """\
+CONNECTION_LOST = "[gloo/pair.cc:553] Connection closed by peer [10.0.0.1]:63194."
+
+
+INTERLEAVED_EXCEPTIONS = f"""\
 [rank1]: Traceback (most recent call last):
 [rank0]: Traceback (most recent call last):
 [rank1]:   File "/workspace/train.py", line 10, in <module>
@@ -28,7 +31,7 @@ INTERLEAVED_EXCEPTIONS = """\
 [rank0]:     loss.backward()
 [rank1]: ValueError: row 7 has no label
 [rank0]:     ^^^^^^^^^^^^^^^
-[rank0]: RuntimeError: [gloo/pair.cc:553] Connection closed by peer [10.0.0.1]:63194.
+[rank0]: RuntimeError: {CONNECTION_LOST}
 """
 CHAINED_EXCEPTIONS = """\
 Traceback (most recent call last):
@@ -89,29 +92,48 @@ def test_interleaved_lines_of_two_ranks_are_separated() -> None:
     ]
 
 
-def test_victim_printed_last_is_not_the_root_exception() -> None:
-    cause = find_root_exception(INTERLEAVED_EXCEPTIONS, rank=None)
+SYNTAX_ERROR = """\
+  File "/workspace/train.py", line 3
+    def f(
+         ^
+SyntaxError: '(' was never closed
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "rank", "error_type", "message"),
+    [
+        pytest.param(INTERLEAVED_EXCEPTIONS, None, "ValueError", "row 7 has no label", id="victim printed last"),
+        pytest.param(INTERLEAVED_EXCEPTIONS, 0, "RuntimeError", CONNECTION_LOST, id="given rank"),
+        pytest.param(CHAINED_EXCEPTIONS, None, "ConfigError", "no config", id="last of a chain"),
+        pytest.param(SYNTAX_ERROR, None, "SyntaxError", "'(' was never closed", id="no traceback header"),
+        pytest.param(
+            USER_EXCEPTION.replace("ValueError", "TimeoutError") + USER_EXCEPTION,
+            None,
+            "ValueError",
+            "row 7 has no label",
+            id="another one was logged earlier",
+        ),
+    ],
+)
+def test_root_exception_is_found(text: str, rank: int | None, error_type: str, message: str) -> None:
+    cause = find_root_exception(text, rank=rank)
 
     assert cause is not None
-    assert cause.rank == 1
+    assert (cause.error_type, cause.message) == (error_type, message)
 
 
-def test_root_exception_of_a_given_rank_is_found() -> None:
-    cause = find_root_exception(INTERLEAVED_EXCEPTIONS, rank=0)
-
-    assert cause is not None
-    assert cause.error_type == "RuntimeError"
-
-
-def test_exceptions_of_other_ranks_are_ignored() -> None:
-    assert find_root_exception(INTERLEAVED_EXCEPTIONS, rank=7) is None
-
-
-def test_last_exception_of_a_chain_is_the_root_exception() -> None:
-    cause = find_root_exception(CHAINED_EXCEPTIONS, rank=None)
-
-    assert cause is not None
-    assert (cause.error_type, cause.message) == ("ConfigError", "no config")
+@pytest.mark.parametrize(
+    ("text", "rank"),
+    [
+        pytest.param("", None, id="no output"),
+        pytest.param("step 1\nWarning: slow\n", None, id="no exception"),
+        pytest.param("Traceback (most recent call last):\n", None, id="header only"),
+        pytest.param(INTERLEAVED_EXCEPTIONS, 7, id="exceptions of other ranks"),
+    ],
+)
+def test_output_without_exception_has_no_root_exception(text: str, rank: int | None) -> None:
+    assert find_root_exception(text, rank=rank) is None
 
 
 def test_multi_line_message_is_parsed() -> None:
@@ -120,20 +142,6 @@ def test_multi_line_message_is_parsed() -> None:
     (exception,) = parse_exceptions(text)
 
     assert exception.message == "two keys do not fit:\n\tsize of a\n\tsize of b"
-
-
-def test_syntax_error_without_traceback_header_is_parsed() -> None:
-    text = "  File \"/workspace/train.py\", line 3\n    def f(\n         ^\nSyntaxError: '(' was never closed\n"
-
-    cause = find_root_exception(text, rank=None)
-
-    assert cause is not None
-    assert (cause.error_type, cause.message) == ("SyntaxError", "'(' was never closed")
-
-
-@pytest.mark.parametrize("text", ["", "step 1\nWarning: slow\n", "Traceback (most recent call last):\n"])
-def test_output_without_exception_has_no_root_exception(text: str) -> None:
-    assert find_root_exception(text, rank=None) is None
 
 
 @pytest.mark.parametrize("code", [1, -6], ids=["exit code 1", "SIGABRT"])
@@ -146,21 +154,11 @@ def test_exception_of_a_terminated_rank_is_the_root_cause(code: int) -> None:
     assert (failure.victim, failure.signal) == (False, None)
 
 
-def test_abort_is_the_root_cause_if_no_other_rank_raised_an_exception() -> None:
-    failure = parse_failure_report(TORCHRUN_REPORT.format(code=-6) + LAUNCHER_EXCEPTION, code=1, time=5.0)
+@pytest.mark.parametrize(("code", "error_type"), [(-6, "RankKilled"), (-9, "RankKilled")], ids=["SIGABRT", "SIGKILL"])
+def test_signal_is_the_root_cause_if_no_rank_raised_an_exception(code: int, error_type: str) -> None:
+    failure = parse_failure_report(TORCHRUN_REPORT.format(code=code) + LAUNCHER_EXCEPTION, code=1, time=5.0)
 
-    assert (failure.local_rank, failure.signal, failure.victim) == (1, 6, False)
-
-
-def test_exception_logged_earlier_is_not_the_root_cause() -> None:
-    text = (
-        USER_EXCEPTION.replace("ValueError", "TimeoutError").replace("row 7 has no label", "try again") + USER_EXCEPTION
-    )
-
-    cause = find_root_exception(text, rank=None)
-
-    assert cause is not None
-    assert cause.error_type == "ValueError"
+    assert (failure.error_type, failure.signal, failure.local_rank, failure.victim) == (error_type, -code, 1, False)
 
 
 def test_launcher_exception_is_not_the_root_cause() -> None:
@@ -195,22 +193,17 @@ def test_victim_detected_first_does_not_hide_the_root_cause() -> None:
     )
 
 
-def test_terminated_rank_keeps_its_failure_if_another_rank_is_the_root_cause() -> None:
-    killed, terminated = build_failure_from_exit_code(0, -9, 5.0), build_failure_from_exit_code(1, -15, 5.0)
+@pytest.mark.parametrize(
+    "exits",
+    [
+        pytest.param(((0, -9), (1, -15)), id="another rank is the root cause"),
+        pytest.param(((1, -6),), id="crash"),
+    ],
+)
+def test_exception_logged_earlier_does_not_replace_a_failure(exits: tuple[tuple[int, int], ...]) -> None:
+    failures = tuple(build_failure_from_exit_code(rank, code, 5.0) for rank, code in exits)
 
-    assert explain_failures((killed, terminated), INTERLEAVED_EXCEPTIONS, find_rank=find_rank) == (killed, terminated)
-
-
-def test_crash_is_not_attributed_to_an_exception_logged_earlier() -> None:
-    crashed = build_failure_from_exit_code(1, -6, 5.0)
-
-    assert explain_failures((crashed,), INTERLEAVED_EXCEPTIONS, find_rank=find_rank) == (crashed,)
-
-
-def test_killed_rank_is_parsed_from_the_torchrun_report() -> None:
-    failure = parse_failure_report(TORCHRUN_REPORT.format(code=-9) + LAUNCHER_EXCEPTION, code=1, time=5.0)
-
-    assert (failure.error_type, failure.signal, failure.local_rank, failure.victim) == ("RankKilled", 9, 1, False)
+    assert explain_failures(failures, INTERLEAVED_EXCEPTIONS, find_rank=find_rank) == failures
 
 
 @pytest.mark.parametrize("error", ["TimeoutError: timed out", "ConnectionError: end of stream", "BrokenPipeError"])

@@ -8,7 +8,7 @@ from finetune_trainer.data_sources.conversations import Conversation, PromptComp
 from finetune_trainer.data_sources.messages import Role, Turn
 from finetune_trainer.errors import ChatTemplateError, ModelError
 from testing.models import tiny_text
-from testing.models.renderers import WITH_GENERATION_TAGS, decode_targets, use_template
+from testing.models.renderers import decode_targets, use_template
 
 ORIGIN = "/data/train.jsonl line 1"
 TWO_EXCHANGES = Conversation(
@@ -25,18 +25,6 @@ LLAMA_3 = (
     "{%- for message in messages -%}{{ '<|im_start|>' + message['role'] + '\\n\\n' + message['content'] | trim"
     " + '<|im_end|>' }}{%- endfor -%}{%- if add_generation_prompt -%}{{ '<|im_start|>assistant\\n\\n' }}{%- endif -%}"
 )
-MISTRAL = (
-    "{%- for message in messages -%}{%- if message['role'] == 'assistant' -%}{{ ' ' + message['content'] + '<|im_end|>'"
-    " }}{%- else -%}{{ '[INST] ' + message['content'] + ' [/INST]' }}{%- endif -%}{%- endfor -%}"
-)
-# Like Qwen3, this template renders empty thinking tags in the last assistant turn only.
-EMPTY_THINKING_IN_LAST_TURN = (
-    "{%- for message in messages -%}{{ '<|im_start|>' + message['role'] + '\\n' }}"
-    "{%- if message['role'] == 'assistant' and loop.last and '</think>' not in message['content'] -%}"
-    "{{ '<think>\\n\\n</think>\\n\\n' }}{%- endif -%}"
-    "{{ message['content'] + '<|im_end|>\\n' }}{%- endfor -%}"
-    "{%- if add_generation_prompt -%}{{ '<|im_start|>assistant\\n' }}{%- endif -%}"
-)
 # Like templates of reasoning models, this template removes the thinking of earlier assistant turns.
 WITHOUT_EARLIER_THINKING = (
     "{%- for message in messages -%}{{ '<|im_start|>' + message['role'] + '\\n' }}"
@@ -51,45 +39,6 @@ REPEATED_BEFORE_LAST_TURN = (
     "{{- message['content'] if loop.last else message['content'] | replace('yes', 'yes yes') }}{{ '<|im_end|>\\n' }}"
     "{%- endfor -%}{%- if add_generation_prompt -%}{{ '<|im_start|>assistant\\n' }}{%- endif -%}"
 )
-
-
-@pytest.mark.parametrize(
-    "template",
-    [
-        pytest.param(tiny_text.CHAT_TEMPLATE, id="ChatML"),
-        pytest.param(LLAMA_3, id="Llama 3"),
-        pytest.param(EMPTY_THINKING_IN_LAST_TURN, id="Qwen 3"),
-        pytest.param(WITH_GENERATION_TAGS, id="with generation tags"),
-    ],
-)
-def test_only_assistant_turns_and_their_end_tokens_are_targets(
-    tokenizer: PreTrainedTokenizerFast, template: str
-) -> None:
-    with use_template(tokenizer, template) as renderer:
-        sample = renderer.render(TWO_EXCHANGES)
-
-    assert decode_targets(tokenizer, sample) == ["A mutable sequence.<|im_end|>", "An immutable one.<|im_end|>"]
-
-
-def test_a_target_token_can_include_whitespace_of_the_template(
-    tokenizer: PreTrainedTokenizerFast,
-) -> None:
-    with use_template(tokenizer, MISTRAL) as renderer:
-        sample = renderer.render(TWO_EXCHANGES)
-
-    assert [text.strip() for text in decode_targets(tokenizer, sample)] == [
-        "A mutable sequence.<|im_end|>",
-        "An immutable one.<|im_end|>",
-    ]
-
-
-def test_the_decoded_input_ids_match_the_rendered_conversation(tokenizer: PreTrainedTokenizerFast) -> None:
-    messages = [{"role": turn.role.value, "content": turn.content} for turn in TWO_EXCHANGES.turns]
-
-    with use_template(tokenizer, tiny_text.CHAT_TEMPLATE) as renderer:
-        sample = renderer.render(TWO_EXCHANGES)
-
-    assert tokenizer.decode(sample.input_ids) == tokenizer.apply_chat_template(messages, tokenize=False)
 
 
 def test_a_turn_that_the_template_trims_is_a_target(tokenizer: PreTrainedTokenizerFast) -> None:

@@ -101,12 +101,3 @@ def test_the_advice_for_the_output_of_another_job_keeps_it(
 
     assert find_newest(checkpoints).step == 2
     OutputFolder(checkpoints.output.root, identity(attempt=1)).claim(overwrite=False)
-
-
-def test_a_deleted_job_that_is_submitted_again_continues(checkpoints: Checkpoints) -> None:
-    """The advice of `finetune why`, of the rule for immutable fields and of the reason Cancelled."""
-    submitted_again = OutputFolder(checkpoints.output.root, identity(uid="new", name="job-ours"))
-
-    submitted_again.claim(overwrite=False)
-
-    assert find_newest(Checkpoints(submitted_again, keep_last=1)).step == 2

@@ -38,23 +38,14 @@ def publish_result(output: OutputFolder) -> None:
     output.mark_success()
 
 
-def test_the_success_marker_is_valid_for_later_attempts(output: OutputFolder) -> None:
-    publish_result(output)
-
-    later_attempt = OutputFolder(output.root, identity(attempt=3))
-    assert later_attempt.is_finished()
-    assert json.loads(output.success_file.read_text()) == {"uid": "ours", "fingerprint": "f1", "attempt": 0}
-
-
-def test_a_result_without_a_success_marker_is_not_finished(output: OutputFolder) -> None:
+def test_the_success_marker_is_valid_for_later_attempts_of_the_job(output: OutputFolder) -> None:
     output.publish(output.result, write_weights)
-
     assert not output.is_finished()
 
+    output.mark_success()
 
-def test_the_success_marker_of_another_job_is_ignored(output: OutputFolder) -> None:
-    publish_result(output)
-
+    assert json.loads(output.success_file.read_text()) == {"uid": "ours", "fingerprint": "f1", "attempt": 0}
+    assert OutputFolder(output.root, identity(attempt=3)).is_finished()
     assert not OutputFolder(output.root, identity(uid="theirs")).is_finished()
 
 
@@ -364,16 +355,33 @@ def test_storage_that_nodes_do_not_share_is_rejected(output: OutputFolder, monke
         output.check_shared_storage("the token of another folder")
 
 
+def raise_errno(number: int, *file: str) -> None:
+    """Raise an error of the system; that of an open file does not contain its name."""
+    raise OSError(number, os.strerror(number), *file)
+
+
 @pytest.mark.parametrize("code", [errno.EROFS, errno.EACCES], ids=["EROFS", "EACCES"])
 def test_a_write_to_a_read_only_volume_raises_an_output_error(tmp_path: Path, code: int) -> None:
     with pytest.raises(OutputError, match="cannot be written"), translate_disk_errors(tmp_path):
-        raise OSError(code, os.strerror(code))
+        raise_errno(code)
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT], ids=["ENOSPC", "EDQUOT"])
 def test_a_full_volume_is_detected_by_errno(tmp_path: Path, code: int) -> None:
     with pytest.raises(DiskFull, match=rf"{tmp_path} is full \({os.strerror(code)}\)"), translate_disk_errors(tmp_path):
-        raise OSError(code, os.strerror(code))
+        raise_errno(code)
+
+
+def test_other_disk_errors_are_not_translated(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="File name too long"), translate_disk_errors(tmp_path):
+        raise_errno(errno.ENAMETOOLONG)
+
+
+@pytest.mark.parametrize("file", [(), ("/output/checkpoints/x",)], ids=["without a file", "with a file"])
+@pytest.mark.parametrize("number", [errno.EIO, errno.ETIMEDOUT, errno.EHOSTDOWN])
+def test_a_storage_fault_names_the_folder(tmp_path: Path, number: int, file: tuple[str, ...]) -> None:
+    with pytest.raises(StorageFault, match=(*file, str(tmp_path))[0]), translate_disk_errors(tmp_path):
+        raise_errno(number, *file)
 
 
 def test_a_full_volume_is_detected_by_the_safetensors_message(tmp_path: Path) -> None:
@@ -394,21 +402,6 @@ def test_trainer_errors_are_not_translated_on_a_full_volume(tmp_path: Path, monk
 
     with pytest.raises(OutputError, match="superseded"), translate_disk_errors(tmp_path):
         raise OutputError("superseded by attempt 2")
-
-
-def test_other_disk_errors_are_not_translated(tmp_path: Path) -> None:
-    with pytest.raises(OSError, match="File name too long"), translate_disk_errors(tmp_path):
-        raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG))
-
-
-@pytest.mark.parametrize("file", [None, "/output/checkpoints/x"])
-@pytest.mark.parametrize("number", [errno.EIO, errno.ETIMEDOUT, errno.EHOSTDOWN])
-def test_a_storage_fault_names_the_folder(tmp_path: Path, number: int, file: str | None) -> None:
-    """The error of an open file does not contain its name."""
-    error = OSError(number, os.strerror(number), *([file] if file else []))
-
-    with pytest.raises(StorageFault, match=file or str(tmp_path)), translate_disk_errors(tmp_path):
-        raise error
 
 
 def test_a_claim_that_is_no_longer_mounted_is_a_storage_fault(output: OutputFolder) -> None:

@@ -23,8 +23,6 @@ from finetune_trainer.data.late_skips import LateSkips
 from finetune_trainer.data.packing import PackOrder
 from finetune_trainer.data.token_dataset import FILLER, Features
 
-BATCHES = [Batch(8, 1, 2), Batch(4, 2, 2), Batch(1, 16, 1), Batch(16, 1, 1), Batch(1, 4, 4)]
-
 
 def draw_lengths(row_count: int, *, seed: int = 0) -> NDArray[np.int64]:
     return np.random.default_rng(seed).integers(2, 500, row_count)
@@ -56,56 +54,21 @@ def collect_steps(order: ItemOrder, batch: Batch, *, epoch: int = 0) -> list[set
     return [{item for items in step for item in items if item != FILLER} for step in steps]
 
 
-@pytest.mark.parametrize("batch", BATCHES, ids=str)
-@given(row_count=st.integers(1, 100), epoch=st.integers(0, 3))
-def test_samples_of_a_step_depend_only_on_the_effective_batch(batch: Batch, row_count: int, epoch: int) -> None:
-    assert collect_steps(build_shuffled_order(row_count), batch, epoch=epoch) == collect_steps(
-        build_shuffled_order(row_count), BATCHES[2], epoch=epoch
-    )
-
-
-@pytest.mark.parametrize("batch", BATCHES, ids=str)
-@given(row_count=st.integers(1, 100), epoch=st.integers(0, 3))
-def test_packs_of_a_step_depend_only_on_the_effective_batch(batch: Batch, row_count: int, epoch: int) -> None:
-    order = PackOrder(draw_lengths(row_count), max_length=600, seed=1)
-
-    assert collect_steps(order, batch, epoch=epoch) == collect_steps(order, BATCHES[2], epoch=epoch)
-
-
 @given(
     row_count=st.integers(1, 100),
-    micro_batch_size=st.integers(1, 5),
-    accumulation_steps=st.integers(1, 5),
-    world_size=st.integers(1, 5),
+    batch=st.builds(Batch, st.integers(1, 5), st.integers(1, 5), st.integers(1, 5)),
+    epoch=st.integers(0, 3),
+    packing=st.booleans(),
 )
-def test_an_epoch_contains_every_sample_once(
-    row_count: int, micro_batch_size: int, accumulation_steps: int, world_size: int
+def test_each_step_consumes_the_next_rows_or_packs_in_shuffled_order(
+    row_count: int, batch: Batch, epoch: int, packing: bool
 ) -> None:
-    items = [
-        item
-        for step in collect_steps(
-            build_shuffled_order(row_count), Batch(micro_batch_size, accumulation_steps, world_size)
-        )
-        for item in step
-    ]
+    rows = build_shuffled_order(row_count)
+    order = PackOrder(draw_lengths(row_count), max_length=600, seed=1) if packing else rows
+    items = order.get_epoch(epoch).items
 
-    assert sorted(map(int, items)) == list(range(row_count))  # type: ignore[arg-type]
-
-
-@given(
-    row_count=st.integers(1, 100),
-    micro_batch_size=st.integers(1, 5),
-    accumulation_steps=st.integers(1, 5),
-    world_size=st.integers(1, 5),
-)
-def test_each_step_consumes_the_next_rows_in_shuffled_order(
-    row_count: int, micro_batch_size: int, accumulation_steps: int, world_size: int
-) -> None:
-    batch, order = Batch(micro_batch_size, accumulation_steps, world_size), build_shuffled_order(row_count)
-    items = order.get_epoch(0).items
-
-    assert collect_steps(order, batch) == [
-        set(items[n : n + batch.effective]) for n in range(0, row_count, batch.effective)
+    assert collect_steps(order, batch, epoch=epoch) == [
+        set(items[n : n + batch.effective]) for n in range(0, len(items), batch.effective)
     ]
 
 

@@ -163,19 +163,3 @@ def test_a_batch_on_another_device_has_the_same_content() -> None:
     assert {tensor.device.type for tensor in (moved.targets.positions, moved.targets.ids)} == {"meta"}
     assert moved.inputs["sequence_lengths"].values == moved.lengths == (3, 1)
     assert moved.targets.weights is moved.reference_logps is None
-
-
-def test_only_pixels_get_another_dtype() -> None:
-    sequence = build_sequence(
-        [1, 2], targets=[1], weights=torch.tensor([0.0, 0.3]), **{REFERENCE_LOGPS: torch.tensor([-123.4])}
-    )
-    batch = Collator(0, PADDING_FREE)([(sequence,)])
-    batch.inputs["pixel_values"] = torch.ones(2)
-
-    moved = batch.to(torch.device("cpu"), pixel_dtype=torch.bfloat16)
-
-    assert moved.inputs["pixel_values"].dtype is torch.bfloat16
-    assert moved.targets.weights is not None
-    assert moved.targets.weights.tolist() == pytest.approx([0.3])
-    assert moved.reference_logps is not None
-    assert moved.reference_logps.tolist() == pytest.approx([-123.4])

@@ -70,27 +70,6 @@ def build_trainer() -> SftTrainer:
     return trainer
 
 
-@pytest.mark.parametrize("build_model", [build_qwen, build_llama, build_mistral])
-@torch.no_grad()
-def test_packed_and_separate_rows_have_the_same_logits(rows: TokenDataset, build_model: type[PreTrainedModel]) -> None:
-    model, packs = build_model(), PackedDataset(rows)
-    separate = [compute_logits(model, collate(rows[index]))[0] for index in range(4)]
-
-    first, second = compute_logits(model, collate(packs[(0, 1, 3)], packs[(2,)]))
-    model.set_attn_implementation(VARLEN)
-    row = compute_logits(model, collate(packs[(0, 1, 3)], packs[(2,)], padding_free=True))[0]
-
-    for logits, packed in (
-        (separate[0], (first[:9], row[:9])),
-        (separate[1], (first[9:13], row[9:13])),
-        (separate[3], (first[13:15], row[13:15])),
-        (separate[2], (second[:7], row[15:])),
-    ):
-        for actual in packed:
-            torch.testing.assert_close(actual, logits, rtol=1e-5, atol=1e-5)
-    assert (first[9:13] - separate[1].roll(1, dims=0)).abs().max() > 0.01
-
-
 @torch.no_grad()
 def test_packed_rows_with_an_attention_mask_attend_to_each_other(rows: TokenDataset) -> None:
     """The collator omits the attention mask of packed rows for this reason."""

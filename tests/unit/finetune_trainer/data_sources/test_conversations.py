@@ -1,6 +1,7 @@
 """Tests that all column formats are parsed into the same conversation, and the errors for malformed rows."""
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -58,14 +59,6 @@ def test_the_system_column_is_the_first_turn(columns: dict[str, Any]) -> None:
     assert parse_columns({**columns, "system": "s"}) == Conversation(ORIGIN, turns)
 
 
-def test_a_conversation_has_the_tools_and_variables_of_its_row() -> None:
-    conversation = parse_columns(
-        {"messages": MESSAGES, "tools": [WEATHER_TOOL], "chat_template_kwargs": {"enable_thinking": False}}
-    )
-
-    assert conversation == Conversation(ORIGIN, USER_AND_ASSISTANT_TURNS, (WEATHER_TOOL,), {"enable_thinking": False})
-
-
 def test_prompt_and_completion_are_parsed_as_plain_text() -> None:
     assert parse_columns({"prompt": "1 + 1 =", "completion": " 2"}) == PromptCompletion(ORIGIN, "1 + 1 =", " 2")
 
@@ -93,8 +86,5 @@ def test_prompt_and_completion_are_parsed_as_plain_text() -> None:
     ],
 )
 def test_the_error_for_a_malformed_row_contains_origin_column_and_value(columns: dict[str, Any], message: str) -> None:
-    with pytest.raises(DatasetError) as raised:
+    with pytest.raises(DatasetError, match=f"^{re.escape(ORIGIN)}.*{re.escape(message)}"):
         parse_columns(columns)
-
-    assert str(raised.value).startswith(ORIGIN)
-    assert message in str(raised.value)

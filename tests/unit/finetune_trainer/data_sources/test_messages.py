@@ -1,5 +1,6 @@
 """Tests parsing of messages with reasoning and tools, and the errors for malformed columns of messages."""
 
+import re
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -75,13 +76,6 @@ def test_the_error_for_a_malformed_sharegpt_message_contains_origin_and_column()
     )
 
 
-@pytest.mark.parametrize("key", ["reasoning_content", "thinking", "reasoning"])
-def test_reasoning_has_several_names(key: str) -> None:
-    turns = parse_column([{"role": "assistant", "content": None, key: "hm"}])
-
-    assert turns == [Turn(Role.ASSISTANT, "", reasoning="hm")]
-
-
 def test_tool_turns_have_id_and_name() -> None:
     turns = parse_column([{"role": "tool", "content": "grey", "tool_call_id": "1", "name": "get_weather"}])
 
@@ -139,8 +133,5 @@ def parse_column(column: object, message_format: MessageFormat = OPENAI) -> list
 
 
 def assert_parse_error(parse: Callable[[Row, str], list[Turn]], name: str, column: Any, message: str) -> None:
-    with pytest.raises(DatasetError) as raised:
+    with pytest.raises(DatasetError, match=f"^{re.escape(ORIGIN)}.*{re.escape(message)}"):
         parse(Row(ORIGIN, {name: column}), name)
-
-    assert str(raised.value).startswith(ORIGIN)
-    assert message in str(raised.value)

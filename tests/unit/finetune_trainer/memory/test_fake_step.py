@@ -38,13 +38,15 @@ def build_config(config_class: type = Qwen2Config, *, layers: int = 5, **fields:
 
 
 def build_step(**fields: Any) -> SimulatedStep:
-    defaults = {
-        "batch": 1,
-        "length": 48,
-        "recomputation_interval": None,
-        "autocast": None,
-    }
+    defaults = {"batch": 1, "length": 48, "recomputation_interval": None, "autocast": None}
     return SimulatedStep(**{**defaults, **fields})
+
+
+def measure_peak(
+    config: Any, lora: Lora | None = None, *, attention: str = SDPA, **step_fields: Any
+) -> ActivationMemory:
+    """Return the peak of a step of a float32 model."""
+    return measure_step_peak(Architecture(config, torch.float32, lora, attention=attention), build_step(**step_fields))
 
 
 @pytest.mark.parametrize("lora", [None, LORA], ids=["full", "lora"])
@@ -88,7 +90,7 @@ def test_forecast_activations_match_the_tensors_that_autograd_saves() -> None:
     saved_bytes = sum(-(-tensor.untyped_storage().nbytes() // 512) * 512 for tensor in saved.values())
     loss_bytes = logits.nbytes + 2 * (logits.nbytes - logits[:, -1].nbytes)
 
-    peak = measure_step_peak(Architecture(model.config, torch.float32, None), build_step(length=length))
+    peak = measure_peak(model.config, length=length)
 
     assert saved_bytes + loss_bytes <= peak.total <= 1.1 * (saved_bytes + loss_bytes)
 
@@ -111,10 +113,7 @@ def test_forecast_of_4_bit_weights_matches_bitsandbytes(tmp_path: Path, interval
         tmp_path, quantization_config=build_nf4_config(torch.float32, None)
     )
     disable_cpu_repacking(quantized)
-    lora, micro_batch = (
-        LORA.model_copy(update={"quantization": "nf4"}),
-        build_step(recomputation_interval=interval),
-    )
+    lora, micro_batch = LORA.model_copy(update={"quantization": "nf4"}), build_step(recomputation_interval=interval)
 
     architecture = Architecture(model_config, torch.float32, lora)
     shape, peak = measure_shape(architecture), measure_step_peak(architecture, micro_batch)
@@ -156,10 +155,8 @@ def test_extrapolated_peak_equals_the_peak_of_the_full_model(
 
 
 def test_the_more_layers_recompute_their_activations_the_less_memory_is_needed() -> None:
-    architecture = Architecture(build_config(layers=6), torch.float32, None)
-
     peaks = [
-        measure_step_peak(architecture, build_step(length=256, recomputation_interval=interval)).activations
+        measure_peak(build_config(layers=6), length=256, recomputation_interval=interval).activations
         for interval in (1, 2, 3, 6, None)
     ]
 
@@ -172,23 +169,20 @@ def test_peak_of_unequal_layers_is_not_extrapolated() -> None:
     full_attention = ["full_attention"] * 5
 
     def measure_peak_bytes(layer_types: list[str]) -> int:
-        model_config = build_config(layer_types=layer_types, use_sliding_window=True, sliding_window=32)
-        return measure_step_peak(Architecture(model_config, torch.float32, None), build_step(length=512)).total
+        config = build_config(layer_types=layer_types, use_sliding_window=True, sliding_window=32)
+        return measure_peak(config, length=512).total
 
-    mask_bytes = 4 * 512**2  # float32 mask of 512 x 512 tokens
-    assert (
-        measure_peak_bytes([*full_attention[1:], "sliding_attention"]) > measure_peak_bytes(full_attention) + mask_bytes
-    )
+    equal, unequal = map(measure_peak_bytes, (full_attention, [*full_attention[1:], "sliding_attention"]))
+    assert unequal > equal + 4 * 512**2, "a float32 mask of 512 x 512 tokens"
 
 
 @pytest.mark.parametrize("config_class", [Qwen3Config, GPT2Config], ids=lambda config_class: config_class.model_type)
 def test_forecast_supports_other_architectures(config_class: type) -> None:
     gpt2_sizes = {"n_embd": 64, "n_head": 4, "n_layer": 5}
     fields = gpt2_sizes if config_class is GPT2Config else {**SIZES, "num_hidden_layers": 5}
-    architecture = Architecture(config_class(**fields, vocab_size=500), torch.float32, None)
 
     kept_peak, recomputed_peak = (
-        measure_step_peak(architecture, build_step(length=128, recomputation_interval=interval))
+        measure_peak(config_class(**fields, vocab_size=500), length=128, recomputation_interval=interval)
         for interval in (None, 1)
     )
 
@@ -196,17 +190,10 @@ def test_forecast_supports_other_architectures(config_class: type) -> None:
 
 
 def test_eager_attention_needs_memory_for_the_attention_weights() -> None:
-    fused, eager = (
-        measure_step_peak(
-            Architecture(build_config(), torch.float32, None, attention=attention), build_step(length=512)
-        )
-        for attention in (SDPA, EAGER)
-    )
+    """The float32 weights of all layers are saved for the backward pass."""
+    fused, eager = (measure_peak(build_config(), attention=attention, length=512) for attention in (SDPA, EAGER))
 
-    weights = (
-        5 * SIZES["num_attention_heads"] * 512**2 * 4
-    )  # float32 weights of all layers, saved for the backward pass
-    assert eager.activations > fused.activations + weights
+    assert eager.activations > fused.activations + 5 * SIZES["num_attention_heads"] * 512**2 * 4
 
 
 def test_a_model_without_sdpa_has_a_forecast() -> None:
@@ -231,19 +218,15 @@ def test_a_model_with_experts_has_a_forecast(dtype: torch.dtype) -> None:
 
 
 def test_two_samples_need_an_attention_mask_in_every_layer() -> None:
-    architecture = Architecture(build_config(layers=3), torch.float32, None)
-
-    one, two = (measure_step_peak(architecture, build_step(batch=batch, length=1024)) for batch in (1, 2))
+    one, two = (measure_peak(build_config(layers=3), batch=batch, length=1024) for batch in (1, 2))
 
     mask_bytes = 2 * 1024**2 * (1 + 3 * 4)  # two masks: one byte shared by all layers, four bytes in each layer
     assert two.activations - 2 * one.activations > 0.9 * mask_bytes
 
 
 def test_pack_needs_an_attention_mask_in_every_layer() -> None:
-    architecture = Architecture(build_config(layers=3), torch.float32, None)
-
     one, pack = (
-        measure_step_peak(architecture, build_step(length=1024, mask_use=mask_use))
+        measure_peak(build_config(layers=3), length=1024, mask_use=mask_use)
         for mask_use in (MaskUse.PADDED_ROWS, MaskUse.PACKS)
     )
 
@@ -251,11 +234,8 @@ def test_pack_needs_an_attention_mask_in_every_layer() -> None:
 
 
 def test_two_samples_without_masks_need_twice_the_memory_of_one() -> None:
-    architecture = Architecture(build_config(layers=3), torch.float32, None)
-
     one, two = (
-        measure_step_peak(architecture, build_step(batch=batch, length=1024, mask_use=MaskUse.NEVER))
-        for batch in (1, 2)
+        measure_peak(build_config(layers=3), batch=batch, length=1024, mask_use=MaskUse.NEVER) for batch in (1, 2)
     )
 
     assert two.activations == pytest.approx(2 * one.activations, rel=0.01)
@@ -294,14 +274,6 @@ def test_error_names_the_model_type_that_cannot_be_built() -> None:
 
     with pytest.raises(ModelError, match="a vit model cannot be built from its config"):
         measure_shape(Architecture(ViTConfig(), torch.float32, None))
-
-
-def test_tied_embeddings_are_counted_once() -> None:
-    tied, untied = (
-        measure_shape(Architecture(build_config(tie_word_embeddings=tie), torch.float32, None)) for tie in (True, False)
-    )
-
-    assert untied.parameters - tied.parameters == 500 * 64
 
 
 def test_gradient_buckets_have_the_size_of_the_gradients() -> None:

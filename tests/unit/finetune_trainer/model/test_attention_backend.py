@@ -12,6 +12,7 @@ from transformers import AttentionInterface, Gemma4AudioConfig, Gemma4Config, Pr
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMaskInterface
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from finetune_api.v1alpha1.job import TrainerSpec
 from finetune_trainer.errors import InvalidSpec
 from finetune_trainer.model import attention_backend, varlen_attention
 from finetune_trainer.model.attention_backend import (
@@ -45,6 +46,11 @@ CPU = torch.device("cpu")
 TRIAL = AttentionTrial(CONFIG, torch.float32, CPU, row_count=2, tokens_per_row=16, is_packed=True)
 SDPA_FORWARD = ALL_ATTENTION_FUNCTIONS[SDPA]
 SDPA_MASK = ALL_MASK_ATTENTION_FUNCTIONS[SDPA]
+
+
+def request(implementation: str) -> TrainerSpec:
+    """Return the spec of a job that sets the attention implementation."""
+    return parse_spec(model={"name": "m", "attnImplementation": implementation})
 
 
 def build_slow_attention(milliseconds: float, clock: list[float]) -> Callable[..., Any]:
@@ -135,18 +141,12 @@ def test_the_next_attempt_with_the_same_candidates_reuses_the_choice(tmp_path: P
 
 
 @pytest.mark.usefixtures("fake_backends")
-def test_a_damaged_choice_is_not_used(tmp_path: Path) -> None:
-    cache_file = tmp_path / "attention.json"
-    cache_file.write_text("[" * 10_000)
-
-    assert choose_fastest_backend(TRIAL, ("fast",), cache_file).name == "fast"
-
-
-@pytest.mark.usefixtures("fake_backends")
-def test_a_stored_name_that_is_no_candidate_is_not_used(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_damaged", [True, False], ids=["damaged", "a name that is no candidate"])
+def test_a_stored_choice_that_is_no_candidate_is_not_used(tmp_path: Path, is_damaged: bool) -> None:
     cache_file = tmp_path / "attention.json"
     choose_fastest_backend(TRIAL, ("fast",), cache_file)
-    cache_file.write_text(cache_file.read_text().replace('"name": "fast"', '"name": "org/kernel"'))
+    other_choice = cache_file.read_text().replace('"name": "fast"', '"name": "org/kernel"')
+    cache_file.write_text("[" * 10_000 if is_damaged else other_choice)
 
     assert choose_fastest_backend(TRIAL, ("fast",), cache_file).name == "fast"
 
@@ -158,32 +158,20 @@ def test_sdpa_is_chosen_without_a_benchmark_if_there_are_no_candidates(tmp_path:
     assert not cache_file.exists()
 
 
-def test_the_implementation_set_in_the_spec_is_chosen(tmp_path: Path) -> None:
-    job = parse_spec(model={"name": "m", "attnImplementation": "eager"})
+@pytest.mark.parametrize("config", [CONFIG, tiny_families.build_config("gemma2")], ids=["with SDPA", "without SDPA"])
+def test_the_implementation_set_in_the_spec_is_chosen(tmp_path: Path, config: PretrainedConfig) -> None:
+    choice = select_attention(request(EAGER), replace(TRIAL, config=config), tmp_path, is_multimodal=config is CONFIG)
 
-    choice = select_attention(job, TRIAL, tmp_path, is_multimodal=True)
-
-    assert choice == AttentionChoice("eager", "set in spec.model.attnImplementation")
+    assert choice == AttentionChoice(EAGER, "set in spec.model.attnImplementation")
 
 
 @pytest.mark.parametrize("requested", ["auto", VARLEN])
 def test_attention_without_padding_is_chosen_if_the_model_supports_it(tmp_path: Path, requested: str) -> None:
-    job = parse_spec(model={"name": "m", "attnImplementation": requested})
+    job = request(requested)
 
     for is_multimodal in (False, True):
         assert select_attention(job, TRIAL, tmp_path, is_multimodal=is_multimodal).name == VARLEN
     assert choose_simulated_attention(job, CONFIG) == VARLEN
-
-
-def test_attention_without_padding_is_rejected_for_a_model_that_does_not_support_it(tmp_path: Path) -> None:
-    job = parse_spec(model={"name": "m", "attnImplementation": VARLEN})
-    config = tiny_families.build_config("gemma2")
-    message = r'spec\.model\.attnImplementation: varlen does not work with model "m": .* support softcap; set auto'
-
-    with pytest.raises(InvalidSpec, match=message):
-        select_attention(job, replace(TRIAL, config=config), tmp_path, is_multimodal=False)
-    with pytest.raises(InvalidSpec, match=message):
-        choose_simulated_attention(job, config)
 
 
 def test_the_reason_names_the_obstacle_to_attention_without_padding(tmp_path: Path) -> None:
@@ -244,10 +232,8 @@ def test_sdpa_does_not_choose_cudnn() -> None:
 
 
 def test_an_implementation_that_is_not_installed_is_rejected(tmp_path: Path) -> None:
-    job = parse_spec(model={"name": "m", "attnImplementation": "flash_attention_2"})
-
     with pytest.raises(InvalidSpec, match=r"flash_attention_2 is not installed .* sdpa, eager, or auto"):
-        select_attention(job, TRIAL, tmp_path, is_multimodal=False)
+        select_attention(request("flash_attention_2"), TRIAL, tmp_path, is_multimodal=False)
 
 
 @pytest.mark.parametrize(("micro_batch_size", "row_count"), [(1, 1), (4, 2), ("auto", 2)])
@@ -285,11 +271,18 @@ def test_auto_falls_back_to_eager_for_a_model_without_sdpa(
     assert choice.reason.startswith(f"models of type {model_type} have no sdpa; ")
 
 
-@pytest.mark.parametrize("model_type", WITHOUT_SDPA)
-def test_sdpa_is_rejected_for_a_model_without_sdpa(tmp_path: Path, model_type: str) -> None:
-    job = parse_spec(model={"name": "m", "attnImplementation": "sdpa"})
-    config = build_config_without_sdpa(model_type)
-    message = rf'spec\.model\.attnImplementation: model "m" of type {model_type} has no sdpa; set eager, or auto'
+@pytest.mark.parametrize(
+    ("implementation", "model_type", "problem"),
+    [
+        (VARLEN, "gemma2", 'varlen does not work with model "m": .* support softcap; set auto'),
+        *((SDPA, name, f'model "m" of type {name} has no sdpa; set eager, or auto') for name in WITHOUT_SDPA),
+    ],
+)
+def test_an_implementation_that_the_model_does_not_support_is_rejected(
+    tmp_path: Path, implementation: str, model_type: str, problem: str
+) -> None:
+    job, config = request(implementation), build_config_without_sdpa(model_type)
+    message = rf"spec\.model\.attnImplementation: {problem}"
 
     with pytest.raises(InvalidSpec, match=message):
         select_attention(job, replace(TRIAL, config=config), tmp_path, is_multimodal=False)
@@ -301,16 +294,6 @@ def test_the_text_part_needs_no_padding_although_the_audio_tower_has_no_sdpa(tmp
     trial = replace(TRIAL, config=build_config_without_sdpa("gemma4"))
 
     assert select_attention(parse_spec(), trial, tmp_path, is_multimodal=False).name == VARLEN
-
-
-def test_eager_that_the_user_sets_is_no_fallback(tmp_path: Path) -> None:
-    job = parse_spec(model={"name": "m", "attnImplementation": "eager"})
-
-    choice = select_attention(
-        job, replace(TRIAL, config=build_config_without_sdpa("gemma2")), tmp_path, is_multimodal=False
-    )
-
-    assert choice == AttentionChoice(EAGER, "set in spec.model.attnImplementation")
 
 
 @pytest.mark.parametrize("model_type", tiny_vision.RECIPES)
@@ -361,6 +344,4 @@ def test_candidates_are_compared_with_eager_for_a_model_without_sdpa() -> None:
 def test_the_forecast_simulates_the_attention_that_is_used(
     implementation: str, model_type: str, simulated: str
 ) -> None:
-    job = parse_spec(model={"name": "m", "attnImplementation": implementation})
-
-    assert choose_simulated_attention(job, tiny_families.build_config(model_type)) == simulated
+    assert choose_simulated_attention(request(implementation), tiny_families.build_config(model_type)) == simulated

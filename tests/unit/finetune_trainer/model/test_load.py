@@ -216,19 +216,15 @@ def test_experts_in_excluded_modules_get_no_adapters() -> None:
 
 
 def test_only_adapters_are_trainable_and_their_initial_values_depend_on_the_seed() -> None:
-    lora = Lora(r=4, target_modules=("q_proj",))
-    first, second, other = (add_adapters(tiny_text.build_model(64), lora, seed=seed) for seed in (1, 1, 2))
-
-    def get_trained_weights(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    def draw_trained_weights(seed: int) -> dict[str, torch.Tensor]:
+        model = add_adapters(tiny_text.build_model(64), Lora(r=4, target_modules=("q_proj",)), seed=seed)
         return {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
 
-    assert {name.split(".")[-3] for name in get_trained_weights(first)} == {"lora_A", "lora_B"}
-    assert all(
-        torch.equal(weight, get_trained_weights(second)[name]) for name, weight in get_trained_weights(first).items()
-    )
-    assert not all(
-        torch.equal(weight, get_trained_weights(other)[name]) for name, weight in get_trained_weights(first).items()
-    )
+    first, second, other = (draw_trained_weights(seed) for seed in (1, 1, 2))
+
+    assert {name.split(".")[-3] for name in first} == {"lora_A", "lora_B"}
+    assert all(torch.equal(weight, second[name]) for name, weight in first.items())
+    assert not all(torch.equal(weight, other[name]) for name, weight in first.items())
 
 
 @pytest.fixture(scope="module")

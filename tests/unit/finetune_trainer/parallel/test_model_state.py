@@ -52,16 +52,6 @@ def test_all_ranks_together_save_each_element_once() -> None:
         assert torch.equal(saved[f"weight.{layer}.weight"].view(2, 2), parameter)
 
 
-def test_the_moments_of_a_parameter_without_gradients_are_saved_as_zeros() -> None:
-    model, optimizer = build_trained_model()
-
-    saved = join_saved_ranges(model, optimizer)
-
-    assert saved["exp_avg.0.weight"].abs().min() > 0
-    for moment in ("exp_avg", "exp_avg_sq"):
-        assert torch.equal(saved[f"{moment}.1.weight"], torch.zeros(4))
-
-
 def test_the_state_is_restored() -> None:
     model, optimizer = build_trained_model()
     saved = join_saved_ranges(model, optimizer)

@@ -95,16 +95,10 @@ def test_batch_sizes_are_tried_only_on_gpus_without_sharding(
     assert can_run_batch_size_trial(parse_spec(**fields), device) is is_measurable
 
 
-@pytest.fixture
-def claimed_output(output: OutputFolder) -> OutputFolder:
-    output.claim(overwrite=False)
-    return output
+def test_next_attempt_reuses_the_saved_batch_size(output: OutputFolder) -> None:
+    SavedBatchSize(output, CACHE_KEY).save(BatchChoice(Batch(4, 2, 2), "it fits"))
 
-
-def test_next_attempt_reuses_the_saved_batch_size(claimed_output: OutputFolder) -> None:
-    SavedBatchSize(claimed_output, CACHE_KEY).save(BatchChoice(Batch(4, 2, 2), "it fits"))
-
-    loaded_choice = SavedBatchSize(claimed_output, CACHE_KEY).load(SMALLEST)
+    loaded_choice = SavedBatchSize(output, CACHE_KEY).load(SMALLEST)
     assert loaded_choice == BatchChoice(Batch(4, 2, 2), "as in an earlier attempt")
 
 
@@ -118,30 +112,30 @@ def test_next_attempt_reuses_the_saved_batch_size(claimed_output: OutputFolder) 
     ],
 )
 def test_saved_batch_size_is_ignored_if_the_cache_key_changed(
-    claimed_output: OutputFolder, changed_fields: dict[str, Any]
+    output: OutputFolder, changed_fields: dict[str, Any]
 ) -> None:
-    SavedBatchSize(claimed_output, CACHE_KEY).save(BatchChoice(Batch(4, 2, 2), "it fits"))
+    SavedBatchSize(output, CACHE_KEY).save(BatchChoice(Batch(4, 2, 2), "it fits"))
 
-    assert SavedBatchSize(claimed_output, {**CACHE_KEY, **changed_fields}).load(SMALLEST) is None
+    assert SavedBatchSize(output, {**CACHE_KEY, **changed_fields}).load(SMALLEST) is None
 
 
 @pytest.mark.parametrize(
     "content", ["", "{}", "[]", "[" * 10_000, json.dumps({"circumstances": CACHE_KEY, "perDevice": 3})]
 )
-def test_invalid_batch_size_file_is_ignored(claimed_output: OutputFolder, content: str) -> None:
-    (claimed_output.checkpoints / "batch.json").write_text(content)
+def test_invalid_batch_size_file_is_ignored(output: OutputFolder, content: str) -> None:
+    (output.checkpoints / "batch.json").write_text(content)
 
-    assert SavedBatchSize(claimed_output, CACHE_KEY).load(SMALLEST) is None
+    assert SavedBatchSize(output, CACHE_KEY).load(SMALLEST) is None
 
 
-def test_superseded_attempt_cannot_save_a_batch_size(claimed_output: OutputFolder) -> None:
-    identity = claimed_output.identity
-    claimed_output.job_file.write_text(json.dumps({"uid": identity.uid, "attempt": identity.attempt + 1}))
+def test_superseded_attempt_cannot_save_a_batch_size(output: OutputFolder) -> None:
+    identity = output.identity
+    output.job_file.write_text(json.dumps({"uid": identity.uid, "attempt": identity.attempt + 1}))
 
     with pytest.raises(OutputError, match="superseded"):
-        SavedBatchSize(claimed_output, CACHE_KEY).save(BatchChoice(SMALLEST, "it fits"))
+        SavedBatchSize(output, CACHE_KEY).save(BatchChoice(SMALLEST, "it fits"))
 
-    assert SavedBatchSize(claimed_output, CACHE_KEY).load(SMALLEST) is None
+    assert SavedBatchSize(output, CACHE_KEY).load(SMALLEST) is None
 
 
 def test_cache_key_contains_settings_that_affect_memory_use() -> None:

@@ -1,6 +1,6 @@
 """Tests the check that sequences of a micro-batch have the logits that they would have alone."""
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import fields
 from functools import partial
@@ -10,8 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
-from torch._C._distributed_c10d import HashStore
 from transformers import AutoModelForCausalLM, OpenAIGPTConfig, PretrainedConfig
 
 from finetune_trainer.data.collator import Collator, SequenceLayout
@@ -25,6 +23,8 @@ from finetune_trainer.training.trainer_inputs import TrainerInputs
 from finetune_trainer.varlen_inputs import SequenceLengths
 from testing.models import attention_families
 
+pytestmark = pytest.mark.usefixtures("process_group")
+
 CPU = torch.device("cpu")
 PADDING_FREE = SequenceLayout(padding_free=True, shares_prompts=True)
 UNMASKED = SequenceLayout(masks_padding=False, pad_multiple=64)
@@ -32,11 +32,13 @@ SPECIAL_IDS = (0, 1, 2, 3)
 CHANGED = "a sequence changes the logits of another one in its row"
 
 
-@pytest.fixture(autouse=True)
-def process_group() -> Iterator[None]:
-    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
+PACKS_CHANGED = rf"spec\.dataset\.packing: .*{CHANGED}"
+BuildConfig = Callable[[], PretrainedConfig]
+LINEAR_ATTENTION, DEEPSEEK_V4 = (
+    attention_families.build_linear_attention_config,
+    attention_families.build_deepseek_v4_config,
+)
+ROBERTA, CPMANT = attention_families.build_roberta_config, attention_families.build_cpmant_config
 
 
 class Tokenizer:
@@ -148,17 +150,50 @@ def test_a_model_that_does_not_attend_to_shared_prompts_is_rejected() -> None:
         check_isolation(build_trainer(WithoutPrefixes(), PADDING_FREE, packing=False))
 
 
-def test_a_model_that_carries_state_across_rows_is_rejected_for_packs() -> None:
-    model = attention_families.build_model(attention_families.build_linear_attention_config())
+@pytest.mark.parametrize(
+    ("build_config", "layout", "packing", "problem"),
+    [
+        pytest.param(LINEAR_ATTENTION, SequenceLayout(), True, PACKS_CHANGED, id="state across rows"),
+        pytest.param(DEEPSEEK_V4, SequenceLayout(), True, PACKS_CHANGED, id="blocks that are found by position"),
+        pytest.param(ROBERTA, UNMASKED, True, PACKS_CHANGED, id="positions with an offset, packs"),
+        pytest.param(
+            ROBERTA,
+            PADDING_FREE,
+            False,
+            "attnImplementation: with varlen: .*a sequence has other logits than alone",
+            id="positions with an offset, varlen",
+        ),
+        pytest.param(
+            CPMANT, UNMASKED, False, r"spec\.model\.name: .*a token attends to later ones", id="no causal model"
+        ),
+        pytest.param(
+            CPMANT,
+            SequenceLayout(),
+            False,
+            r"spec\.model\.name: .*a row has other logits than alone, because of padding",
+            id="no causal model, masked",
+        ),
+    ],
+)
+def test_an_unsuitable_model_is_rejected(
+    build_config: BuildConfig, layout: SequenceLayout, packing: bool, problem: str
+) -> None:
+    """DeepSeek-V4 attends to the first blocks of a pack, whichever row they belong to.
 
-    with pytest.raises(InvalidSpec, match=r"spec\.dataset\.packing: in model \"tiny\", a sequence changes"):
-        check_isolation(build_trainer(model, SequenceLayout(), packing=True))
+    CPM-Ant hides as many tokens at the start of a row as there is padding at its end.
+    """
+    options = {"attn_implementation": VARLEN} if layout.padding_free else {}
+    model = attention_families.build_model(build_config(), **options)
+
+    with pytest.raises(InvalidSpec, match=problem):
+        check_isolation(build_trainer(model, layout, packing=packing, pad_id=int(build_config is ROBERTA)))
 
 
-def test_a_model_that_carries_state_across_rows_needs_no_mask_for_padding() -> None:
-    model = attention_families.build_model(attention_families.build_linear_attention_config())
-
-    check_isolation(build_trainer(model, UNMASKED, packing=False))
+@pytest.mark.parametrize(("build_config", "layout"), [(LINEAR_ATTENTION, UNMASKED), (DEEPSEEK_V4, SequenceLayout())])
+def test_a_model_that_is_unsuitable_for_packs_can_be_trained_on_rows(
+    build_config: BuildConfig, layout: SequenceLayout
+) -> None:
+    check_isolation(build_trainer(attention_families.build_model(build_config()), layout, packing=False))
 
 
 def test_a_model_that_attends_to_later_tokens_is_rejected_if_padding_has_no_mask() -> None:
@@ -171,40 +206,8 @@ def test_a_model_that_attends_to_later_tokens_is_rejected_if_padding_has_no_mask
     check_isolation(build_trainer(model, SequenceLayout(), packing=False))
 
 
-def test_a_model_whose_blocks_are_found_by_position_is_rejected_for_packs() -> None:
-    """DeepSeek-V4 attends to the first blocks of a pack, whichever row they belong to."""
-    model = attention_families.build_model(attention_families.build_deepseek_v4_config())
-
-    with pytest.raises(InvalidSpec, match=r"spec\.dataset\.packing: .*a sequence changes the logits of another one"):
-        check_isolation(build_trainer(model, SequenceLayout(), packing=True))
-    check_isolation(build_trainer(model, SequenceLayout(), packing=False))
-
-
-@pytest.mark.parametrize(
-    ("layout", "packing", "problem"),
-    [
-        pytest.param(
-            PADDING_FREE,
-            False,
-            "attnImplementation: with varlen: .*a sequence has other logits than alone",
-            id="varlen",
-        ),
-        pytest.param(UNMASKED, True, "dataset.packing: .*a sequence changes the logits of another one", id="packs"),
-    ],
-)
-def test_a_decoder_whose_positions_have_an_offset_is_rejected(
-    layout: SequenceLayout, packing: bool, problem: str
-) -> None:
-    model = attention_families.build_model(
-        attention_families.build_roberta_config(), attn_implementation=VARLEN if layout.padding_free else "sdpa"
-    )
-
-    with pytest.raises(InvalidSpec, match=problem):
-        check_isolation(build_trainer(model, layout, packing=packing, pad_id=1))
-
-
 def test_varlen_that_auto_chose_is_replaced_by_padded_rows(capsys: pytest.CaptureFixture[str]) -> None:
-    model = attention_families.build_model(attention_families.build_roberta_config(), attn_implementation=VARLEN)
+    model = attention_families.build_model(ROBERTA(), attn_implementation=VARLEN)
     trainer = build_trainer(model, PADDING_FREE, packing=False, padded_layout=UNMASKED, pad_id=1)
 
     check_isolation(trainer)
@@ -219,25 +222,10 @@ def test_varlen_that_auto_chose_is_replaced_by_padded_rows(capsys: pytest.Captur
 
 
 def test_packs_for_which_padded_rows_are_wrong_too_are_rejected() -> None:
-    model = attention_families.build_model(attention_families.build_roberta_config(), attn_implementation=VARLEN)
+    model = attention_families.build_model(ROBERTA(), attn_implementation=VARLEN)
 
     with pytest.raises(InvalidSpec, match=r"spec\.dataset\.packing: .*a sequence changes the logits of another one"):
         check_isolation(build_trainer(model, PADDING_FREE, packing=True, padded_layout=UNMASKED, pad_id=1))
-
-
-@pytest.mark.parametrize(
-    ("layout", "problem"),
-    [
-        pytest.param(UNMASKED, "a token attends to later ones", id="unmasked"),
-        pytest.param(SequenceLayout(), "a row has other logits than alone, because of padding", id="masked"),
-    ],
-)
-def test_a_model_whose_logits_depend_on_padding_is_rejected(layout: SequenceLayout, problem: str) -> None:
-    """CPM-Ant is no causal model, and hides as many tokens at the start of a row as there is padding at its end."""
-    model = attention_families.build_model(attention_families.build_cpmant_config())
-
-    with pytest.raises(InvalidSpec, match=rf"spec\.model\.name: .*{problem}"):
-        check_isolation(build_trainer(model, layout, packing=False))
 
 
 def test_a_model_without_position_ids_is_rejected() -> None:

@@ -1,22 +1,11 @@
 """Test loss divisors and mean metrics on one rank."""
 
-from collections.abc import Iterator
-
 import pytest
 import torch
-import torch.distributed as dist
-from torch._C._distributed_c10d import HashStore
 
 from finetune_trainer.training.loss_averaging import MetricSums, compute_divisors
 
-CPU = torch.device("cpu")
-
-
-@pytest.fixture(autouse=True)
-def process_group() -> Iterator[None]:
-    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
+pytestmark = pytest.mark.usefixtures("process_group")
 
 
 @pytest.mark.parametrize("stop_requested", [False, True])

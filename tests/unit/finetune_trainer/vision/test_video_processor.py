@@ -20,6 +20,7 @@ from finetune_trainer.data_sources.conversations import Conversation, parse_exam
 from finetune_trainer.data_sources.media import MEDIA_MARK, MediaItem, Modality
 from finetune_trainer.data_sources.readers import Row
 from finetune_trainer.errors import DatasetError, InvalidSpec
+from finetune_trainer.model.load import ModelDescription
 from finetune_trainer.training.token_losses import compute_logits
 from finetune_trainer.vision.families import FAMILIES
 from finetune_trainer.vision.save_processor import save_processor
@@ -46,10 +47,10 @@ def loaded_model(request: pytest.FixtureRequest, get_vision_folder: Callable[[st
     return LoadedVisionModel(folder, describe_folder(folder), AutoModelForImageTextToText.from_pretrained(folder))
 
 
-def get_video_processor(loaded_model: LoadedVisionModel) -> VideoProcessor:
-    assert loaded_model.model_description.vision is not None
-    assert loaded_model.model_description.vision.video_processor is not None
-    return loaded_model.model_description.vision.video_processor
+def get_video_processor(model_description: ModelDescription) -> VideoProcessor:
+    assert model_description.vision is not None
+    assert model_description.vision.video_processor is not None
+    return model_description.vision.video_processor
 
 
 def write_clip(folder: Path, name: str = "clip.mp4", **video_options: Any) -> MediaItem:
@@ -172,7 +173,8 @@ def test_frames_are_rotated_upright(
 
 def test_every_image_of_a_list_is_used_as_a_frame(loaded_model: LoadedVisionModel, tmp_path: Path) -> None:
     paths = [str(tmp_path / tiny_vision.write_image(tmp_path, f"{seed}.png", (56, 28), seed=seed)) for seed in range(4)]
-    pixels = get_video_processor(loaded_model).load_pixels(MediaItem(modality=Modality.VIDEO, frames=tuple(paths)))
+    processor = get_video_processor(loaded_model.model_description)
+    pixels = processor.load_pixels(MediaItem(modality=Modality.VIDEO, frames=tuple(paths)))
 
     assert pixels["video_grid_thw"][0, 0] == 2
     if loaded_model.model.config.model_type == "qwen2_5_vl":
@@ -182,10 +184,8 @@ def test_every_image_of_a_list_is_used_as_a_frame(loaded_model: LoadedVisionMode
 def test_a_video_of_identical_frames_has_the_same_patches_as_the_image(
     loaded_model: LoadedVisionModel, tmp_path: Path
 ) -> None:
-    processor, edge = (
-        get_video_processor(loaded_model),
-        get_video_processor(loaded_model).components.processor.patch_size * 2,
-    )
+    processor = get_video_processor(loaded_model.model_description)
+    edge = processor.components.processor.patch_size * 2
     path = str(tmp_path / tiny_vision.write_image(tmp_path, "a.png", (edge * 2, edge), seed=1))
     with Image.open(path) as image:
         still = processor.components.processor(image.convert("RGB"), return_tensors="pt")["pixel_values"]
@@ -198,17 +198,15 @@ def test_a_video_of_identical_frames_has_the_same_patches_as_the_image(
 
 def test_each_frame_fills_a_separate_slice_of_a_patch(loaded_model: LoadedVisionModel, tmp_path: Path) -> None:
     """A patch is (colors, frames, pixels); replacing the second frame changes only the second slice."""
-    processor, edge = (
-        get_video_processor(loaded_model),
-        get_video_processor(loaded_model).components.processor.patch_size * 2,
-    )
+    processor = get_video_processor(loaded_model.model_description)
+    edge = processor.components.processor.patch_size * 2
     first, second = (
         str(tmp_path / tiny_vision.write_image(tmp_path, f"{seed}.png", (edge * 2, edge), seed=seed)) for seed in (1, 2)
     )
-    still = processor.load_pixels(MediaItem(modality=Modality.VIDEO, frames=(first,) * 4))["pixel_values_videos"]
-    moving = processor.load_pixels(MediaItem(modality=Modality.VIDEO, frames=(first, second, first, first)))[
-        "pixel_values_videos"
-    ]
+    still, moving = (
+        processor.load_pixels(MediaItem(modality=Modality.VIDEO, frames=frames))["pixel_values_videos"]
+        for frames in ((first,) * 4, (first, second, first, first))
+    )
 
     changed = (still != moving).view(2, 8, 3, 2, -1).any(dim=-1).any(dim=2).any(dim=1)
     assert changed.tolist() == [[False, True], [False, False]]
@@ -285,10 +283,7 @@ def test_dummy_images_and_videos_do_not_change_gradients(loaded_model: LoadedVis
         )
         assert missing not in plain.inputs
         assert {"pixel_values", "pixel_values_videos"} <= with_dummies.inputs.keys()
-        expected, actual = (
-            compute_gradients(loaded_model.model, plain),
-            compute_gradients(loaded_model.model, with_dummies),
-        )
+        expected, actual = (compute_gradients(loaded_model.model, batch) for batch in (plain, with_dummies))
         for name, gradient in expected.items():
             assert_close_up_to_rounding(actual[name], gradient)
         for name in actual.keys() - expected.keys():
@@ -299,16 +294,13 @@ def test_video_settings_of_the_spec_are_used_and_saved(
     tmp_path: Path, get_vision_folder: Callable[[str], Path]
 ) -> None:
     folder = get_vision_folder("qwen2_vl")
-    vision = describe_folder(folder, videoFps=1, videoMaxFrames=6, videoMaxPixels=784 * 3).vision
+    description = describe_folder(folder, videoFps=1, videoMaxFrames=6, videoMaxPixels=784 * 3)
+    processor = get_video_processor(description)
 
-    assert vision is not None
-    assert vision.video_processor is not None
-    assert vision.video_processor.sampling == FrameSampling(1, 4, 6, 784, 784 * 3)
-    assert export_video_settings(vision.video_processor, str(folder), None)["size"] == {
-        "shortest_edge": 784,
-        "longest_edge": 784 * 3,
-    }
-    save_processor(vision, str(folder), None, tmp_path)
+    assert processor.sampling == FrameSampling(1, 4, 6, 784, 784 * 3)
+    size = export_video_settings(processor, str(folder), None)["size"]
+    assert size == {"shortest_edge": 784, "longest_edge": 784 * 3}
+    save_processor(description.vision, str(folder), None, tmp_path)  # type: ignore[arg-type]
     saved = json.loads((tmp_path / "video_preprocessor_config.json").read_text())
     assert (saved["fps"], saved["max_frames"], saved["video_processor_type"]) == (1, 6, "Qwen2VLVideoProcessor")
 
@@ -319,12 +311,10 @@ def test_video_settings_are_read_from_and_written_to_the_processor_config(tmp_pa
     (folder / "video_preprocessor_config.json").unlink()
     processor_config = {"processor_class": "Qwen2VLProcessor", "video_processor": {**video_settings, "fps": 3}}
     (folder / "processor_config.json").write_text(json.dumps(processor_config))
-    vision = describe_folder(folder, videoMaxFrames=6).vision
+    description = describe_folder(folder, videoMaxFrames=6)
 
-    assert vision is not None
-    assert vision.video_processor is not None
-    assert vision.video_processor.sampling == FrameSampling(3, 4, 6, 784, 784 * 8)
-    save_processor(vision, str(folder), None, tmp_path)
+    assert get_video_processor(description).sampling == FrameSampling(3, 4, 6, 784, 784 * 8)
+    save_processor(description.vision, str(folder), None, tmp_path)  # type: ignore[arg-type]
     saved = json.loads((tmp_path / "processor_config.json").read_text())["video_processor"]
     assert (saved["fps"], saved["max_frames"]) == (3, 6)
 
@@ -332,11 +322,10 @@ def test_video_settings_are_read_from_and_written_to_the_processor_config(tmp_pa
 def test_a_model_without_video_settings_uses_the_defaults_of_its_family(tmp_path: Path) -> None:
     folder = tiny_vision.build(tmp_path / "model")
     (folder / "video_preprocessor_config.json").unlink()
-    vision = describe_folder(folder).vision
 
-    assert vision is not None
-    assert vision.video_processor is not None
-    assert vision.video_processor.sampling == FrameSampling(2.0, 4, 768, 128 * 784, 768 * 784)
+    sampling = get_video_processor(describe_folder(folder)).sampling
+
+    assert sampling == FrameSampling(2.0, 4, 768, 128 * 784, 768 * 784)
 
 
 @pytest.mark.parametrize(
@@ -382,7 +371,7 @@ def build_row_with_audio_only(folder: Path) -> dict[str, Any]:
         (build_row_with_audio_only, r"video .*sound\.wav cannot be read \(it contains no video stream"),
         (
             lambda _: build_columns("<video>?"),
-            r"<video> 1 times more than there are videos; list the videos in a column",
+            "<video> 1 times more than there are videos; list the videos in a column",
         ),
         (lambda _: build_columns("<video>?", videos=["http://host/a.mp4"]), "is on the network"),
         (lambda _: build_columns("<video>?", videos=[7]), "expected the path of a video or of each of its frames"),
@@ -401,13 +390,11 @@ def test_videos_are_rejected_for_a_family_that_supports_only_images(
 ) -> None:
     folder = get_vision_folder("llava")
     write_clip(tmp_path)
+    image_model = LoadedVisionModel(folder, describe_folder(folder), torch.nn.Identity())
 
-    with pytest.raises(
-        DatasetError, match="line 1: contains a video, but models of this family are not trained on videos here"
-    ):
-        LoadedVisionModel(folder, describe_folder(folder), torch.nn.Identity()).load_data(
-            write_rows(tmp_path, build_columns("<video>?", videos=["clip.mp4"]))
-        )
+    message = "line 1: contains a video, but models of this family are not trained on videos here"
+    with pytest.raises(DatasetError, match=message):
+        image_model.load_data(write_rows(tmp_path, build_columns("<video>?", videos=["clip.mp4"])))
 
 
 SDP = (
