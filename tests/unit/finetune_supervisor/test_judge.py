@@ -36,29 +36,18 @@ SAVED_REASON = "stopped on request; a checkpoint was saved"
 PEERS_ENDED_REASON = "stopped, but other nodes ended before a checkpoint was saved"
 
 
-def build_finished_node(**fields: Any) -> FinishedNode:
-    """Build a FinishedNode of node rank 1, which has ranks 2 and 3, at time 100 s."""
-    base = FinishedNode(
-        node=node(Path("/output"), node_rank=1),
-        running_message=RUNNING_MESSAGE,
-        exit_code=1,
-        time=100.0,
-        stop_request=NO_STOP,
-        phases=TRAINING,
-    )
+def finished(**fields: Any) -> FinishedNode:
+    """Build a node of rank 1, which has ranks 2 and 3, that finished at time 100 s."""
+    base = FinishedNode(node(Path("/output"), node_rank=1), RUNNING_MESSAGE, 1, 100.0, NO_STOP, phases=TRAINING)
     return replace(base, **fields)
 
 
 SUCCESSES = [
-    pytest.param(build_finished_node(exit_code=0, phases=DONE), id="all ranks are done"),
-    pytest.param(
-        build_finished_node(is_published=True, failures=(CAUSE,)), id="a rank crashed after the result was published"
-    ),
-    pytest.param(
-        build_finished_node(is_published=True, stop_request=STOP_FORCED), id="stopped after the result was published"
-    ),
-    pytest.param(build_finished_node(exit_code=-9, is_published=True, hang=HANG), id="a rank hangs on shutdown"),
-    pytest.param(build_finished_node(exit_code=0, is_command=True), id="a command exits with 0"),
+    pytest.param(finished(exit_code=0, phases=DONE), id="all ranks are done"),
+    pytest.param(finished(is_published=True, failures=(CAUSE,)), id="a rank crashed after the result was published"),
+    pytest.param(finished(is_published=True, stop_request=STOP_FORCED), id="stopped after the result was published"),
+    pytest.param(finished(exit_code=-9, is_published=True, hang=HANG), id="a rank hangs on shutdown"),
+    pytest.param(finished(exit_code=0, is_command=True), id="a command exits with 0"),
 ]
 
 
@@ -70,41 +59,31 @@ def test_node_with_a_complete_result_has_succeeded(finished_node: FinishedNode) 
 @pytest.mark.parametrize(
     ("finished_node", "reason"),
     [
+        pytest.param(finished(exit_code=0, phases=STOPPED, stop_request=STOP_REQUESTED), SAVED_REASON, id="saved"),
         pytest.param(
-            build_finished_node(exit_code=0, phases=STOPPED, stop_request=STOP_REQUESTED), SAVED_REASON, id="saved"
+            finished(exit_code=-15, stop_request=STOP_FORCED), STOP_FORCED.reason, id="terminated without a checkpoint"
         ),
         pytest.param(
-            build_finished_node(exit_code=-15, stop_request=STOP_FORCED),
-            STOP_FORCED.reason,
-            id="terminated without a checkpoint",
-        ),
-        pytest.param(
-            build_finished_node(stop_request=STOP_FORCED, failures=(CAUSE,)),
+            finished(stop_request=STOP_FORCED, failures=(CAUSE,)),
             STOP_FORCED.reason,
             id="failed while being terminated",
         ),
+        pytest.param(finished(stop_request=STOP_REQUESTED), PEERS_ENDED_REASON, id="no failure was recorded"),
         pytest.param(
-            build_finished_node(stop_request=STOP_REQUESTED), PEERS_ENDED_REASON, id="no failure was recorded"
+            finished(stop_request=STOP_REQUESTED, failures=(VICTIM,)), PEERS_ENDED_REASON, id="only a victim failed"
         ),
         pytest.param(
-            build_finished_node(stop_request=STOP_REQUESTED, failures=(VICTIM,)),
-            PEERS_ENDED_REASON,
-            id="only a victim failed",
-        ),
-        pytest.param(
-            build_finished_node(exit_code=0, is_command=True, stop_request=STOP_REQUESTED),
+            finished(exit_code=0, is_command=True, stop_request=STOP_REQUESTED),
             "stopped on request",
             id="a command exits with 0",
         ),
         pytest.param(
-            build_finished_node(is_command=True, stop_request=STOP_REQUESTED, failures=(CAUSE,)),
+            finished(is_command=True, stop_request=STOP_REQUESTED, failures=(CAUSE,)),
             "stopped on request",
             id="a command fails",
         ),
         pytest.param(
-            build_finished_node(is_command=True, stop_request=STOP_FORCED),
-            STOP_FORCED.reason,
-            id="a command is terminated",
+            finished(is_command=True, stop_request=STOP_FORCED), STOP_FORCED.reason, id="a command is terminated"
         ),
     ],
 )
@@ -115,57 +94,40 @@ def test_node_is_stopped_after_a_stop_request(finished_node: FinishedNode, reaso
 @pytest.mark.parametrize(
     ("finished_node", "failure"),
     [
-        pytest.param(build_finished_node(failures=(CAUSE,)), CAUSE, id="a rank failed"),
-        pytest.param(build_finished_node(failures=(VICTIM, CAUSE)), CAUSE, id="a victim failed first"),
-        pytest.param(build_finished_node(failures=(VICTIM,)), VICTIM, id="only a victim failed"),
+        pytest.param(finished(failures=(CAUSE,)), CAUSE, id="a rank failed"),
+        pytest.param(finished(failures=(VICTIM, CAUSE)), CAUSE, id="a victim failed first"),
+        pytest.param(finished(failures=(VICTIM,)), VICTIM, id="only a victim failed"),
         pytest.param(
-            build_finished_node(failures=(CAUSE,), stop_request=STOP_REQUESTED),
-            CAUSE,
-            id="a rank failed after a stop request",
+            finished(failures=(CAUSE,), stop_request=STOP_REQUESTED), CAUSE, id="a rank failed after a stop request"
         ),
-        pytest.param(build_finished_node(exit_code=-9, hang=HANG, failures=(CAUSE,)), HANG, id="a rank hangs"),
+        pytest.param(finished(exit_code=-9, hang=HANG, failures=(CAUSE,)), HANG, id="a rank hangs"),
         pytest.param(
-            build_finished_node(exit_code=-9, hang=HANG, stop_request=STOP_REQUESTED),
-            HANG,
-            id="a rank hangs and is stopped",
+            finished(exit_code=-9, hang=HANG, stop_request=STOP_REQUESTED), HANG, id="a rank hangs and is stopped"
         ),
-        pytest.param(build_finished_node(is_command=True, exit_code=-9, hang=HANG), HANG, id="a command hangs"),
-        pytest.param(build_finished_node(is_command=True, failures=(CAUSE,)), CAUSE, id="a rank of a command failed"),
+        pytest.param(finished(is_command=True, exit_code=-9, hang=HANG), HANG, id="a command hangs"),
+        pytest.param(finished(is_command=True, failures=(CAUSE,)), CAUSE, id="a rank of a command failed"),
     ],
 )
 def test_first_failure_of_a_rank_is_reported(finished_node: FinishedNode, failure: RankFailure) -> None:
     final_message = judge(finished_node)
 
-    assert (final_message.final, final_message.outcome, final_message.phase, final_message.progress) == (
-        True,
-        contract.FAILED,
-        contract.TRAIN,
-        RUNNING_MESSAGE.progress,
-    )
-    assert (final_message.error_type, final_message.message, final_message.stack) == (
-        failure.error_type,
-        failure.message,
-        failure.stack,
-    )
-    assert (final_message.exit_code, final_message.signal, final_message.victim) == (
-        failure.exit_code,
-        failure.signal,
-        failure.victim,
-    )
-    assert (final_message.local_rank, final_message.time) == (failure.local_rank, failure.time)
+    assert (final_message.final, final_message.outcome, final_message.phase) == (True, contract.FAILED, contract.TRAIN)
+    assert final_message.progress == RUNNING_MESSAGE.progress
+    for name in ("error_type", "message", "stack", "exit_code", "signal", "victim", "local_rank", "time"):
+        assert getattr(final_message, name) == getattr(failure, name), name
     assert failure.local_rank is not None
     assert final_message.rank == failure.local_rank + 2
 
 
 def test_long_stack_is_truncated_at_its_start() -> None:
-    final_message = judge(build_finished_node(failures=(replace(CAUSE, stack="s" * 5000 + "end"),)))
+    final_message = judge(finished(failures=(replace(CAUSE, stack="s" * 5000 + "end"),)))
 
     assert len(final_message.stack) == 3000
     assert final_message.stack.endswith("end")
 
 
 def test_launcher_failure_has_no_rank() -> None:
-    final_message = judge(build_finished_node(failures=(replace(CAUSE, local_rank=None),)))
+    final_message = judge(finished(failures=(replace(CAUSE, local_rank=None),)))
 
     assert (final_message.rank, final_message.local_rank) == (None, None)
 
@@ -181,19 +143,19 @@ def test_launcher_failure_has_no_rank() -> None:
 def test_launcher_failure_is_reported_if_no_rank_failure_is_known(
     exit_code: int, error_type: str, message: str
 ) -> None:
-    final_message = judge(build_finished_node(exit_code=exit_code, output_tail="last line"))
+    final_message = judge(finished(exit_code=exit_code, output_tail="last line"))
 
     assert final_message == build_failure_message(RUNNING_MESSAGE, error_type, message, now=100.0)
 
 
 def test_node_with_done_and_stopped_ranks_has_failed() -> None:
-    assert judge(build_finished_node(exit_code=0, phases=DONE | STOPPED)).error_type == "RankExited"
+    assert judge(finished(exit_code=0, phases=DONE | STOPPED)).error_type == "RankExited"
 
 
 def test_exception_of_a_command_is_parsed_from_its_output() -> None:
     traceback = "Traceback (most recent call last):\n  File \"train.py\", line 3, in <module>\nKeyError: 'text'\n"
 
-    final_message = judge(build_finished_node(is_command=True, output_tail=f"step 1\n{traceback}"))
+    final_message = judge(finished(is_command=True, output_tail=f"step 1\n{traceback}"))
 
     assert (final_message.error_type, final_message.message, final_message.exit_code, final_message.time) == (
         "KeyError",
@@ -204,9 +166,7 @@ def test_exception_of_a_command_is_parsed_from_its_output() -> None:
 
 
 def test_last_line_is_reported_for_a_command_without_an_exception() -> None:
-    final_message = judge(
-        build_finished_node(is_command=True, exit_code=3, output_tail="loading\nno such option: --lr\n")
-    )
+    final_message = judge(finished(is_command=True, exit_code=3, output_tail="loading\nno such option: --lr\n"))
 
     assert final_message.error_type == "RankExited"
     assert final_message.message == "exited with code 3; its last line: no such option: --lr"

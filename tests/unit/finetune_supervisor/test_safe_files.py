@@ -145,10 +145,7 @@ def test_the_mode_of_a_file_outside_of_the_result_is_not_changed(tmp_path: Path)
     (tmp_path / "result").mkdir()
     (tmp_path / "result" / "config.json").symlink_to(tmp_path / "key")
 
-    with (
-        pytest.raises(OutputError, match=r"result/config\.json is a link"),
-        translate_disk_errors(tmp_path),
-    ):
+    with pytest.raises(OutputError, match=r"result/config\.json is a link"), translate_disk_errors(tmp_path):
         fsync_tree(tmp_path / "result")
 
     assert (tmp_path / "key").stat().st_mode & 0o777 == 0o600

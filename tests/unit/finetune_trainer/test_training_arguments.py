@@ -43,10 +43,7 @@ def test_training_fields_of_the_spec_are_passed_as_training_arguments(tmp_path: 
     plan = plan_training(spec, world_size=1).with_samples(10)
 
     args = build_training_arguments(
-        plan,
-        DeviceConfig(torch.device("cpu"), torch.bfloat16),
-        checkpoint_folder=tmp_path,
-        loader_workers=3,
+        plan, DeviceConfig(torch.device("cpu"), torch.bfloat16), checkpoint_folder=tmp_path, loader_workers=3
     )
 
     assert args.lr_scheduler_type == "polynomial"

@@ -195,10 +195,7 @@ def test_victim_detected_first_does_not_hide_the_root_cause() -> None:
 
 @pytest.mark.parametrize(
     "exits",
-    [
-        pytest.param(((0, -9), (1, -15)), id="another rank is the root cause"),
-        pytest.param(((1, -6),), id="crash"),
-    ],
+    [pytest.param(((0, -9), (1, -15)), id="another rank is the root cause"), pytest.param(((1, -6),), id="crash")],
 )
 def test_exception_logged_earlier_does_not_replace_a_failure(exits: tuple[tuple[int, int], ...]) -> None:
     failures = tuple(build_failure_from_exit_code(rank, code, 5.0) for rank, code in exits)

@@ -74,9 +74,7 @@ def test_an_earlier_turn_is_trained_without_the_thinking_that_the_template_remov
     assert decode_targets(tokenizer, sample) == ["yes<|im_end|>", "<think>\nhm</think>yes<|im_end|>"]
 
 
-def test_a_template_that_rewrites_earlier_turns_is_rejected(
-    tokenizer: PreTrainedTokenizerFast,
-) -> None:
+def test_a_template_that_rewrites_earlier_turns_is_rejected(tokenizer: PreTrainedTokenizerFast) -> None:
     turns = (Turn(Role.USER, "q"), Turn(Role.ASSISTANT, "yes"), Turn(Role.USER, "sure?"), Turn(Role.ASSISTANT, "no"))
 
     with use_template(tokenizer, REPEATED_BEFORE_LAST_TURN) as renderer, pytest.raises(ChatTemplateError) as raised:
@@ -95,9 +93,7 @@ def test_the_error_for_a_failing_template_contains_origin_and_message(tokenizer:
         renderer.render(TWO_EXCHANGES)
 
 
-def test_the_error_for_a_missing_template_suggests_alternatives(
-    tokenizer: PreTrainedTokenizerFast,
-) -> None:
+def test_the_error_for_a_missing_template_suggests_alternatives(tokenizer: PreTrainedTokenizerFast) -> None:
     with use_template(tokenizer, None) as renderer, pytest.raises(ChatTemplateError) as raised:
         renderer.render(TWO_EXCHANGES)
 

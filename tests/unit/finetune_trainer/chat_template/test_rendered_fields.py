@@ -1,7 +1,6 @@
 """Tests the errors for fields of a row that the chat template does not render."""
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 
@@ -14,6 +13,10 @@ from tests.unit.finetune_trainer.chat_template.conftest import ORIGIN, TemplateT
 UseTemplate = Callable[[str], TemplateTester]
 SUBJECT = f'{ORIGIN}: the chat template of model "tiny"'
 CALL_TURN = assistant("", tool_calls=[weather_call()])
+
+
+TWO_CALLS = (user("q"), assistant("", tool_calls=[weather_call("Bern"), weather_call("Basel")]))
+
 # prints arguments as a Python literal, which is not JSON
 PYTHON_LITERALS = (
     "{%- for m in messages -%}{{ '<|im_start|>' + m.role + '\n' + m.content }}"
@@ -23,54 +26,38 @@ PYTHON_LITERALS = (
 
 
 @pytest.mark.parametrize(
-    ("template", "messages", "columns", "error"),
+    ("template", "messages", "error"),
     [
         pytest.param(
             CHAT_TEMPLATE,
-            (user("q"), assistant("a")),
-            {"tools": [WEATHER_TOOL]},
-            "leaves out the column tools; describe the tools in the system prompt, or remove the column",
-            id="tools",
-        ),
-        pytest.param(
-            CHAT_TEMPLATE,
             (user("q"), CALL_TURN),
-            {},
             "leaves out tool_calls[0] (get_weather) of turn 1 (assistant); write the calls into content",
             id="tool calls",
         ),
         pytest.param(
             GPT_OSS,
-            (user("q"), assistant("", tool_calls=[weather_call("Bern"), weather_call("Basel")])),
-            {},
+            TWO_CALLS,
             "leaves out tool_calls[1] (get_weather) of turn 1 (assistant); write the calls into content",
             id="second tool call",
         ),
         pytest.param(
-            LLAMA_3_1,
-            (user("q"), assistant("", tool_calls=[weather_call("Bern"), weather_call("Basel")])),
-            {},
-            "rejects this row: only single tool calls are supported",
-            id="rejected tool call",
+            LLAMA_3_1, TWO_CALLS, "rejects this row: only single tool calls are supported", id="rejected tool call"
         ),
         pytest.param(
             LLAMA_3_1,
             (user("q"), assistant("I look.", tool_calls=[weather_call()])),
-            {},
             "leaves out or changes the content of turn 1 (assistant) beside its tool_calls; remove it",
             id="content beside tool calls",
         ),
         pytest.param(
             CHAT_TEMPLATE.replace("message['content']", "message['content'] | upper"),
             (user("q"), assistant("a b")),
-            {},
             "leaves out or changes the content of turn 1 (assistant)",
             id="changed content",
         ),
         pytest.param(
             QWEN_3,
             ({"role": "developer", "content": "Be brief."}, user("q"), assistant("a")),
-            {},
             "leaves out turn 0 (developer); change the role to system",
             id="developer turn",
         ),
@@ -78,40 +65,45 @@ PYTHON_LITERALS = (
             "{%- for m in messages if m.role != 'tool' -%}{{ m.role + m.content + '<|im_end|>' }}"
             "{%- for c in m.tool_calls or [] -%}{{ c.function | tojson }}{%- endfor -%}{%- endfor -%}",
             (user("q"), CALL_TURN, tool_result("grey"), assistant("Grey.")),
-            {},
             "leaves out turn 2 (tool); change the role to user",
             id="tool turn",
         ),
         pytest.param(
             CHAT_TEMPLATE,
             (user("q"), assistant("a", reasoning_content="hm")),
-            {},
             "leaves out the reasoning_content of turn 1 (assistant); write it into content in the format",
             id="reasoning",
         ),
         pytest.param(
             CHAT_TEMPLATE,
             (user("q"), assistant("a", reasoning_content="hm"), user("r"), assistant("b")),
-            {},
             "leaves out the reasoning_content of turn 1 (assistant)",
             id="reasoning of an earlier turn, which the template never renders",
         ),
         pytest.param(
             DEEPSEEK_V3,
             (user("q"), assistant("<think>hm</think>a")),
-            {},
             "leaves out the text in <think> of turn 1 (assistant)",
             id="reasoning in the content",
         ),
     ],
 )
 def test_a_field_that_the_template_leaves_out_is_an_error(
-    use_tool_template: UseTemplate, template: str, messages: tuple[Message, ...], columns: dict[str, Any], error: str
+    use_tool_template: UseTemplate, template: str, messages: tuple[Message, ...], error: str
 ) -> None:
     with pytest.raises(ChatTemplateError) as raised:
-        use_tool_template(template).render(*messages, **columns)
+        use_tool_template(template).render(*messages)
 
     assert str(raised.value).startswith(f"{SUBJECT} {error}")
+
+
+def test_tools_that_the_template_leaves_out_are_an_error(use_tool_template: UseTemplate) -> None:
+    with pytest.raises(ChatTemplateError) as raised:
+        use_tool_template(CHAT_TEMPLATE).render(user("q"), assistant("a"), tools=[WEATHER_TOOL])
+
+    assert str(raised.value).startswith(
+        f"{SUBJECT} leaves out the column tools; describe the tools in the system prompt, or remove the column"
+    )
 
 
 def test_a_variable_that_the_template_does_not_read_is_an_error(use_tool_template: UseTemplate) -> None:

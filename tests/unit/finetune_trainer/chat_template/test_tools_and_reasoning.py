@@ -82,9 +82,7 @@ def test_tool_calls_are_targets_and_results_are_not(
     assert "get_weather" in tester.tokenizer.decode(sample.input_ids).partition("Weather?")[0]
 
 
-def test_arguments_keep_their_json_text_for_templates_that_need_text(
-    use_tool_template: UseTemplate,
-) -> None:
+def test_arguments_keep_their_json_text_for_templates_that_need_text(use_tool_template: UseTemplate) -> None:
     call = {"function": {"name": "get_weather", "arguments": '{"city":"Bern"}'}}
     messages = (user("Weather?"), assistant("", tool_calls=[call]), tool_result("grey"), assistant("Grey."))
 

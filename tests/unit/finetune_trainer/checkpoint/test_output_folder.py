@@ -313,9 +313,7 @@ def test_an_older_attempt_cannot_publish_after_a_concurrent_claim(
     assert list(output.checkpoints.iterdir()) == []
 
 
-def test_staged_files_of_a_crashed_attempt_are_deleted(
-    output: OutputFolder,
-) -> None:
+def test_staged_files_of_a_crashed_attempt_are_deleted(output: OutputFolder) -> None:
     def write_and_crash(folder: Path) -> None:
         write_weights(folder)
         raise RuntimeError

@@ -41,10 +41,7 @@ TRAINED = {
             {"train rows": "9", "train tokenizer": "9", "train chat template": "9"},
             "the tokenizer has changed, the chat template has changed",
         ),
-        (
-            {"train rows": "9", "train release": "x 2", "eval release": "x 2"},
-            "the release has changed from x 1 to x 2",
-        ),
+        ({"train rows": "9", "train release": "x 2", "eval release": "x 2"}, "the release has changed from x 1 to x 2"),
         ({"train rows": "9", "train new": "1"}, "nothing that is recorded has changed, so that the chat template may"),
     ],
     ids=["changed", "added", "removed", "evaluation", "many", "file first", "tokenizer", "release", "unknown"],

@@ -7,12 +7,7 @@ import torch
 
 from finetune_api.v1alpha1.training import Preflight
 from finetune_supervisor.messages import NetworkBandwidth, NodePairBandwidth
-from finetune_trainer.cluster_check.degradations import (
-    RankFacts,
-    describe_cluster,
-    describe_compute,
-    require_bandwidth,
-)
+from finetune_trainer.cluster_check.degradations import RankFacts, describe_cluster, describe_compute, require_bandwidth
 from finetune_trainer.distributed.rank_context import Ranks
 from finetune_trainer.errors import NetworkFault
 from finetune_trainer.units import GIB

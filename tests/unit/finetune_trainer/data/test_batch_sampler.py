@@ -11,12 +11,7 @@ from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
 from finetune_api.batch import Batch
-from finetune_trainer.data.batch_sampler import (
-    BatchSampler,
-    build_dataloader,
-    compute_padding_share,
-    count_mixed_items,
-)
+from finetune_trainer.data.batch_sampler import BatchSampler, build_dataloader, compute_padding_share, count_mixed_items
 from finetune_trainer.data.collator import Collator, SequenceLayout
 from finetune_trainer.data.epoch_order import Item, ItemOrder, RowOrder
 from finetune_trainer.data.late_skips import LateSkips

@@ -42,9 +42,7 @@ def test_loss_on_determines_which_assistant_turns_are_targets(
     assert decode_targets(tokenizer, sample) == targets
 
 
-def test_every_token_except_the_first_is_a_target_with_loss_on_all(
-    tokenizer: PreTrainedTokenizerFast,
-) -> None:
+def test_every_token_except_the_first_is_a_target_with_loss_on_all(tokenizer: PreTrainedTokenizerFast) -> None:
     with use_template(tokenizer, tiny_text.CHAT_TEMPLATE) as renderer:
         (sample,) = render_sft_row(renderer, Row(ORIGIN, {"messages": MESSAGES}), loss_on="all")
 

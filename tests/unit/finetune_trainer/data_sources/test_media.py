@@ -13,14 +13,12 @@ from finetune_trainer.errors import DatasetError
 
 ORIGIN = "/data/train.jsonl line 7"
 IMAGE_A, IMAGE_B = MediaItem("/data/a.png"), MediaItem("/elsewhere/b.png")
-ASSISTANT_MESSAGE = {"role": "assistant", "content": "a"}
+ANSWER = {"role": "assistant", "content": "a"}
 
 
-def build_columns(*user_contents: Any, **columns: Any) -> dict[str, Any]:
+def columns_of(*user_contents: Any, **columns: Any) -> dict[str, Any]:
     """Return a column of messages with an assistant turn after each user turn."""
-    messages = [
-        message for content in user_contents for message in ({"role": "user", "content": content}, ASSISTANT_MESSAGE)
-    ]
+    messages = [message for content in user_contents for message in ({"role": "user", "content": content}, ANSWER)]
     return {"messages": messages, **columns}
 
 
@@ -33,12 +31,9 @@ def parse_columns(columns: dict[str, Any]) -> Conversation:
 @pytest.mark.parametrize(
     "columns",
     [
-        pytest.param(build_columns("<image>which?", images=["a.png"]), id="ms-swift"),
-        pytest.param(build_columns("<image>which?", image="a.png"), id="path instead of list"),
-        pytest.param(
-            build_columns("<image>which?", images=[{"bytes": None, "path": "a.png"}]),
-            id="datasets library",
-        ),
+        pytest.param(columns_of("<image>which?", images=["a.png"]), id="ms-swift"),
+        pytest.param(columns_of("<image>which?", image="a.png"), id="path instead of list"),
+        pytest.param(columns_of("<image>which?", images=[{"bytes": None, "path": "a.png"}]), id="datasets library"),
         pytest.param(
             {
                 "conversations": [{"from": "human", "value": "<image>which?"}, {"from": "gpt", "value": "a"}],
@@ -47,21 +42,21 @@ def parse_columns(columns: dict[str, Any]) -> Conversation:
             id="LLaVA ShareGPT",
         ),
         pytest.param(
-            build_columns([{"type": "image", "image": "a.png"}, {"type": "text", "text": "which?"}]),
+            columns_of([{"type": "image", "image": "a.png"}, {"type": "text", "text": "which?"}]),
             id="Qwen content parts",
         ),
         pytest.param(
-            build_columns([{"type": "image", "path": "a.png"}, {"type": "text", "text": "which?"}]),
+            columns_of([{"type": "image", "path": "a.png"}, {"type": "text", "text": "which?"}]),
             id="content part with path",
         ),
         pytest.param(
-            build_columns(
+            columns_of(
                 [{"type": "image_url", "image_url": {"url": "file://a.png"}}, {"type": "text", "text": "which?"}]
             ),
             id="OpenAI content parts",
         ),
         pytest.param(
-            build_columns([{"type": "image"}, {"type": "text", "text": "which?"}], images=["a.png"]),
+            columns_of([{"type": "image"}, {"type": "text", "text": "which?"}], images=["a.png"]),
             id="content part and column",
         ),
         pytest.param({"query": "<image>which?", "response": "a", "images": ["a.png"]}, id="query and response"),
@@ -75,7 +70,7 @@ def test_all_image_formats_are_parsed_into_the_same_turn(columns: dict[str, Any]
 
 def test_images_in_a_column_are_assigned_to_the_tags_in_order() -> None:
     turns = parse_columns(
-        build_columns("<image> or <image>?", "and <image>", images=["a.png", "/elsewhere/b.png", "a.png"])
+        columns_of("<image> or <image>?", "and <image>", images=["a.png", "/elsewhere/b.png", "a.png"])
     ).turns
 
     assert [turn.media for turn in turns] == [(IMAGE_A, IMAGE_B), (), (IMAGE_A,), ()]
@@ -84,14 +79,14 @@ def test_images_in_a_column_are_assigned_to_the_tags_in_order() -> None:
 
 @pytest.mark.parametrize("url", [{"url": "data:image/png;base64," + base64.b64encode(b"png").decode()}, b"png"])
 def test_an_image_can_be_embedded_in_a_row(url: object) -> None:
-    assert parse_columns(build_columns([{"type": "image_url", "image_url": url}])).turns[0].media == (
+    assert parse_columns(columns_of([{"type": "image_url", "image_url": url}])).turns[0].media == (
         MediaItem(data=b"png"),
     )
 
 
 @pytest.mark.parametrize("columns", [{}, {"images": []}, {"images": None}, {"image": ""}])
 def test_a_tag_without_an_image_column_is_plain_text(columns: dict[str, Any]) -> None:
-    user_turn = parse_columns(build_columns("what does <img> or <image> do?", **columns)).turns[0]
+    user_turn = parse_columns(columns_of("what does <img> or <image> do?", **columns)).turns[0]
 
     assert (user_turn.content, user_turn.media) == ("what does <img> or <image> do?", ())
 
@@ -100,41 +95,37 @@ def test_a_tag_without_an_image_column_is_plain_text(columns: dict[str, Any]) ->
     ("columns", "message"),
     [
         pytest.param(
-            build_columns("<image><image>", images=["a"]),
+            columns_of("<image><image>", images=["a"]),
             "2 x <image> in the messages, but 1 in the column",
             id="more tags than images",
         ),
         pytest.param(
-            build_columns("<image>", images=["a", "b"]),
+            columns_of("<image>", images=["a", "b"]),
             "1 x <image> in the messages, but 2 in the column",
             id="fewer tags than images",
         ),
+        pytest.param(columns_of("look", images=["a"]), "0 x <image> in the messages, but 1 in the column", id="no tag"),
+        pytest.param(columns_of("<image>", images=["https://host/a.png"]), "is on the network", id="URL"),
         pytest.param(
-            build_columns("look", images=["a"]), "0 x <image> in the messages, but 1 in the column", id="no tag"
-        ),
-        pytest.param(build_columns("<image>", images=["https://host/a.png"]), "is on the network", id="URL"),
-        pytest.param(
-            build_columns("<image>", images=[7]),
+            columns_of("<image>", images=[7]),
             "column images[0]: expected the path or the bytes of an image",
             id="number instead of path",
         ),
         pytest.param(
-            build_columns([{"type": "image_url", "image_url": {"url": "data:image/png;base64,%%"}}]),
+            columns_of([{"type": "image_url", "image_url": {"url": "data:image/png;base64,%%"}}]),
             "expected the image as base64",
             id="invalid base64",
         ),
         pytest.param(
-            build_columns([{"type": "image_url", "image_url": {"url": "data:image/png,abc"}}]),
+            columns_of([{"type": "image_url", "image_url": {"url": "data:image/png,abc"}}]),
             "expected data:image/...;base64,...",
             id="data URL without base64",
         ),
         pytest.param(
-            build_columns([{"type": "image"}]),
-            "content[0]: expected the image here",
-            id="content part without an image",
+            columns_of([{"type": "image"}]), "content[0]: expected the image here", id="content part without an image"
         ),
         pytest.param(
-            build_columns([{"type": "audio", "audio": "a.wav"}]),
+            columns_of([{"type": "audio", "audio": "a.wav"}]),
             "content[0].type: expected text, image or video",
             id="audio",
         ),

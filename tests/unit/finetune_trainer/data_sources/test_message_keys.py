@@ -21,10 +21,7 @@ def parse_columns(**columns: Any) -> Conversation:
 def test_unknown_keys_with_a_value_are_noted() -> None:
     messages = [{**USER, "id": 1, "name": "Ann"}, {**ASSISTANT, "id": 2, "name": None, "tags": []}]
 
-    assert parse_columns(messages=messages).notes == (
-        'message key "id" is ignored',
-        'message key "name" is ignored',
-    )
+    assert parse_columns(messages=messages).notes == ('message key "id" is ignored', 'message key "name" is ignored')
 
 
 def test_unknown_columns_are_allowed() -> None:

@@ -51,10 +51,7 @@ MESSAGES = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "
         ),
         ([{**MESSAGES[1], "reasoning_content": ["a"]}], "messages[0].reasoning_content: expected text, found a list"),
         ([{"role": "tool", "content": "x", "name": 7}], "messages[0].name: expected text, found a number (7)"),
-        (
-            [{"role": "tool_call", "content": ""}],
-            "messages[0].content: expected a tool call as JSON, found text",
-        ),
+        ([{"role": "tool_call", "content": ""}], "messages[0].content: expected a tool call as JSON, found text"),
         (
             [{"role": "tool_call", "content": "get_weather()"}],
             "messages[0].content: expected a list of tool calls, found text that is not JSON (at character 1",

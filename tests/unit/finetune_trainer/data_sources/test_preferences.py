@@ -13,8 +13,8 @@ from finetune_trainer.errors import DatasetError
 from testing.builders.conversations import WEATHER_TOOL, assistant, weather_call
 
 ORIGIN = "/data/pairs.jsonl line 7"
-USER_MESSAGE = {"role": "user", "content": "q"}
-CHOSEN_MESSAGE, REJECTED_MESSAGE = {"role": "assistant", "content": "better"}, {"role": "assistant", "content": "worse"}
+USER = {"role": "user", "content": "q"}
+CHOSEN, REJECTED = {"role": "assistant", "content": "better"}, {"role": "assistant", "content": "worse"}
 
 
 def parse_columns(columns: dict[str, Any]) -> Preference:
@@ -24,29 +24,17 @@ def parse_columns(columns: dict[str, Any]) -> Preference:
 @pytest.mark.parametrize(
     "columns",
     [
+        pytest.param({"chosen": [USER, CHOSEN], "rejected": [USER, REJECTED]}, id="two conversations"),
+        pytest.param({"prompt": [USER], "chosen": [CHOSEN], "rejected": [REJECTED]}, id="prompt as messages"),
         pytest.param(
-            {"chosen": [USER_MESSAGE, CHOSEN_MESSAGE], "rejected": [USER_MESSAGE, REJECTED_MESSAGE]},
-            id="two conversations",
+            {"prompt": "q", "chosen": [CHOSEN], "rejected": [REJECTED]}, id="prompt as text, completions as messages"
         ),
         pytest.param(
-            {"prompt": [USER_MESSAGE], "chosen": [CHOSEN_MESSAGE], "rejected": [REJECTED_MESSAGE]},
-            id="prompt as messages",
-        ),
-        pytest.param(
-            {"prompt": "q", "chosen": [CHOSEN_MESSAGE], "rejected": [REJECTED_MESSAGE]},
-            id="prompt as text, completions as messages",
-        ),
-        pytest.param(
-            {"prompt": "q", "chosen": [USER_MESSAGE, CHOSEN_MESSAGE], "rejected": [USER_MESSAGE, REJECTED_MESSAGE]},
+            {"prompt": "q", "chosen": [USER, CHOSEN], "rejected": [USER, REJECTED]},
             id="prompt repeated in the conversations",
         ),
-        pytest.param(
-            {"messages": [USER_MESSAGE, CHOSEN_MESSAGE], "rejected_response": "worse"}, id="rejected last turn"
-        ),
-        pytest.param(
-            {"messages": [USER_MESSAGE, CHOSEN_MESSAGE], "rejected_messages": [USER_MESSAGE, REJECTED_MESSAGE]},
-            id="rejected conversation",
-        ),
+        pytest.param({"messages": [USER, CHOSEN], "rejected_response": "worse"}, id="rejected last turn"),
+        pytest.param({"messages": [USER, CHOSEN], "rejected_messages": [USER, REJECTED]}, id="rejected conversation"),
         pytest.param(
             {
                 "conversations": [{"from": "human", "value": "q"}],
@@ -71,11 +59,9 @@ def test_all_column_formats_are_parsed_into_the_same_preference(columns: dict[st
 
 
 def test_the_common_prefix_of_both_conversations_is_the_prompt() -> None:
-    common_turns = [USER_MESSAGE, {"role": "assistant", "content": "a0"}, {"role": "user", "content": "q1"}]
+    common_turns = [USER, {"role": "assistant", "content": "a0"}, {"role": "user", "content": "q1"}]
 
-    preference = parse_columns(
-        {"chosen": [*common_turns, CHOSEN_MESSAGE], "rejected": [*common_turns, REJECTED_MESSAGE]}
-    )
+    preference = parse_columns({"chosen": [*common_turns, CHOSEN], "rejected": [*common_turns, REJECTED]})
 
     for example in (preference.chosen, preference.rejected):
         assert isinstance(example, Conversation)
@@ -107,18 +93,18 @@ def test_text_prompt_and_completions_are_parsed_as_plain_text() -> None:
             id="empty completion",
         ),
         pytest.param(
-            {"messages": [USER_MESSAGE, CHOSEN_MESSAGE], "rejected_response": " "},
+            {"messages": [USER, CHOSEN], "rejected_response": " "},
             "rejected: expected a non-empty assistant turn, found none",
             id="empty rejected_response",
         ),
         pytest.param(
-            {"messages": [USER_MESSAGE], "rejected_response": "b"},
+            {"messages": [USER], "rejected_response": "b"},
             "column messages: expected an assistant turn at the end, which rejected_response replaces; found a user"
             " turn",
             id="no assistant turn to replace",
         ),
         pytest.param(
-            {"chosen": [USER_MESSAGE], "rejected": [USER_MESSAGE, REJECTED_MESSAGE]},
+            {"chosen": [USER], "rejected": [USER, REJECTED]},
             "chosen: expected a non-empty assistant turn, found none",
             id="conversation without an assistant turn",
         ),
@@ -139,8 +125,8 @@ def test_the_error_for_a_malformed_pair_contains_origin_and_expected_value(
 def test_both_completions_have_the_tools_of_the_row() -> None:
     preference = parse_columns(
         {
-            "messages": [USER_MESSAGE, assistant("", tool_calls=[weather_call()])],
-            "rejected_messages": [USER_MESSAGE, assistant("", tool_calls=[weather_call("Basel")])],
+            "messages": [USER, assistant("", tool_calls=[weather_call()])],
+            "rejected_messages": [USER, assistant("", tool_calls=[weather_call("Basel")])],
             "tools": [WEATHER_TOOL],
             "chat_template_kwargs": {"enable_thinking": False},
         }
@@ -163,8 +149,6 @@ def test_tools_beside_plain_text_are_an_error() -> None:
 def test_a_completion_of_dpo_is_compared_as_a_whole(weight: float) -> None:
     """A message without a loss is possible, because its tokens are left out of both log-probabilities."""
     for accepted in (0, 1, None):
-        parse_columns(
-            {"prompt": "q", "chosen": [{**CHOSEN_MESSAGE, "weight": accepted}], "rejected": [REJECTED_MESSAGE]}
-        )
+        parse_columns({"prompt": "q", "chosen": [{**CHOSEN, "weight": accepted}], "rejected": [REJECTED]})
     with pytest.raises(DatasetError, match=f"{ORIGIN}, rejected: expected weight 0 or 1, .* found {weight}"):
-        parse_columns({"prompt": "q", "chosen": [CHOSEN_MESSAGE], "rejected": [{**REJECTED_MESSAGE, "weight": weight}]})
+        parse_columns({"prompt": "q", "chosen": [CHOSEN], "rejected": [{**REJECTED, "weight": weight}]})

@@ -11,11 +11,7 @@ from transformers import AutoModelForCausalLM, GPT2Config, Qwen2Config, Qwen3Con
 from finetune_api.v1alpha1.lora import Lora
 from finetune_trainer.errors import ModelError
 from finetune_trainer.memory.breakdown import DdpStrategy, RankLayout, break_down_rank_memory
-from finetune_trainer.memory.fake_step import (
-    ActivationMemory,
-    SimulatedStep,
-    simulate_step,
-)
+from finetune_trainer.memory.fake_step import ActivationMemory, SimulatedStep, simulate_step
 from finetune_trainer.memory.forecast import ForecastModel, choose_mask_use
 from finetune_trainer.memory.fused_kernels import MaskUse, use_fused_dropout
 from finetune_trainer.memory.model_shape import Architecture, measure_shape, measure_step_peak

@@ -65,10 +65,7 @@ def test_step_allocates_the_forecast_bytes(
     assert 0.97 * tracker.peak_bytes <= measure_step_peak(architecture, step).total <= 1.15 * tracker.peak_bytes
 
 
-@pytest.mark.parametrize(
-    ("recipe", "lora", "interval"),
-    [("qwen2_vl", Lora(r=2), 2), ("internvl", None, None)],
-)
+@pytest.mark.parametrize(("recipe", "lora", "interval"), [("qwen2_vl", Lora(r=2), 2), ("internvl", None, None)])
 def test_peak_extrapolated_from_some_layers_of_the_tower_equals_that_of_all(
     pretrained_models: dict[str, ModelDescription],
     recipe: str,

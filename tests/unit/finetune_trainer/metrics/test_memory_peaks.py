@@ -10,7 +10,7 @@ def test_memory_peaks_contain_ranks_and_the_step_of_the_highest_peak() -> None:
             MeasuredInterval(peak_bytes=5),
             MeasuredInterval(peak_bytes=9, peak_step=7, peak_longest_sequence=44, reserved_bytes=12),
             MeasuredInterval(peak_bytes=4),
-        ],
+        ]
     )
 
     assert (memory.peak_highest, memory.peak_highest_rank) == (9, 1)

@@ -324,12 +324,7 @@ def test_an_adapter_that_contains_biases_is_merged(model_folder: Path, tmp_path:
     ("name", "reported"), [("embed_tokens", "lm_head"), ("layers.0.self_attn.q_proj", "self_attn.q_proj")]
 )
 def test_a_merged_model_with_a_wrong_tensor_is_an_error(
-    model_folder: Path,
-    adapter_folder: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    name: str,
-    reported: str,
+    model_folder: Path, adapter_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, reported: str
 ) -> None:
     """Merging must change no other tensor than the targets, and those by the update of the adapter.
 

@@ -181,10 +181,7 @@ def test_settings_that_an_attempt_changed_are_listed() -> None:
     history = build_history((attempt(0, settings=before), attempt(1, settings=after)), now=2000.0)
 
     assert history is not None
-    assert [each.changed_settings for each in history.attempts] == [
-        {},
-        {"batch": "4 x 1 x 2 = 8 → 2 x 2 x 2 = 8"},
-    ]
+    assert [each.changed_settings for each in history.attempts] == [{}, {"batch": "4 x 1 x 2 = 8 → 2 x 2 x 2 = 8"}]
 
 
 TIMES = st.floats(0, 4e9)

@@ -81,12 +81,7 @@ def test_dpo_does_not_wait_for_the_gpu(attention: str, loss_type: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "operation",
-    [
-        lambda losses: losses[losses > 0],
-        lambda losses: (losses > 0).nonzero(),
-    ],
-    ids=["mask", "nonzero"],
+    "operation", [lambda losses: losses[losses > 0], lambda losses: (losses > 0).nonzero()], ids=["mask", "nonzero"]
 )
 def test_the_tests_detect_a_wait(
     operation: Callable[[torch.Tensor], torch.Tensor], monkeypatch: pytest.MonkeyPatch

@@ -38,7 +38,7 @@ from testing.models.vision_fixtures import (
 CLIP = MediaItem("/data/clip.mp4", modality=Modality.VIDEO)
 SAMPLING = FrameSampling(fps=2.0, min_frames=4, max_frames=768, min_pixels=1, max_pixels=10**9)
 STREAM = SimpleNamespace(average_rate=4, frames=1)
-ASSISTANT_MESSAGE = {"role": "assistant", "content": "It is blue."}
+ANSWER = {"role": "assistant", "content": "It is blue."}
 
 
 @pytest.fixture(scope="module", params=tiny_vision.VIDEO_MODEL_TYPES)
@@ -58,34 +58,32 @@ def write_clip(folder: Path, name: str = "clip.mp4", **video_options: Any) -> Me
     return MediaItem(str(folder / file_name), modality=Modality.VIDEO)
 
 
-def build_columns(content: Any, **columns: Any) -> dict[str, Any]:
-    return {"messages": [{"role": "user", "content": content}, ASSISTANT_MESSAGE], **columns}
+def columns_of(content: Any, **columns: Any) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": content}, ANSWER], **columns}
 
 
 @pytest.mark.parametrize(
     ("columns", "expected"),
     [
-        pytest.param(build_columns("<video>which?", videos=["clip.mp4"]), CLIP, id="ms-swift"),
-        pytest.param(build_columns("<video>which?", video="clip.mp4"), CLIP, id="path instead of list"),
+        pytest.param(columns_of("<video>which?", videos=["clip.mp4"]), CLIP, id="ms-swift"),
+        pytest.param(columns_of("<video>which?", video="clip.mp4"), CLIP, id="path instead of list"),
         pytest.param(
-            build_columns([{"type": "video", "video": "clip.mp4"}, {"type": "text", "text": "which?"}]),
+            columns_of([{"type": "video", "video": "clip.mp4"}, {"type": "text", "text": "which?"}]),
             CLIP,
             id="Qwen content parts",
         ),
         pytest.param(
-            build_columns(
-                [{"type": "video_url", "video_url": {"url": "clip.mp4"}}, {"type": "text", "text": "which?"}]
-            ),
+            columns_of([{"type": "video_url", "video_url": {"url": "clip.mp4"}}, {"type": "text", "text": "which?"}]),
             CLIP,
             id="OpenAI content parts",
         ),
         pytest.param(
-            build_columns([{"type": "video", "video": ["a.png", "b.png"]}, {"type": "text", "text": "which?"}]),
+            columns_of([{"type": "video", "video": ["a.png", "b.png"]}, {"type": "text", "text": "which?"}]),
             MediaItem(modality=Modality.VIDEO, frames=("/data/a.png", "/data/b.png")),
             id="frames",
         ),
         pytest.param(
-            build_columns("<video>which?", videos=["data:video/mp4;base64," + base64.b64encode(b"mp4").decode()]),
+            columns_of("<video>which?", videos=["data:video/mp4;base64," + base64.b64encode(b"mp4").decode()]),
             MediaItem(data=b"mp4", modality=Modality.VIDEO),
             id="bytes in the row",
         ),
@@ -99,7 +97,7 @@ def test_all_video_formats_are_parsed(columns: dict[str, Any], expected: MediaIt
 
 
 def test_images_and_videos_are_parsed_in_order() -> None:
-    columns = build_columns("<image> then <video> then <image>", images=["a.png", "b.png"], videos=["clip.mp4"])
+    columns = columns_of("<image> then <video> then <image>", images=["a.png", "b.png"], videos=["clip.mp4"])
     example = parse_example(Row("/data/train.jsonl line 7", columns))
 
     assert example.turns[0].media == (MediaItem("/data/a.png"), CLIP, MediaItem("/data/b.png"))  # type: ignore[union-attr]
@@ -221,9 +219,9 @@ def test_video_tokens_match_the_number_of_video_embeddings(loaded_model: LoadedV
     data = loaded_model.load_data(
         write_rows(
             tmp_path,
-            *(build_columns("<video>?", videos=[name]) for name in names),
-            build_columns("<video><image><video>?", videos=names[:2], images=["a.png"]),
-            build_columns("no video"),
+            *(columns_of("<video>?", videos=[name]) for name in names),
+            columns_of("<video><image><video>?", videos=names[:2], images=["a.png"]),
+            columns_of("no video"),
         )
     )
     collate = loaded_model.create_collator()
@@ -237,7 +235,7 @@ def test_video_tokens_match_the_number_of_video_embeddings(loaded_model: LoadedV
 
 def test_video_tokens_are_not_targets(loaded_model: LoadedVisionModel, tmp_path: Path) -> None:
     write_clip(tmp_path)
-    (row,) = loaded_model.load_data(write_rows(tmp_path, build_columns("<video>?", videos=["clip.mp4"]))).samples[0]
+    (row,) = loaded_model.load_data(write_rows(tmp_path, columns_of("<video>?", videos=["clip.mp4"]))).samples[0]
 
     targets = row["labels"][row["labels"] != IGNORE_INDEX]
     assert loaded_model.model_description.tokenizer.decode(targets) == "It is blue.<|im_end|>"
@@ -245,8 +243,8 @@ def test_video_tokens_are_not_targets(loaded_model: LoadedVisionModel, tmp_path:
 
 def test_the_logits_depend_on_the_frame_order(loaded_model: LoadedVisionModel, tmp_path: Path) -> None:
     names = [tiny_vision.write_image(tmp_path, f"{seed}.png", (56, 56), seed=seed) for seed in range(4)]
-    row = build_columns([{"type": "video", "video": names}])
-    data = loaded_model.load_data(write_rows(tmp_path, row, build_columns([{"type": "video", "video": names[::-1]}])))
+    row = columns_of([{"type": "video", "video": names}])
+    data = loaded_model.load_data(write_rows(tmp_path, row, columns_of([{"type": "video", "video": names[::-1]}])))
     collate = loaded_model.create_collator()
 
     forward, reversed_order = (compute_logits(loaded_model.model, collate([data.samples[index]])) for index in range(2))
@@ -260,7 +258,7 @@ def test_qwen3_renders_a_timestamp_before_each_pair_of_frames(
     folder = get_vision_folder("qwen3_vl")
     loaded_model = LoadedVisionModel(folder, describe_folder(folder), torch.nn.Identity())
     write_clip(tmp_path, frames=8, fps=4)
-    (row,) = loaded_model.load_data(write_rows(tmp_path, build_columns("<video>?", videos=["clip.mp4"]))).samples[0]
+    (row,) = loaded_model.load_data(write_rows(tmp_path, columns_of("<video>?", videos=["clip.mp4"]))).samples[0]
 
     text = str(loaded_model.model_description.tokenizer.decode(row["input_ids"])).replace("<|video_pad|>", "")
     assert "<0.2 seconds><|vision_start|><|vision_end|><1.5 seconds><|vision_start|><|vision_end|>?" in text
@@ -270,9 +268,9 @@ def test_dummy_images_and_videos_do_not_change_gradients(loaded_model: LoadedVis
     write_clip(tmp_path)
     tiny_vision.write_image(tmp_path, "a.png", (56, 28), seed=1)
     rows = (
-        build_columns("<video>?", videos=["clip.mp4"]),
-        build_columns("<image>?", images=["a.png"]),
-        build_columns("no media"),
+        columns_of("<video>?", videos=["clip.mp4"]),
+        columns_of("<image>?", images=["a.png"]),
+        columns_of("no media"),
     )
     data = loaded_model.load_data(write_rows(tmp_path, *rows))
 
@@ -344,7 +342,7 @@ def test_invalid_video_fields_are_rejected(
 
 def build_row_with_text_file(folder: Path) -> dict[str, Any]:
     (folder / "text.mp4").write_text("not a video")
-    return build_columns("<video>?", videos=["text.mp4"])
+    return columns_of("<video>?", videos=["text.mp4"])
 
 
 def build_row_with_audio_only(folder: Path) -> dict[str, Any]:
@@ -353,29 +351,23 @@ def build_row_with_audio_only(folder: Path) -> dict[str, Any]:
         frame = av.AudioFrame.from_ndarray(torch.zeros(1, 800, dtype=torch.int16).numpy(), layout="mono")
         frame.sample_rate = 8000
         file.mux(stream.encode(frame))
-    return build_columns("<video>?", videos=["sound.wav"])
+    return columns_of("<video>?", videos=["sound.wav"])
 
 
 @pytest.mark.parametrize(
     ("build_bad_columns", "message"),
     [
+        (lambda _: columns_of("<video>?", videos=["none.mp4"]), r"video .*none\.mp4 does not exist; correct its path"),
         (
-            lambda _: build_columns("<video>?", videos=["none.mp4"]),
-            r"video .*none\.mp4 does not exist; correct its path",
-        ),
-        (
-            lambda _: build_columns([{"type": "video", "video": ["none.png", "none.png"]}]),
+            lambda _: columns_of([{"type": "video", "video": ["none.png", "none.png"]}]),
             r"video .*none\.png does not exist; correct its path",
         ),
         (build_row_with_text_file, r"video .*text\.mp4 cannot be read \(.*Invalid data"),
         (build_row_with_audio_only, r"video .*sound\.wav cannot be read \(it contains no video stream"),
-        (
-            lambda _: build_columns("<video>?"),
-            "<video> 1 times more than there are videos; list the videos in a column",
-        ),
-        (lambda _: build_columns("<video>?", videos=["http://host/a.mp4"]), "is on the network"),
-        (lambda _: build_columns("<video>?", videos=[7]), "expected the path of a video or of each of its frames"),
-        (lambda _: build_columns([{"type": "video"}]), "expected the video here"),
+        (lambda _: columns_of("<video>?"), "<video> 1 times more than there are videos; list the videos in a column"),
+        (lambda _: columns_of("<video>?", videos=["http://host/a.mp4"]), "is on the network"),
+        (lambda _: columns_of("<video>?", videos=[7]), "expected the path of a video or of each of its frames"),
+        (lambda _: columns_of([{"type": "video"}]), "expected the video here"),
     ],
 )
 def test_a_row_with_an_invalid_video_is_a_bad_row(
@@ -394,7 +386,7 @@ def test_videos_are_rejected_for_a_family_that_supports_only_images(
 
     message = "line 1: contains a video, but models of this family are not trained on videos here"
     with pytest.raises(DatasetError, match=message):
-        image_model.load_data(write_rows(tmp_path, build_columns("<video>?", videos=["clip.mp4"])))
+        image_model.load_data(write_rows(tmp_path, columns_of("<video>?", videos=["clip.mp4"])))
 
 
 SDP = (
