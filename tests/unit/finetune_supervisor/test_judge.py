@@ -27,8 +27,8 @@ RUNNING_MESSAGE = TerminationMessage(
 )
 DONE, STOPPED, TRAINING = (frozenset({phase}) for phase in (contract.DONE, contract.STOPPED, contract.TRAIN))
 NO_STOP = StopRequest(grace_seconds=60)
-STOP_REQUESTED = replace(NO_STOP, requested_at=1.0)
-STOP_FORCED = replace(STOP_REQUESTED, terminated_at=2.0, reason="stopped by a second signal; no checkpoint was saved")
+REQUESTED = replace(NO_STOP, requested_at=1.0)
+FORCED = replace(REQUESTED, terminated_at=2.0, reason="stopped by a second signal; no checkpoint was saved")
 CAUSE = RankFailure(local_rank=1, error_type="ValueError", message="bad row", time=50.0, stack="Traceback", exit_code=1)
 VICTIM = RankFailure(local_rank=0, error_type="DistBackendError", message="NCCL", time=40.0, exit_code=1, victim=True)
 HANG = RankFailure(local_rank=0, error_type=contract.HANG, message="rank 2 hangs", time=30.0)
@@ -45,7 +45,7 @@ def finished(**fields: Any) -> FinishedNode:
 SUCCESSES = [
     pytest.param(finished(exit_code=0, phases=DONE), id="all ranks are done"),
     pytest.param(finished(is_published=True, failures=(CAUSE,)), id="a rank crashed after the result was published"),
-    pytest.param(finished(is_published=True, stop_request=STOP_FORCED), id="stopped after the result was published"),
+    pytest.param(finished(is_published=True, stop_request=FORCED), id="stopped after the result was published"),
     pytest.param(finished(exit_code=-9, is_published=True, hang=HANG), id="a rank hangs on shutdown"),
     pytest.param(finished(exit_code=0, is_command=True), id="a command exits with 0"),
 ]
@@ -59,32 +59,26 @@ def test_node_with_a_complete_result_has_succeeded(finished_node: FinishedNode) 
 @pytest.mark.parametrize(
     ("finished_node", "reason"),
     [
-        pytest.param(finished(exit_code=0, phases=STOPPED, stop_request=STOP_REQUESTED), SAVED_REASON, id="saved"),
+        pytest.param(finished(exit_code=0, phases=STOPPED, stop_request=REQUESTED), SAVED_REASON, id="saved"),
+        pytest.param(finished(exit_code=-15, stop_request=FORCED), FORCED.reason, id="terminated without a checkpoint"),
         pytest.param(
-            finished(exit_code=-15, stop_request=STOP_FORCED), STOP_FORCED.reason, id="terminated without a checkpoint"
+            finished(stop_request=FORCED, failures=(CAUSE,)), FORCED.reason, id="failed while being terminated"
+        ),
+        pytest.param(finished(stop_request=REQUESTED), PEERS_ENDED_REASON, id="no failure was recorded"),
+        pytest.param(
+            finished(stop_request=REQUESTED, failures=(VICTIM,)), PEERS_ENDED_REASON, id="only a victim failed"
         ),
         pytest.param(
-            finished(stop_request=STOP_FORCED, failures=(CAUSE,)),
-            STOP_FORCED.reason,
-            id="failed while being terminated",
-        ),
-        pytest.param(finished(stop_request=STOP_REQUESTED), PEERS_ENDED_REASON, id="no failure was recorded"),
-        pytest.param(
-            finished(stop_request=STOP_REQUESTED, failures=(VICTIM,)), PEERS_ENDED_REASON, id="only a victim failed"
-        ),
-        pytest.param(
-            finished(exit_code=0, is_command=True, stop_request=STOP_REQUESTED),
+            finished(exit_code=0, is_command=True, stop_request=REQUESTED),
             "stopped on request",
             id="a command exits with 0",
         ),
         pytest.param(
-            finished(is_command=True, stop_request=STOP_REQUESTED, failures=(CAUSE,)),
+            finished(is_command=True, stop_request=REQUESTED, failures=(CAUSE,)),
             "stopped on request",
             id="a command fails",
         ),
-        pytest.param(
-            finished(is_command=True, stop_request=STOP_FORCED), STOP_FORCED.reason, id="a command is terminated"
-        ),
+        pytest.param(finished(is_command=True, stop_request=FORCED), FORCED.reason, id="a command is terminated"),
     ],
 )
 def test_node_is_stopped_after_a_stop_request(finished_node: FinishedNode, reason: str) -> None:
@@ -98,12 +92,10 @@ def test_node_is_stopped_after_a_stop_request(finished_node: FinishedNode, reaso
         pytest.param(finished(failures=(VICTIM, CAUSE)), CAUSE, id="a victim failed first"),
         pytest.param(finished(failures=(VICTIM,)), VICTIM, id="only a victim failed"),
         pytest.param(
-            finished(failures=(CAUSE,), stop_request=STOP_REQUESTED), CAUSE, id="a rank failed after a stop request"
+            finished(failures=(CAUSE,), stop_request=REQUESTED), CAUSE, id="a rank failed after a stop request"
         ),
         pytest.param(finished(exit_code=-9, hang=HANG, failures=(CAUSE,)), HANG, id="a rank hangs"),
-        pytest.param(
-            finished(exit_code=-9, hang=HANG, stop_request=STOP_REQUESTED), HANG, id="a rank hangs and is stopped"
-        ),
+        pytest.param(finished(exit_code=-9, hang=HANG, stop_request=REQUESTED), HANG, id="a rank hangs and is stopped"),
         pytest.param(finished(is_command=True, exit_code=-9, hang=HANG), HANG, id="a command hangs"),
         pytest.param(finished(is_command=True, failures=(CAUSE,)), CAUSE, id="a rank of a command failed"),
     ],

@@ -19,7 +19,7 @@ from testing.builders.nodes import node
 ENV = {"PATH": "/usr/bin:/bin", "FINETUNE_OUTPUT": "/output/default/bert", "EMPTY": ""}
 
 
-def build_command(**fields: Any) -> UserCommand:
+def command(**fields: Any) -> UserCommand:
     return UserCommand(**{"script": None, "args": (), "exec": (), "working_dir": None, **fields})
 
 
@@ -39,7 +39,7 @@ def test_variables_are_expanded_as_in_kubernetes(argument: str, expanded: str) -
 
 def test_script_is_run_by_the_launcher(tmp_path: Path) -> None:
     (tmp_path / "train.py").touch()
-    user_command = build_command(script="train.py", args=("--out", "$(FINETUNE_OUTPUT)"), working_dir=str(tmp_path))
+    user_command = command(script="train.py", args=("--out", "$(FINETUNE_OUTPUT)"), working_dir=str(tmp_path))
 
     program = plan_program(user_command, node(tmp_path, node_rank=1), ENV)
 
@@ -56,7 +56,7 @@ def test_torchrun_of_another_python_is_used_if_this_python_has_no_torch(
     torchrun.touch(mode=0o755)
     monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
 
-    user_command = build_command(script="train.py", working_dir=str(tmp_path))
+    user_command = command(script="train.py", working_dir=str(tmp_path))
     program = plan_program(user_command, node(tmp_path), {**ENV, "PATH": str(tmp_path)})
 
     logs = f"--log_dir={tmp_path / 'torchrun'}"
@@ -65,7 +65,7 @@ def test_torchrun_of_another_python_is_used_if_this_python_has_no_torch(
 
 
 def test_exec_command_is_unchanged_and_signals_are_sent_to_its_process_group(tmp_path: Path) -> None:
-    program = plan_program(build_command(exec=("sh", "-c", "echo $(EMPTY)")), node(tmp_path), ENV)
+    program = plan_program(command(exec=("sh", "-c", "echo $(EMPTY)")), node(tmp_path), ENV)
 
     assert program.argv[-3:][1:] == ("-c", "echo ")
     assert program.argv[-3].endswith("/sh")
@@ -78,15 +78,13 @@ def test_exec_command_is_unchanged_and_signals_are_sent_to_its_process_group(tmp
     ("user_command", "message"),
     [
         pytest.param(
-            build_command(script="a.py", working_dir="/nowhere"), "workingDir: /nowhere: no such", id="missing folder"
+            command(script="a.py", working_dir="/nowhere"), "workingDir: /nowhere: no such", id="missing folder"
         ),
-        pytest.param(build_command(script="a.py"), r"script: a\.py: no such file in ", id="missing script"),
+        pytest.param(command(script="a.py"), r"script: a\.py: no such file in ", id="missing script"),
         pytest.param(
-            build_command(exec=("swift", "sft")),
-            r"exec: swift: no such program in the image \(PATH",
-            id="missing program",
+            command(exec=("swift", "sft")), r"exec: swift: no such program in the image \(PATH", id="missing program"
         ),
-        pytest.param(build_command(exec=("./run.sh",)), r"exec: \./run\.sh: no such program", id="missing file"),
+        pytest.param(command(exec=("./run.sh",)), r"exec: \./run\.sh: no such program", id="missing file"),
     ],
 )
 def test_missing_file_is_named_in_the_error(
@@ -101,7 +99,7 @@ def test_missing_file_is_named_in_the_error(
 def test_command_is_read_from_the_config(tmp_path: Path) -> None:
     config = tmp_path / "job.json"
     config.write_text(json.dumps({"command": {"script": "a.py", "workingDir": "/w"}}))
-    assert read_command({"FINETUNE_CONFIG": str(config)}) == build_command(script="a.py", working_dir="/w")
+    assert read_command({"FINETUNE_CONFIG": str(config)}) == command(script="a.py", working_dir="/w")
     for text in ('{"sft": {}}', "[]", "no json"):
         config.write_text(text)
         assert read_command({"FINETUNE_CONFIG": str(config)}) is None

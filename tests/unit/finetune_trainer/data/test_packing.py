@@ -18,7 +18,6 @@ from finetune_trainer.data.token_cache import CacheRole, load_or_tokenize
 from finetune_trainer.data.token_dataset import Features, TokenDataset
 from finetune_trainer.methods.sft import SftTrainer
 from finetune_trainer.model.varlen_attention import VARLEN
-from finetune_trainer.training.token_losses import compute_logits
 from testing.models import attention_families, tiny_text
 from testing.models.attention_families import VOCABULARY
 
@@ -68,19 +67,6 @@ def build_trainer() -> SftTrainer:
     plan = SimpleNamespace(spec=SimpleNamespace(training=Training()))
     trainer.inputs = SimpleNamespace(plan=plan)  # type: ignore[assignment]
     return trainer
-
-
-@torch.no_grad()
-def test_packed_rows_with_an_attention_mask_attend_to_each_other(rows: TokenDataset) -> None:
-    """The collator omits the attention mask of packed rows for this reason."""
-    model = build_llama()
-    inputs = collate(PackedDataset(rows)[(0, 1)]).inputs
-    assert "attention_mask" not in inputs
-
-    mask = torch.ones_like(inputs["input_ids"])
-    together = model(**inputs, attention_mask=mask, use_cache=False).logits[0]
-
-    assert (together[9:] - compute_logits(model, collate(rows[1]))[0]).abs().max() > 0.1
 
 
 @pytest.mark.parametrize("build_model", [build_qwen, build_llama, build_mistral])

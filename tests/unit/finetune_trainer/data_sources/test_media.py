@@ -16,7 +16,7 @@ IMAGE_A, IMAGE_B = MediaItem("/data/a.png"), MediaItem("/elsewhere/b.png")
 ANSWER = {"role": "assistant", "content": "a"}
 
 
-def columns_of(*user_contents: Any, **columns: Any) -> dict[str, Any]:
+def row(*user_contents: Any, **columns: Any) -> dict[str, Any]:
     """Return a column of messages with an assistant turn after each user turn."""
     messages = [message for content in user_contents for message in ({"role": "user", "content": content}, ANSWER)]
     return {"messages": messages, **columns}
@@ -31,9 +31,9 @@ def parse_columns(columns: dict[str, Any]) -> Conversation:
 @pytest.mark.parametrize(
     "columns",
     [
-        pytest.param(columns_of("<image>which?", images=["a.png"]), id="ms-swift"),
-        pytest.param(columns_of("<image>which?", image="a.png"), id="path instead of list"),
-        pytest.param(columns_of("<image>which?", images=[{"bytes": None, "path": "a.png"}]), id="datasets library"),
+        pytest.param(row("<image>which?", images=["a.png"]), id="ms-swift"),
+        pytest.param(row("<image>which?", image="a.png"), id="path instead of list"),
+        pytest.param(row("<image>which?", images=[{"bytes": None, "path": "a.png"}]), id="datasets library"),
         pytest.param(
             {
                 "conversations": [{"from": "human", "value": "<image>which?"}, {"from": "gpt", "value": "a"}],
@@ -42,22 +42,17 @@ def parse_columns(columns: dict[str, Any]) -> Conversation:
             id="LLaVA ShareGPT",
         ),
         pytest.param(
-            columns_of([{"type": "image", "image": "a.png"}, {"type": "text", "text": "which?"}]),
-            id="Qwen content parts",
+            row([{"type": "image", "image": "a.png"}, {"type": "text", "text": "which?"}]), id="Qwen content parts"
         ),
         pytest.param(
-            columns_of([{"type": "image", "path": "a.png"}, {"type": "text", "text": "which?"}]),
-            id="content part with path",
+            row([{"type": "image", "path": "a.png"}, {"type": "text", "text": "which?"}]), id="content part with path"
         ),
         pytest.param(
-            columns_of(
-                [{"type": "image_url", "image_url": {"url": "file://a.png"}}, {"type": "text", "text": "which?"}]
-            ),
+            row([{"type": "image_url", "image_url": {"url": "file://a.png"}}, {"type": "text", "text": "which?"}]),
             id="OpenAI content parts",
         ),
         pytest.param(
-            columns_of([{"type": "image"}, {"type": "text", "text": "which?"}], images=["a.png"]),
-            id="content part and column",
+            row([{"type": "image"}, {"type": "text", "text": "which?"}], images=["a.png"]), id="content part and column"
         ),
         pytest.param({"query": "<image>which?", "response": "a", "images": ["a.png"]}, id="query and response"),
     ],
@@ -70,7 +65,7 @@ def test_all_image_formats_are_parsed_into_the_same_turn(columns: dict[str, Any]
 
 def test_images_in_a_column_are_assigned_to_the_tags_in_order() -> None:
     turns = parse_columns(
-        columns_of("<image> or <image>?", "and <image>", images=["a.png", "/elsewhere/b.png", "a.png"])
+        row("<image> or <image>?", "and <image>", images=["a.png", "/elsewhere/b.png", "a.png"])
     ).turns
 
     assert [turn.media for turn in turns] == [(IMAGE_A, IMAGE_B), (), (IMAGE_A,), ()]
@@ -79,14 +74,12 @@ def test_images_in_a_column_are_assigned_to_the_tags_in_order() -> None:
 
 @pytest.mark.parametrize("url", [{"url": "data:image/png;base64," + base64.b64encode(b"png").decode()}, b"png"])
 def test_an_image_can_be_embedded_in_a_row(url: object) -> None:
-    assert parse_columns(columns_of([{"type": "image_url", "image_url": url}])).turns[0].media == (
-        MediaItem(data=b"png"),
-    )
+    assert parse_columns(row([{"type": "image_url", "image_url": url}])).turns[0].media == (MediaItem(data=b"png"),)
 
 
 @pytest.mark.parametrize("columns", [{}, {"images": []}, {"images": None}, {"image": ""}])
 def test_a_tag_without_an_image_column_is_plain_text(columns: dict[str, Any]) -> None:
-    user_turn = parse_columns(columns_of("what does <img> or <image> do?", **columns)).turns[0]
+    user_turn = parse_columns(row("what does <img> or <image> do?", **columns)).turns[0]
 
     assert (user_turn.content, user_turn.media) == ("what does <img> or <image> do?", ())
 
@@ -95,39 +88,37 @@ def test_a_tag_without_an_image_column_is_plain_text(columns: dict[str, Any]) ->
     ("columns", "message"),
     [
         pytest.param(
-            columns_of("<image><image>", images=["a"]),
+            row("<image><image>", images=["a"]),
             "2 x <image> in the messages, but 1 in the column",
             id="more tags than images",
         ),
         pytest.param(
-            columns_of("<image>", images=["a", "b"]),
+            row("<image>", images=["a", "b"]),
             "1 x <image> in the messages, but 2 in the column",
             id="fewer tags than images",
         ),
-        pytest.param(columns_of("look", images=["a"]), "0 x <image> in the messages, but 1 in the column", id="no tag"),
-        pytest.param(columns_of("<image>", images=["https://host/a.png"]), "is on the network", id="URL"),
+        pytest.param(row("look", images=["a"]), "0 x <image> in the messages, but 1 in the column", id="no tag"),
+        pytest.param(row("<image>", images=["https://host/a.png"]), "is on the network", id="URL"),
         pytest.param(
-            columns_of("<image>", images=[7]),
+            row("<image>", images=[7]),
             "column images[0]: expected the path or the bytes of an image",
             id="number instead of path",
         ),
         pytest.param(
-            columns_of([{"type": "image_url", "image_url": {"url": "data:image/png;base64,%%"}}]),
+            row([{"type": "image_url", "image_url": {"url": "data:image/png;base64,%%"}}]),
             "expected the image as base64",
             id="invalid base64",
         ),
         pytest.param(
-            columns_of([{"type": "image_url", "image_url": {"url": "data:image/png,abc"}}]),
+            row([{"type": "image_url", "image_url": {"url": "data:image/png,abc"}}]),
             "expected data:image/...;base64,...",
             id="data URL without base64",
         ),
         pytest.param(
-            columns_of([{"type": "image"}]), "content[0]: expected the image here", id="content part without an image"
+            row([{"type": "image"}]), "content[0]: expected the image here", id="content part without an image"
         ),
         pytest.param(
-            columns_of([{"type": "audio", "audio": "a.wav"}]),
-            "content[0].type: expected text, image or video",
-            id="audio",
+            row([{"type": "audio", "audio": "a.wav"}]), "content[0].type: expected text, image or video", id="audio"
         ),
         pytest.param(
             {
