@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from finetune_api.termination import Outcome, parse_termination
+from finetune_api.termination import Outcome, Termination, parse_termination
 from finetune_supervisor import contract
 from finetune_supervisor.failures.termination_message import encode_termination, write_termination
 from finetune_supervisor.messages import PeakMemory, TerminationMessage, TrainingProgress
@@ -40,10 +40,16 @@ COMPLETE_MESSAGE = TerminationMessage(
 )
 
 
-def test_operator_parses_every_field_written_by_the_supervisor() -> None:
-    parsed = parse_termination(encode_termination(COMPLETE_MESSAGE).decode())
-
+def send(message: TerminationMessage) -> Termination:
+    """Return the message as the operator parses it."""
+    parsed = parse_termination(encode_termination(message).decode())
     assert parsed is not None
+    return parsed
+
+
+def test_operator_parses_every_field_written_by_the_supervisor() -> None:
+    parsed = send(COMPLETE_MESSAGE)
+
     assert parsed.progress is not None
     for message, expected in ((parsed, COMPLETE_MESSAGE), (parsed.progress, COMPLETE_MESSAGE.progress)):
         for field in fields(message):
@@ -55,47 +61,34 @@ def test_operator_parses_every_field_written_by_the_supervisor() -> None:
     "outcome", [contract.STARTING, contract.RUNNING, contract.SUCCEEDED, contract.STOPPED, contract.FAILED]
 )
 def test_operator_parses_every_outcome(outcome: str) -> None:
-    parsed = parse_termination(encode_termination(TerminationMessage(node_rank=0, attempt=0, outcome=outcome)).decode())
-
-    assert parsed is not None
-    assert parsed.outcome is Outcome(outcome)
+    assert send(TerminationMessage(node_rank=0, attempt=0, outcome=outcome)).outcome is Outcome(outcome)
 
 
 @given(message=st.text(max_size=9000), stack=st.text(max_size=9000))
 def test_encoded_message_is_valid_and_below_the_size_limit(message: str, stack: str) -> None:
-    encoded = encode_termination(
-        TerminationMessage(node_rank=0, attempt=0, error_type="X", message=message, stack=stack)
-    )
+    termination = TerminationMessage(node_rank=0, attempt=0, error_type="X", message=message, stack=stack)
 
-    assert len(encoded) < contract.MAX_TERMINATION_BYTES
-    parsed = parse_termination(encoded.decode())
-    assert parsed is not None
-    assert parsed.error_type == "X"
+    assert len(encode_termination(termination)) < contract.MAX_TERMINATION_BYTES
+    assert send(termination).error_type == "X"
 
 
 def test_stack_is_truncated_before_the_message() -> None:
-    parsed = parse_termination(
-        encode_termination(TerminationMessage(0, 0, message="m" * 3000, stack="s" * 3000 + "end")).decode()
-    )
+    parsed = send(TerminationMessage(0, 0, message="m" * 3000, stack="s" * 3000 + "end"))
 
-    assert parsed is not None
     assert parsed.message == "m" * 3000
     assert parsed.stack.endswith("end")
 
 
 def test_long_message_is_truncated_at_its_end() -> None:
-    parsed = parse_termination(
-        encode_termination(TerminationMessage(0, 0, message="start" + "m" * 9000, stack="s")).decode()
-    )
+    parsed = send(TerminationMessage(0, 0, message="start" + "m" * 9000, stack="s"))
 
-    assert parsed is not None
     assert parsed.message.startswith("start")
     assert parsed.message.endswith("...")
     assert parsed.stack == ""
 
 
 def test_lone_surrogates_are_encoded() -> None:
-    assert parse_termination(encode_termination(TerminationMessage(0, 0, message="\udcff")).decode()) is not None
+    send(TerminationMessage(0, 0, message="\udcff"))
 
 
 def test_shorter_message_replaces_a_longer_one_completely(tmp_path: Path) -> None:

@@ -35,9 +35,7 @@ def load_tokens(
     folder: Path, rows: Sequence[RenderedRow] | None = None, *, max_length: int | None = None
 ) -> TokenDataset:
     rows = [(sample,) for sample in SAMPLES] if rows is None else rows
-    return load_or_tokenize(
-        folder, lambda: rows, rules=RowRules(max_length), role=CacheRole.WRITER, send_heartbeat=lambda: None
-    )
+    return load_or_tokenize(folder, lambda: rows, **{**WRITER_OPTIONS, "rules": RowRules(max_length)})
 
 
 def test_the_loss_ignores_labels_of_tokens_with_weight_zero(tmp_path: Path) -> None:
@@ -79,12 +77,8 @@ def test_select_returns_a_dataset_of_the_selected_rows(tmp_path: Path) -> None:
 
     second = data.select(data.lengths.argsort()[1:])
 
-    assert (len(second), second.get_origin(0), second.lengths.tolist(), second.token_count) == (
-        1,
-        "rows line 2",
-        [4],
-        4,
-    )
+    assert (len(second), second.get_origin(0)) == (1, "rows line 2")
+    assert (second.lengths.tolist(), second.token_count) == ([4], 4)
     assert second[0][0]["input_ids"].tolist() == [8, 9, 10, 11]
     assert second[-1][0]["input_ids"].tolist() == [0]
     assert len(data) == 2
@@ -175,9 +169,7 @@ def test_a_failed_write_leaves_no_files_behind(tmp_path: Path) -> None:
         raise ValueError
 
     with pytest.raises(ValueError):  # noqa: PT011
-        load_or_tokenize(
-            tmp_path / "key", raise_after_one_row, rules=RowRules(), role=CacheRole.WRITER, send_heartbeat=lambda: None
-        )
+        load_or_tokenize(tmp_path / "key", raise_after_one_row, **WRITER_OPTIONS)
 
     assert list(tmp_path.iterdir()) == []
 

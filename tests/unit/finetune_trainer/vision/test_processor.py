@@ -91,9 +91,8 @@ def test_image_tokens_are_not_targets_with_loss_on_all(loaded_model: LoadedVisio
 
 def test_image_tokens_match_the_number_of_image_embeddings(loaded_model: LoadedVisionModel, tmp_path: Path) -> None:
     """The model raises an error if the numbers of tokens and embeddings differ."""
-    names = [
-        tiny_vision.write_image(tmp_path, f"{size}.png", size, seed=1) for size in ((28, 28), (200, 60), (90, 300))
-    ]
+    sizes = ((28, 28), (200, 60), (90, 300))
+    names = [tiny_vision.write_image(tmp_path, f"{size}.png", size, seed=1) for size in sizes]
     data = loaded_model.load_data(
         write_rows(tmp_path, *(build_row("<image>?", name) for name in names), build_row("<image>" * 3, *names))
     )
@@ -147,7 +146,7 @@ def test_a_dummy_image_does_not_change_gradients(loaded_model: LoadedVisionModel
 def test_only_trained_groups_have_adapters(
     loaded_model: LoadedVisionModel, frozen_groups: tuple[str, ...] | None, trained_groups: set[str]
 ) -> None:
-    family, model = FAMILIES[loaded_model.model.config.model_type], copy_model(loaded_model.model)
+    family, model = FAMILIES[loaded_model.model.config.model_type], copy.deepcopy(loaded_model.model)
     groups = resolve_frozen_groups(frozen_groups)
     freeze_parameters(model, family, groups)
 
@@ -172,7 +171,7 @@ def test_all_trainable_parameters_have_gradients(loaded_model: LoadedVisionModel
     """DDP would wait for missing gradients, for example of the last CLIP layer in LLaVA."""
     family = FAMILIES[loaded_model.model.config.model_type]
     data = loaded_model.load_data(tiny_vision.write_rows(tmp_path, 2, images=lambda number: 1))
-    model = copy_model(loaded_model.model)
+    model = copy.deepcopy(loaded_model.model)
     freeze_parameters(model, family, (), unused_pattern=family.get_unused_modules(model.config))
 
     with_gradients = compute_gradients(
@@ -186,10 +185,6 @@ def find_groups_without_linear_layers(family: VisionFamily, model: torch.nn.Modu
     """Return the groups that cannot have adapters, such as the aligner of Gemma 3, which has no linear layer."""
     linear = {find_group(name, family) for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)}
     return {"vision", "aligner", "language"} - linear
-
-
-def copy_model(model: torch.nn.Module) -> torch.nn.Module:
-    return copy.deepcopy(model)
 
 
 def test_freezing_all_groups_is_rejected() -> None:
@@ -292,10 +287,6 @@ def test_an_embedded_image_and_an_image_file_yield_the_same_sample(
         assert torch.equal(from_row[name], from_path[name])
 
 
-def build_row_with_missing_image(folder: Path) -> dict[str, Any]:
-    return build_row("<image>", "missing.png")
-
-
 def build_row_with_postscript(folder: Path) -> dict[str, Any]:
     (folder / "a.png").write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 56 56\n%%EndComments\nshowpage\n")
     return build_row("<image>?", "a.png")
@@ -306,34 +297,22 @@ def build_row_with_text_file(folder: Path) -> dict[str, Any]:
     return build_row("<image>", "text.png")
 
 
-def build_row_with_folder(folder: Path) -> dict[str, Any]:
-    return build_row("<image>", ".")
-
-
 def build_row_with_extreme_aspect_ratio(folder: Path) -> dict[str, Any]:
     Image.new("L", (1000, 2)).save(folder / "line.png")
     return build_row("<image>", "line.png")
 
 
-def build_row_with_image_token_in_text(folder: Path) -> dict[str, Any]:
-    return build_row("what is <|image_pad|>?")
-
-
-def build_row_with_tag_without_image(folder: Path) -> dict[str, Any]:
-    return build_row("<image>what is this?")
-
-
 @pytest.mark.parametrize(
     ("build_bad_row", "message"),
     [
-        (build_row_with_missing_image, r"image .*missing.png does not exist; correct its path"),
+        (lambda _: build_row("<image>", "missing.png"), r"image .*missing.png does not exist; correct its path"),
         (build_row_with_text_file, r"image .*text.png is not a readable image; replace it"),
         (build_row_with_postscript, r"image .*a.png cannot be read \(EPS is not supported"),
-        (build_row_with_folder, r"does not exist; correct its path"),
+        (lambda _: build_row("<image>", "."), r"does not exist; correct its path"),
         (build_row_with_extreme_aspect_ratio, r"line.png cannot be read \(absolute aspect ratio"),
-        (build_row_with_image_token_in_text, r"<\|image_pad\|> 1 times more than there are images"),
+        (lambda _: build_row("what is <|image_pad|>?"), r"<\|image_pad\|> 1 times more than there are images"),
         (
-            build_row_with_tag_without_image,
+            lambda _: build_row("<image>what is this?"),
             r"<image> 1 times more than there are images; list the images in a column images",
         ),
     ],
