@@ -90,6 +90,9 @@ COMBINATIONS: dict[str, Combination] = {
     "zero1 in bfloat16": Combination(layout=two("zero1", 1, 4), dtype="bfloat16", tuner="lora", evaluation="none"),
     "zero2": Combination(layout=two("zero2"), rows=7, schedule="polynomial", packing=True, max_length=150),
     "zero3": Combination(family="qwen3", layout=two("zero3"), tuner="lora", merge=True, max_norm=0.3),
+    "biases, zero3": Combination(
+        family="granite", layout=two("zero3"), tuner="adapter", trains_biases=True, merge=True
+    ),
     "dpo, fsdp": Combination(method="dpo", layout=two("fsdp"), rpo_alpha=0.5, rows=7),
     "dpo, zero3": Combination(method="dpo", family="qwen2", layout=two("zero3", 2, 1), loss_type="ipo"),
     # resumed in another layout

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
@@ -135,10 +136,22 @@ def wrap_with_adapter(
 
 
 def _load_tensors(model: Any, files: str | Path, name: str, *, is_trainable: bool, upcast: bool) -> None:
-    found = model.load_adapter(files, name, is_trainable=is_trainable, autocast_adapter_dtype=upcast)
+    with _gather_biases(model):
+        found = model.load_adapter(files, name, is_trainable=is_trainable, autocast_adapter_dtype=upcast)
     for problem, keys in (("has no", found.missing_keys), ("has an unexpected", found.unexpected_keys)):
         if keys:
             raise ValueError(f"it {problem} tensor {min(keys)}" + (f" and {len(keys) - 1} more" if keys[1:] else ""))
+
+
+def _gather_biases(model: torch.nn.Module) -> AbstractContextManager[object]:
+    """Return a context in which the biases of the model, which an adapter may contain, are whole under ZeRO-3."""
+    sharded = [each for name, each in model.named_parameters() if name.endswith("bias") and hasattr(each, "ds_id")]
+    if not sharded:
+        return nullcontext()
+    from deepspeed.runtime.zero import GatheredParameters  # ZeRO-3 has imported it
+
+    gathered: AbstractContextManager[object] = GatheredParameters(sharded, modifier_rank=0)
+    return gathered
 
 
 def _check_merge(model: Any, lora: Lora) -> None:
