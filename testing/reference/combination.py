@@ -122,6 +122,8 @@ RULES: Mapping[tuple[str, ...], Callable[[Combination], bool]] = {
     ("attention",): lambda each: _supports(each, each.attention),
     # rounding to 16 bits decides which experts compute some tokens
     ("dtype",): lambda each: each.dtype == "float32" or each.family not in EXPERTS,
+    # a large scale of the update enlarges the rounding to 16 bits
+    ("alpha",): lambda each: each.alpha == SIMPLEST.alpha or each.dtype == "float32",
     ("router_coefficient",): lambda each: each.router_coefficient is None or each.family in EXPERTS,
     ("packing",): lambda each: (
         not each.packing or (not each.is_dpo and each.max_length is not None and _supports(each, "packing"))
